@@ -1,0 +1,468 @@
+"""What crosses a process: specs that jobs are given, outcomes that they leave, and every path name.
+
+Rule: the coordinator and the jobs on nodes agree on nothing but this file. Each record is frozen, refuses unknown
+fields and carries no behaviour. A job reads one spec and leaves outcomes; an outcome is a file, written last and
+atomically, so a killed job leaves either the whole outcome or none.
+
+It does not know: Slurm, Redis, lm-eval, or how any of it is decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Base of all records that cross a process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- suites and checkpoints ---------------------------------------------------------------------------------------
+
+
+class TaskEntry(Record):
+    """One `[[task]]` of a suite: an lm-eval task, group or tag name and what the suite overrides of it."""
+
+    name: str
+    num_fewshot: int | None = None
+    limit: int | float | None = None
+    gen_kwargs: dict[str, Any] | None = None
+
+
+class SuiteSpec(Record):
+    """A suite, as lm-eval understands it. `seed=None` keeps lm-eval's own defaults (0, 1234, 1234, 1234)."""
+
+    name: str
+    include_path: tuple[str, ...] = ()
+    batch_size: int | Literal["auto"] = 1
+    seed: int | None = None
+    apply_chat_template: bool | str = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool | None = None  # None: what the lm_eval command does by default
+    tasks: tuple[TaskEntry, ...]
+
+
+class CheckpointFile(Record):
+    """A file of a checkpoint: name relative to its folder, bytes, and mtime in ns as seen on shared storage."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    xxh3_128: str | None = None  # only where the trainer's hook wrote a save-time manifest
+
+
+class CheckpointSpec(Record):
+    """A checkpoint on shared storage. `digest` is over names, sizes, mtimes and safetensors headers (no full read)."""
+
+    source: str
+    digest: str
+    files: tuple[CheckpointFile, ...]  # only what inference needs: config, weights, tokenizer
+    step: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.size for f in self.files)
+
+
+class ModelOptions(Record):
+    """How a trial loads the model: lm-eval's model name and its keyword arguments (less path and batch size)."""
+
+    engine: str = "hf"
+    model_args: dict[str, Any] = {}
+    device: str | None = None  # None: cuda where the job has a GPU, else cpu
+    threads: int | None = None  # CPU threads of one trial; None leaves torch's default
+
+
+# --- request sets --------------------------------------------------------------------------------------------------
+
+
+class RequestSetManifest(Record):
+    """A leaf task's requests, built and tokenised once. Written last: a set with a manifest is whole.
+
+    `key` digests everything that decides a prompt or a token (task config, data, lm-eval version, tokenizer, seeds,
+    chat template, system instruction, max_length, add_bos_token, prefix token, limit). `data_files` are local files
+    the task read; a later reuse checks that they have not changed.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    key: str
+    output_type: str
+    executes: bool = False  # its metric runs programs or judges: CPU work divisible by document
+    documents: int
+    requests: int  # clones for repeats counted
+    repeats: int = 1
+    sampled: bool = False  # any generation with do_sample or a temperature
+    prompt_tokens: int
+    generation_cap_tokens: int
+    data_files: tuple[CheckpointFile, ...] = ()
+
+
+class BatchIndex(Record):
+    """The fixed batches of a request set at one batch size, in lm-eval's own order. Position i is batch i.
+
+    `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches + 1).
+    `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on new ones.
+    `documents[i]` lists the documents with a request in batch i.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    key: str
+    batch_size: int
+    offsets: tuple[int, ...]
+    requests: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    generated_tokens: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...]
+
+
+# --- specs: what a job is given --------------------------------------------------------------------------------------
+
+
+class BuildSpec(Record):
+    """`python -m evaljobs build SPEC`: build the request sets of one suite entry (all leaves of a group).
+
+    Idempotent: what is on disk under its key is kept; with batch_size "auto" only requests are written, and the same
+    spec with a number later adds the batches.
+    """
+
+    kind: Literal["build"] = "build"
+    name: str
+    evaluation_dir: str | None  # None: `evalspan prepare`, no evaluation yet; no outcome file is left then
+    suite: SuiteSpec
+    entry: int  # index into suite.tasks
+    batch_size: int | Literal["auto"]
+    model_dir: str  # config and tokenizer are read, never weights
+    model: ModelOptions
+    out_dir: str  # request_sets/<lookup digest of this entry>
+    offline: bool = True
+
+
+class StageSpec(Record):
+    """`python -m evaljobs stage SPEC`: copy a checkpoint to this node's memory, hold it, clear it (the precursor)."""
+
+    kind: Literal["stage"] = "stage"
+    name: str
+    evaluation_dir: str
+    node: str
+    checkpoint: CheckpointSpec
+    roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order: the first that is usable and large enough
+    lease_file: str  # touched by the coordinator; older than lease_seconds means nobody will come back
+    lease_seconds: float = 900.0
+    readers: int = 16
+    preimport: str | None = (
+        None  # engine to import once while waiting, so that trials find it in the page cache
+    )
+
+
+class LaneSpec(Record):
+    """One trial of an array: its lane in the work queue (the plan's list of shards for it)."""
+
+    lane: str
+    trial: str  # unique name of this attempt; names its response file
+
+
+class TrialSpec(Record):
+    """`python -m evaljobs trial SPEC`: load once, pull shards, dump responses, exit. Member i of an array is lanes[i]."""
+
+    kind: Literal["trial"] = "trial"
+    name: str
+    evaluation_dir: str
+    evaluation_id: str
+    node: str
+    model_path: str  # staged folder, or the checkpoint's own where staging was impossible
+    model: ModelOptions
+    batch_size: int | Literal["auto"]  # "auto": probe, leave `Probed`, wait for shards
+    request_sets: dict[str, str]  # leaf task -> folder; may be empty for a probe
+    request_sets_file: str | None = None  # where the probe finds them later
+    seed: int = 1234
+    redis_file: str
+    lanes: tuple[LaneSpec, ...]
+    idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
+    sampled_tasks: tuple[str, ...] = ()
+
+
+class FrameRef(Record):
+    """Where a shard's responses lie: a record of a response file."""
+
+    file: str  # relative to the evaluation's responses folder
+    offset: int
+    length: int
+
+
+class ExecuteSpec(Record):
+    """RQ job `execute`: run the programs (or judges) of whole documents; their verdicts are kept by content."""
+
+    kind: Literal["execute"] = "execute"
+    name: str
+    evaluation_dir: str
+    suite: SuiteSpec
+    entry: int
+    task: str
+    request_set: str
+    documents: tuple[int, ...]
+    frames: tuple[FrameRef, ...]
+    model_dir: str
+    model: ModelOptions
+    item_seconds: float = 60.0
+    allow_unsafe: bool = False
+
+
+class ScoreSpec(Record):
+    """RQ job `score`: filters, metrics, aggregation and bootstrap of one suite entry, all of its responses present."""
+
+    kind: Literal["score"] = "score"
+    name: str
+    evaluation_dir: str
+    suite: SuiteSpec
+    entry: int
+    request_sets: dict[str, str]
+    frames: dict[str, tuple[FrameRef, ...]]  # leaf task -> every shard's record
+    model_dir: str
+    model: ModelOptions
+    bootstrap_iters: int = 100_000
+    item_seconds: float = 60.0
+    allow_unsafe: bool = False
+
+
+Spec = Annotated[BuildSpec | StageSpec | TrialSpec | ExecuteSpec | ScoreSpec, Field(discriminator="kind")]
+SPEC: TypeAdapter[BuildSpec | StageSpec | TrialSpec | ExecuteSpec | ScoreSpec] = TypeAdapter(Spec)
+
+
+# --- outcomes: what a job leaves -------------------------------------------------------------------------------------
+
+
+class Built(Record):
+    """A suite entry's request sets are on disk. `sets` maps each leaf task to its folder."""
+
+    kind: Literal["built"] = "built"
+    name: str
+    entry: int
+    batch_size: int | Literal["auto"]
+    sets: dict[str, str]
+    seconds: float
+
+
+class Staged(Record):
+    """The weights are in this node's memory (rung: "shm", "disk") and held; or `rung="storage"`: read them in place."""
+
+    kind: Literal["staged"] = "staged"
+    name: str
+    node: str
+    path: str
+    rung: str
+    bytes: int
+    storage_bytes: int  # bytes that left shared storage for it: 0 when the copy was already there
+    seconds: float
+    recycled: bool = False
+    why: str = ""  # why a higher rung was not taken
+
+
+class Cleared(Record):
+    """The holder let go: its memory is free (or another evaluation still holds it)."""
+
+    kind: Literal["cleared"] = "cleared"
+    name: str
+    node: str
+    freed_bytes: int
+    reason: str
+
+
+class TrialEnded(Record):
+    """A trial's own account of itself. reason: "drained", "terminated", "queue-lost", "time". Seconds by cause."""
+
+    kind: Literal["trial-ended"] = "trial-ended"
+    name: str  # the trial (array member), not the job
+    node: str
+    reason: str
+    shards: int
+    started_at: float  # unix seconds
+    ended_at: float
+    wait_seconds: float  # waiting for the staged manifest
+    import_seconds: float
+    load_seconds: float
+    infer_seconds: float
+    dump_seconds: float
+    idle_seconds: float
+    devices: str  # e.g. "NVIDIA A100-SXM4-80GB" or "cpu"
+    gpus: int
+
+
+class Probed(Record):
+    """Batch size "auto" was found out by the first trial."""
+
+    kind: Literal["probed"] = "probed"
+    name: str
+    batch_size: int
+
+
+class Executed(Record):
+    """Verdicts of these documents are on disk. `failed` items are named with the reason."""
+
+    kind: Literal["executed"] = "executed"
+    name: str
+    task: str
+    documents: int
+    programs: int
+    seconds: float
+    failed: dict[str, str] = {}
+
+
+class Scored(Record):
+    """A suite entry is scored; the result file holds lm-eval's own shape."""
+
+    kind: Literal["scored"] = "scored"
+    name: str
+    entry: int
+    result_file: str
+    seconds: float
+    programs_run: int = 0
+
+
+class Failed(Record):
+    """A job's error, for whoever must act. `blame`: operator (fix and retry), retry (try again), bug (ours)."""
+
+    kind: Literal["failed"] = "failed"
+    name: str
+    job: Literal["build", "stage", "trial", "execute", "score"]
+    blame: Literal["operator", "retry", "bug"]
+    error: str  # one line: what happened and what to do next
+    detail: str = ""
+    node: str | None = None
+    shard: str | None = None  # the shard in hand, for a trial
+    entry: int | None = None
+
+
+Outcome = Annotated[
+    Built | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed, Field(discriminator="kind")
+]
+OUTCOME: TypeAdapter[Built | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed] = (
+    TypeAdapter(Outcome)
+)
+
+
+class ShardResponses(Record):
+    """One framed record of a response file: all responses of a shard, in batch order.
+
+    `responses` holds [request index in build order, answer] pairs; an answer is what lm-eval's model class returned:
+    [logprob, is_greedy], a string, or for rolling likelihood [window index, nll] terms that the metric side adds up.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    key: str  # the request set's key: a record of other requests is refused
+    shard: str
+    trial: str
+    started_at: float
+    seconds: float
+    responses: tuple[tuple[int, Any], ...]
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def shard_id(task: str, first_batch: int, end_batch: int) -> str:
+    """Name of a shard: batches first..end-1 of a task's request set."""
+    return f"{task}|{first_batch}|{end_batch}"
+
+
+def parse_shard(shard: str) -> tuple[str, int, int]:
+    """Inverse of `shard_id`; ValueError where it is none."""
+    task, first, end = shard.rsplit("|", 2)
+    return task, int(first), int(end)
+
+
+def slug(text: str) -> str:
+    """A file-name-safe form of `text` that stays readable; different texts stay different."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:80].strip(".") or "x"
+    if safe == text:
+        return safe
+    return f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+class EvaluationPaths:
+    """Every path of one evaluation, below `DIR/<evaluation id>`."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.evaluation = self.root / "evaluation.json"
+        self.journal = self.root / "journal.jsonl"
+        self.specs = self.root / "specs"
+        self.logs = self.root / "logs"
+        self.outcomes = self.root / "outcomes"
+        self.responses = self.root / "responses"
+        self.verdicts = self.root / "verdicts"
+        self.scores = self.root / "scores"
+        self.samples = self.root / "samples"
+        self.release = self.root / "release"
+        self.results = self.root / "results.json"
+        self.report = self.root / "report.json"
+
+    def folders(self) -> tuple[Path, ...]:
+        return (
+            self.specs,
+            self.logs,
+            self.outcomes,
+            self.responses,
+            self.verdicts,
+            self.scores,
+            self.samples,
+            self.release,
+        )
+
+    def spec(self, job: str) -> Path:
+        return self.specs / f"{slug(job)}.json"
+
+    def log(self, job: str) -> Path:
+        return self.logs / f"{slug(job)}.log"
+
+    def outcome(self, kind: str, name: str) -> Path:
+        return self.outcomes / f"{slug(name)}.{kind}.json"
+
+    def response_file(self, trial: str) -> Path:
+        return self.responses / f"{slug(trial)}.frames"
+
+    def release_file(self, job: str) -> Path:
+        """Its existence tells the holder `job` to clear its node's memory and end."""
+        return self.release / slug(job)
+
+
+class WorkPaths:
+    """Every path of a work folder that is not one evaluation's."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.lock = self.root / "daemon.lock"
+        self.lease = self.root / "daemon.lease"
+        self.redis = self.root / "redis"
+        self.redis_address = self.redis / "address.json"
+        self.request_sets = self.root / "request_sets"
+        self.priors = self.root / "priors"
+        self.observations = self.priors / "observations.jsonl"
+        self.cache = self.root / "cache"
+        self.spool = self.root / "spool"
+
+    def evaluation(self, evaluation_id: str) -> EvaluationPaths:
+        return EvaluationPaths(self.root / evaluation_id)
+
+
+def request_set_manifest(folder: str | Path) -> Path:
+    return Path(folder) / "manifest.json"
+
+
+def batch_file(folder: str | Path, batch_size: int) -> Path:
+    return Path(folder) / f"batches-{batch_size}.jsonl"
+
+
+def batch_index_file(folder: str | Path, batch_size: int) -> Path:
+    """Written after the batch file: an index present means that its batches are whole."""
+    return Path(folder) / f"batches-{batch_size}.index.json"
