@@ -1,0 +1,195 @@
+"""The text of every configuration file and of the script that furnishes a node's namespaces.
+
+Rule: pure functions from values to text. Written for Slurm 22.05 and later.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from dev_cluster.site_view import ViewPlan
+from dev_cluster.spec import ClusterSpec, Layout
+
+# The expiry of a job's credential is also how long Slurm holds a requeued job back (default 120 s).
+CRED_EXPIRE_S = 30
+SCHEDULER = "batch_sched_delay=0,bf_interval=2,sched_interval=5,default_queue_depth=2000,bf_max_job_test=2000,bf_continue"
+STAGE = Path("/run/evalspan-dev/stage")
+
+SUBMIT_RULE = """\
+-- The gpu partitions of this site take no job without a GPU.
+local function asks_gpu(job)
+  for _, field in ipairs({"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"}) do
+    local value = job[field]
+    if value ~= nil and string.find(value, "gpu", 1, true) then return true end
+  end
+  return false
+end
+
+function slurm_job_submit(job, partitions, uid)
+  local wanted = job.partition or "gpu"
+  for partition in string.gmatch(wanted, "[^,]+") do
+    if (partition == "gpu" or partition == "spare") and not asks_gpu(job) then
+      slurm.log_user("partition %s takes only jobs that ask for a GPU (--gpus, --gres=gpu:N)", partition)
+      return slurm.ERROR
+    end
+  end
+  return slurm.SUCCESS
+end
+
+function slurm_job_modify(job, record, partitions, uid)
+  return slurm.SUCCESS
+end
+"""
+
+
+def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) -> str:
+    """slurm.conf: slurmctld listens at `base_port`, the nodes at the ports after it, on loopback."""
+    lines = [
+        f"ClusterName={spec.name}",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={base_port}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={layout.munge_socket},cred_expire={CRED_EXPIRE_S}",
+        f"StateSaveLocation={layout.state}",
+        f"SlurmdSpoolDir={layout.spool}/%n",
+        f"SlurmctldPidFile={layout.run}/slurmctld.pid",
+        f"SlurmdPidFile={layout.run}/slurmd.%n.pid",
+        f"SlurmctldLogFile={layout.log}/slurmctld.log",
+        f"SlurmdLogFile={layout.log}/slurmd.%n.log",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "MpiDefault=none",
+        "SwitchType=switch/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        "SlurmdParameters=config_overrides",
+        "GresTypes=gpu",
+        "DefMemPerCPU=1000",
+        "ReturnToService=2",
+        f"SlurmdTimeout={spec.slurmd_timeout_s}",
+        "SlurmctldTimeout=30",
+        "MessageTimeout=10",
+        "KillWait=3",
+        "MinJobAge=120",
+        "MaxJobCount=20000",
+        "SchedulerType=sched/backfill",
+        f"SchedulerParameters={SCHEDULER}",
+        "PriorityType=priority/multifactor",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "AccountingStorageType=accounting_storage/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "JobCompType=jobcomp/filetxt",
+        f"JobCompLoc={layout.log}/jobcomp.log",
+    ]
+    if spec.private_shm:
+        lines += ["JobContainerType=job_container/tmpfs", "PrologFlags=Contain"]
+    if spec.gpu_jobs_only:
+        lines.append("JobSubmitPlugins=lua")
+    return "\n".join([*lines, *_nodes(spec, base_port + 1), *_partitions(spec), ""])
+
+
+def _nodes(spec: ClusterSpec, port: int) -> list[str]:
+    size = f"CPUs={spec.cpus} RealMemory={spec.memory_mb} NodeAddr=127.0.0.1 State=UNKNOWN"
+    lines = []
+    for offset, name in enumerate(spec.node_names):
+        gres = f" Gres=gpu:a100:{spec.gpus}" if name in spec.gpu_node_names else ""
+        lines.append(f"NodeName={name} NodeHostname={name} Port={port + offset} {size}{gres}")
+    return lines
+
+
+def _partitions(spec: ClusterSpec) -> list[str]:
+    share = " OverSubscribe=EXCLUSIVE" if spec.exclusive else ""
+    gpu_nodes = f"Nodes=n[1-{spec.nodes}] DefaultTime=60 MaxTime=INFINITE State=UP{share}"
+    lines = [
+        f"PartitionName=gpu Default=YES PriorityTier=10 PreemptMode=OFF {gpu_nodes}",
+        f"PartitionName=spare PriorityTier=1 PreemptMode={spec.spare_mode} GraceTime={spec.grace_s} {gpu_nodes}",
+    ]
+    if spec.cpu_nodes:
+        lines.append(
+            f"PartitionName=cpu PriorityTier=10 PreemptMode=OFF Nodes=c[1-{spec.cpu_nodes}] "
+            "DefaultTime=60 MaxTime=INFINITE State=UP"
+        )
+    return lines
+
+
+def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
+    """gres.conf. Slurm takes a GPU's index from the end of its file's name, and asks of the file only that it be a device:
+    links to /dev/null serve. So nothing appears in the host's /dev, and no real GPU is confused with ours.
+    """
+    return (
+        "AutoDetect=off\n"
+        f"NodeName=n[1-{spec.nodes}] Name=gpu Type=a100 File={layout.devices}/nvidia[0-{spec.gpus - 1}]\n"
+    )
+
+
+def job_container_conf(layout: Layout) -> str:
+    return f"AutoBasePath=true\nBasePath={layout.private}\n"
+
+
+def hosts(spec: ClusterSpec, host: str) -> str:
+    """/etc/hosts inside the nodes: every name is this machine."""
+    names = "\n".join(f"127.0.0.1 {name}" for name in spec.node_names)
+    return f"127.0.0.1 localhost {host}\n{names}\n"
+
+
+def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
+    """The first process of a node (argument: its name) or of the submit side (argument: `login`).
+
+    It ends only by a signal. On a node it is process 1: the shell's wait reaps orphans, which `proctrack/linuxproc`
+    would otherwise count as running.
+    """
+    quoted = {key: shlex.quote(str(getattr(layout, key))) for key in ("hosts", "run", "spool", "private")}
+    node_lines = [
+        f"mount -t tmpfs -o size={spec.shm_mb}m,mode=1777 tmpfs /dev/shm",
+        f"mount --bind {quoted['hosts']} /etc/hosts",
+        'hostname "$1"',
+    ]
+    if spec.private_shm:
+        node_lines.append(f'mount --bind {quoted["private"]}/"$1" {quoted["private"]}')
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            f"# {spec.name}: furnishes the namespaces of a node or of the submit side, then holds them.",
+            "set -eu",
+            "umask 022",
+            *view_lines(plan),
+            'if [ "$1" != login ]; then',
+            *(f"  {line}" for line in node_lines),
+            "fi",
+            f': > {quoted["run"]}/"$1".ready',
+            "set +e",
+            "while :; do sleep 2147483; done",
+            "",
+        ]
+    )
+
+
+def view_lines(plan: ViewPlan) -> list[str]:
+    """Shell lines that show the planned paths to everybody; see `site_view`."""
+    if not plan.binds:
+        return []
+    stage = shlex.quote(str(STAGE))
+    lines = [f"mount -t tmpfs -o mode=700,size=4m tmpfs {stage}"]
+    for index, bind in enumerate(plan.binds):
+        lines.append(f"mkdir {stage}/{index}; mount --rbind {shlex.quote(str(bind.source))} {stage}/{index}")
+    lines += [f"mount -t tmpfs -o mode=755,size=4m tmpfs {shlex.quote(str(mask))}" for mask in plan.masks]
+    for index, bind in enumerate(plan.binds):
+        target = shlex.quote(str(bind.target))
+        lines.append(f"mkdir -p {target}")
+        if bind.by_entry:
+            lines += [
+                f"for entry in {stage}/{index}/* {stage}/{index}/.[!.]*; do",
+                '  [ -L "$entry" ] && continue',
+                f'  at={target}/"${{entry##*/}}"',
+                '  if [ -d "$entry" ]; then mkdir -p "$at"; elif [ -f "$entry" ]; then : > "$at"; else continue; fi',
+                '  mount --rbind "$entry" "$at"',
+                "done",
+            ]
+        else:
+            lines.append(f"mount --rbind {stage}/{index} {target}")
+    lines.append(f"umount -l {stage}")
+    return lines

@@ -1,0 +1,193 @@
+"""Starting and ending each part of one cluster: munged, the submit side, slurmctld, nodes, slurmd.
+
+Rule: every start is idempotent (alive already: nothing happens) and leaves a pid file; every end goes by that file.
+A node is a set of namespaces (mount, pid, host name, IPC) held by its first process: SIGKILL to that one is a power cut,
+for the kernel then ends everything inside. slurmd runs inside and may die alone, as on a real node.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from pathlib import Path
+
+from dev_cluster import procs
+from dev_cluster.procs import Proc
+from dev_cluster.registry import Record
+from dev_cluster.spec import DevClusterError
+
+DAEMON_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+START_S = 30.0
+
+
+def daemon_env(record: Record) -> dict[str, str]:
+    """Only what the daemons need: a job must not inherit the starter's environment through them."""
+    return {"PATH": DAEMON_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(record.layout.slurm_conf)}
+
+
+def pid_file(record: Record, label: str) -> Path:
+    return record.layout.run / f"{label}.json"
+
+
+def running(record: Record, label: str) -> Proc | None:
+    """The living process of a part: `munged`, `slurmctld`, `login` or a node's name (its first process)."""
+    return procs.load(pid_file(record, label))
+
+
+def _called(record: Record, argv: list[str], *, what: str, log: Path) -> None:
+    """Run a daemon's starter, which returns once it has gone to the background."""
+    done = subprocess.run(argv, check=False, text=True, capture_output=True, env=daemon_env(record), cwd="/")
+    if done.returncode != 0:
+        said = " ".join((done.stderr + done.stdout).split()) or procs.tail(log)
+        raise DevClusterError(f"{what} did not start: {said}")
+
+
+def start_munged(record: Record) -> None:
+    """An own munged with its own key and socket; a munged of the machine is never touched."""
+    if running(record, "munged"):
+        return
+    munge = record.layout.munge
+    key = munge / "key"
+    if not key.exists():
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+    record.layout.munge_socket.unlink(missing_ok=True)
+    options = {"socket": record.layout.munge_socket, "key-file": key, "log-file": munge / "log"}
+    options |= {"pid-file": munge / "pid", "seed-file": munge / "seed"}
+    argv = ["munged", "--foreground", *(f"--{name}={value}" for name, value in options.items())]
+    proc = procs.spawn(argv, log=munge / "out", env=daemon_env(record))
+    procs.save(proc, pid_file(record, "munged"))
+    if (
+        not procs.poll(lambda: record.layout.munge_socket.exists() or not proc.alive, deadline_s=START_S)
+        or not proc.alive
+    ):
+        raise DevClusterError(f"munged did not start: {procs.tail(munge / 'out')}")
+
+
+def start_controller(record: Record) -> None:
+    """Start slurmctld on its saved state and wait until it answers."""
+    if running(record, "slurmctld") is None:
+        log = record.layout.log / "slurmctld.log"
+        argv = ["slurmctld", "-D", "-f", str(record.layout.slurm_conf)]
+        proc = procs.spawn(argv, log=record.layout.log / "slurmctld.out", env=daemon_env(record))
+        procs.save(proc, pid_file(record, "slurmctld"))
+        up = procs.poll(lambda: controller_answers(record) or not proc.alive, deadline_s=START_S)
+        if not up or not proc.alive:
+            raise DevClusterError(f"slurmctld did not start: {procs.tail(log)}")
+
+
+def controller_answers(record: Record) -> bool:
+    done = subprocess.run(
+        ["scontrol", "ping"], check=False, capture_output=True, env=daemon_env(record), timeout=60
+    )
+    return done.returncode == 0
+
+
+def kill_controller(record: Record) -> None:
+    """SIGKILL slurmctld and its script helper: nothing is saved on the way out."""
+    proc = running(record, "slurmctld")
+    if proc is not None:
+        procs.kill_all([proc, *procs.children(proc.pid)])
+
+
+def start_login(record: Record) -> None:
+    """The submit side: a mount namespace in which the user sees what the nodes see."""
+    if running(record, "login") is None:
+        _hold(record, "login", ["--mount"])
+
+
+def _hold(record: Record, label: str, namespaces: list[str]) -> Proc:
+    """Start the holder of a set of namespaces and wait until it has furnished them."""
+    ready = record.layout.run / f"{label}.ready"
+    ready.unlink(missing_ok=True)
+    log = record.layout.log / f"{label}.out"
+    argv = ["unshare", *namespaces, "--propagation", "slave", "sh", str(record.layout.view_script), label]
+    proc = procs.spawn(argv, log=log, env=daemon_env(record))
+    procs.save(proc, pid_file(record, label))
+    if (
+        not procs.poll(lambda: ready.exists() or not proc.alive, deadline_s=START_S, every_s=0.01)
+        or not proc.alive
+    ):
+        raise DevClusterError(f"the namespaces of {label} could not be made: {procs.tail(log)}")
+    return proc
+
+
+def start_node(record: Record, name: str) -> None:
+    """Boot the node if it is down (with an empty /dev/shm), and its slurmd if that is dead."""
+    if running(record, name) is None:
+        outer = _hold(record, name, ["--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"])
+        procs.save(outer, pid_file(record, f"{name}.unshare"))
+        (first,) = procs.children(outer.pid)
+        procs.save(first, pid_file(record, name))
+    if slurmd(record, name) is None:
+        first = _node(record, name)
+        log = record.layout.log / f"slurmd.{name}.log"
+        argv = ["nsenter", "-t", str(first.pid), "-m", "-u", "-i", "-p", "slurmd", "-N", name]
+        _called(record, [*argv, "-f", str(record.layout.slurm_conf)], what=f"slurmd of {name}", log=log)
+
+
+def _node(record: Record, name: str) -> Proc:
+    proc = running(record, name)
+    if proc is None:
+        raise DevClusterError(f"node {name} is down: start it first")
+    return proc
+
+
+def inside(record: Record, name: str) -> list[Proc]:
+    """Every living process of a node, by its pid outside; empty where the node is down."""
+    first = running(record, name)
+    return [] if first is None else procs.members(first.pid, "pid")
+
+
+def slurmd(record: Record, name: str) -> Proc | None:
+    """The node's slurmd (not the copies of it that are about to become job steps)."""
+    found = [p for p in inside(record, name) if procs.command_name(p.pid) == "slurmd"]
+    return min(found, key=lambda p: (p.started, p.pid), default=None)
+
+
+def kill_slurmd(record: Record, name: str) -> None:
+    """SIGKILL slurmd alone: the jobs of the node run on."""
+    proc = slurmd(record, name)
+    if proc is not None:
+        procs.kill_all([proc])
+
+
+def kill_node(record: Record, name: str) -> None:
+    """A power cut: every process of the node ends at once and its /dev/shm is lost."""
+    first = running(record, name)
+    outer = running(record, f"{name}.unshare")
+    if first is not None:
+        procs.kill_all(procs.members(first.pid, "pid"))
+    if outer is not None:
+        procs.kill_all([outer])
+
+
+def kill_login(record: Record) -> None:
+    """End the submit side and whatever the user runs on it."""
+    holder = running(record, "login")
+    if holder is not None and procs.namespace(holder.pid, "mnt") != procs.namespace(os.getpid(), "mnt"):
+        procs.kill_all(procs.members(holder.pid, "mnt"))
+
+
+def freeze(record: Record, number: int) -> None:
+    """SIGSTOP or SIGCONT to slurmctld."""
+    proc = running(record, "slurmctld")
+    if proc is None:
+        raise DevClusterError("slurmctld is not running: start it first")
+    proc.send(number)
+
+
+def kill_everything(record: Record) -> None:
+    """End every process of the cluster, the user's on its submit side included."""
+    controller = running(record, "slurmctld")
+    if controller is not None:
+        controller.send(signal.SIGCONT)
+    kill_login(record)
+    for name in record.spec.node_names:
+        kill_node(record, name)
+    kill_controller(record)
+    munged = running(record, "munged")
+    if munged is not None:
+        procs.kill_all([munged])

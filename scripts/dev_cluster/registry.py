@@ -1,0 +1,134 @@
+"""Which clusters are on this machine: one JSON file each in `/run/evalspan-dev`, changed under one lock.
+
+Rule: the file is written before anything is started and removed last, so that `down` finds whatever `up` left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dev_cluster.procs import Proc
+from dev_cluster.site_view import Exposure
+from dev_cluster.spec import ClusterSpec, DevClusterError, Layout
+
+HOME = Path("/run/evalspan-dev")
+# Below Linux's ephemeral ports (32768 and up), so that no client connection takes one by chance.
+PORTS = range(17000, 32000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that is needed to use or end a cluster. `owner` is the process that shall not outlive it, if any."""
+
+    spec: ClusterSpec
+    root: Path
+    base_port: int
+    user: str
+    uid: int
+    gid: int
+    python: Path
+    repo: Path
+    exposures: tuple[Exposure, ...]
+    owner: Proc | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(root=self.root)
+
+    @property
+    def ports(self) -> range:
+        """slurmctld's, then one a node."""
+        return range(self.base_port, self.base_port + 1 + len(self.spec.node_names))
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Hold the machine-wide lock of these clusters."""
+    (HOME / "stage").mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _path(name: str) -> Path:
+    return HOME / f"{name}.json"
+
+
+def write(record: Record) -> None:
+    part = _path(record.spec.name).with_suffix(".part")
+    part.write_text(json.dumps(dataclasses.asdict(record), default=str, indent=1) + "\n")
+    part.replace(_path(record.spec.name))
+
+
+def read(name: str) -> Record | None:
+    try:
+        return _parse(json.loads(_path(name).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _parse(data: dict[str, Any]) -> Record:
+    exposures = tuple(Exposure(source=Path(e["source"]), target=Path(e["target"])) for e in data["exposures"])
+    return Record(
+        spec=ClusterSpec(**data["spec"]),
+        exposures=exposures,
+        owner=None if data["owner"] is None else Proc(**data["owner"]),
+        warnings=tuple(data["warnings"]),
+        root=Path(data["root"]),
+        python=Path(data["python"]),
+        repo=Path(data["repo"]),
+        base_port=data["base_port"],
+        user=data["user"],
+        uid=data["uid"],
+        gid=data["gid"],
+    )
+
+
+def remove(name: str) -> None:
+    _path(name).unlink(missing_ok=True)
+
+
+def everything() -> list[Record]:
+    """All clusters on this machine, by name."""
+    found = [read(path.stem) for path in sorted(HOME.glob("*.json"))]
+    return [record for record in found if record is not None]
+
+
+def choose_ports(count: int, wanted: int | None) -> int:
+    """First of `count` neighbouring free ports; `wanted` forces the first one. Call it under the lock."""
+    reserved = {port for record in everything() for port in record.ports}
+    if wanted is not None:
+        taken = [p for p in range(wanted, wanted + count) if p in reserved or not _free(p)]
+        if taken:
+            raise DevClusterError(
+                f"port {taken[0]} is taken: give another --port, or none to let one be chosen"
+            )
+        return wanted
+    base = PORTS.start
+    while base + count <= PORTS.stop:
+        taken = [p for p in range(base, base + count) if p in reserved or not _free(p)]
+        if not taken:
+            return base
+        base = taken[-1] + 1
+    raise DevClusterError(
+        f"no {count} neighbouring ports are free in {PORTS.start}-{PORTS.stop}: end another cluster"
+    )
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - slurmd listens on all addresses, so that is what to try
+        except OSError:
+            return False
+    return True
