@@ -191,6 +191,16 @@ class TrialSpec(Record):
     sampled_tasks: tuple[str, ...] = ()
 
 
+class HostSpec(Record):
+    """`python -m evaljobs host SPEC`: one long job stages into its own memory, runs the trials as children, clears."""
+
+    kind: Literal["host"] = "host"
+    name: str
+    stage: StageSpec
+    trial: TrialSpec  # its model_path is empty: the staged path is filled in
+    gpus_per_trial: int = 1
+
+
 class FrameRef(Record):
     """Where a shard's responses lie: a record of a response file."""
 
@@ -234,8 +244,10 @@ class ScoreSpec(Record):
     allow_unsafe: bool = False
 
 
-Spec = Annotated[BuildSpec | StageSpec | TrialSpec | ExecuteSpec | ScoreSpec, Field(discriminator="kind")]
-SPEC: TypeAdapter[BuildSpec | StageSpec | TrialSpec | ExecuteSpec | ScoreSpec] = TypeAdapter(Spec)
+Spec = Annotated[
+    BuildSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec, Field(discriminator="kind")
+]
+SPEC: TypeAdapter[BuildSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec] = TypeAdapter(Spec)
 
 
 # --- outcomes: what a job leaves -------------------------------------------------------------------------------------
@@ -333,7 +345,7 @@ class Failed(Record):
 
     kind: Literal["failed"] = "failed"
     name: str
-    job: Literal["build", "stage", "trial", "execute", "score"]
+    job: Literal["build", "stage", "trial", "host", "execute", "score"]
     blame: Literal["operator", "retry", "bug"]
     error: str  # one line: what happened and what to do next
     detail: str = ""

@@ -1,0 +1,338 @@
+"""Events in (past tense) and actions out (imperative): all that the pure machine hears and says.
+
+Rule: an event is a fact with its time, and is journalled before anything is done about it; an action asks for exactly
+one effect, and whatever comes of it returns as an event. Events are pydantic records because the journal is read by
+later processes; actions live only between `step` and `perform`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from coordinator.cluster import Job
+from coordinator.records import EvaluationRecord
+from evaljobs.contract import FrameRef, Outcome, Record, Spec
+
+
+class Event(Record):
+    at: float  # unix seconds, when the coordinator learned of it
+
+
+class Accepted(Event):
+    kind: Literal["accepted"] = "accepted"
+    record: EvaluationRecord
+
+
+class RequestSetsFound(Event):
+    """Which entries' request sets are on disk already, whole and unchanged: entry -> {leaf task: folder}."""
+
+    kind: Literal["request-sets-found"] = "request-sets-found"
+    sets: dict[int, dict[str, str]]
+    folders: dict[int, str]  # entry -> where its sets lie or shall be built
+    batch_size: int | Literal["auto"]
+
+
+class Offer(Record):
+    """GPUs of a node that this evaluation may use."""
+
+    node: str
+    gpus: int
+    memory_mb: int
+    gpu_type: str = ""
+
+
+class NodesOffered(Event):
+    kind: Literal["nodes-offered"] = "nodes-offered"
+    offers: tuple[Offer, ...]
+
+
+class NodeWithdrawn(Event):
+    """The node shall be used no more: it drained, died or was asked back."""
+
+    kind: Literal["node-withdrawn"] = "node-withdrawn"
+    node: str
+    reason: str
+
+
+class JobSubmitted(Event):
+    kind: Literal["job-submitted"] = "job-submitted"
+    job: str
+    job_id: str
+
+
+class JobNotSubmitted(Event):
+    """Submission failed. maybe_done: it may have happened all the same; refused: asking again is useless."""
+
+    kind: Literal["job-not-submitted"] = "job-not-submitted"
+    job: str
+    error: str
+    maybe_done: bool = False
+    refused: bool = False
+
+
+class JobStarted(Event):
+    kind: Literal["job-started"] = "job-started"
+    job: str
+    index: int = 0
+    node: str | None = None
+    started_at: float | None = None
+    submitted_at: float | None = None
+
+
+class JobEnded(Event):
+    """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing."""
+
+    kind: Literal["job-ended"] = "job-ended"
+    job: str
+    index: int = 0
+    state: str
+    lost: bool = False
+
+
+class OutcomeSeen(Event):
+    kind: Literal["outcome-seen"] = "outcome-seen"
+    outcome: Outcome
+
+
+class PlannedLeaf(Record):
+    """A leaf task as planned: its shards, and for an `execute` metric the documents of each shard."""
+
+    task: str
+    entry: int
+    key: str
+    folder: str
+    executes: bool
+    sampled: bool
+    documents: int
+    shards: tuple[str, ...]
+    shard_documents: tuple[tuple[int, ...], ...] = ()
+
+
+class PlannedLane(Record):
+    """Shards dealt to one lane, in order, with predicted seconds and the rank that every lane compares by."""
+
+    lane: str
+    node: str
+    shards: tuple[tuple[str, float, float], ...]  # (shard, rank: lower is sooner, predicted seconds)
+
+
+class Planned(Event):
+    kind: Literal["planned"] = "planned"
+    batch_size: int
+    leaves: tuple[PlannedLeaf, ...]
+    lanes: tuple[PlannedLane, ...]
+    predicted_makespan_seconds: float
+    lower_bound_seconds: float
+    gpu_seconds: float
+
+
+class PlanFailed(Event):
+    kind: Literal["plan-failed"] = "plan-failed"
+    error: str
+
+
+class ShardsDumped(Event):
+    """Whole shards found in response files, checksums right."""
+
+    kind: Literal["shards-dumped"] = "shards-dumped"
+    shards: tuple[tuple[str, FrameRef], ...]
+
+
+class ShardCorrupted(Event):
+    """A shard's record turned out unreadable after it was counted: it must run again."""
+
+    kind: Literal["shard-corrupted"] = "shard-corrupted"
+    shard: str
+    error: str
+
+
+class QueueLost(Event):
+    """Redis does not hold this evaluation's queue (it restarted empty, or was never filled)."""
+
+    kind: Literal["queue-lost"] = "queue-lost"
+
+
+class ShardsStray(Event):
+    """Shards neither queued, claimed by a living trial, nor done."""
+
+    kind: Literal["shards-stray"] = "shards-stray"
+    shards: tuple[str, ...]
+
+
+class MetricJobsLost(Event):
+    """Metric jobs without an outcome that RQ does not know (any more)."""
+
+    kind: Literal["metric-jobs-lost"] = "metric-jobs-lost"
+    jobs: tuple[str, ...]
+
+
+class TrialHung(Event):
+    """A running trial that has made no progress for too long."""
+
+    kind: Literal["trial-hung"] = "trial-hung"
+    trial: str
+    shard: str | None
+    seconds: float
+
+
+class CancelAsked(Event):
+    kind: Literal["cancel-asked"] = "cancel-asked"
+    reason: str
+
+
+class RetryAsked(Event):
+    """Failed entries shall be tried again."""
+
+    kind: Literal["retry-asked"] = "retry-asked"
+
+
+class Restarted(Event):
+    """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first."""
+
+    kind: Literal["restarted"] = "restarted"
+
+
+class ResultsWritten(Event):
+    kind: Literal["results-written"] = "results-written"
+
+
+AnyEvent = (
+    Accepted
+    | RequestSetsFound
+    | NodesOffered
+    | NodeWithdrawn
+    | JobSubmitted
+    | JobNotSubmitted
+    | JobStarted
+    | JobEnded
+    | OutcomeSeen
+    | Planned
+    | PlanFailed
+    | ShardsDumped
+    | ShardCorrupted
+    | QueueLost
+    | ShardsStray
+    | MetricJobsLost
+    | TrialHung
+    | CancelAsked
+    | RetryAsked
+    | Restarted
+    | ResultsWritten
+)
+EVENT: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindRequestSets:
+    """Look which request sets are on disk -> RequestSetsFound."""
+
+    record: EvaluationRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitJob:
+    """Write the job's specs, then submit it -> JobSubmitted | JobNotSubmitted."""
+
+    job: Job
+    specs: Mapping[str, Spec]  # spec name -> spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelJob:
+    job_id: str
+    index: int | None = None  # a member only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePlan:
+    """Read batch indexes and priors, plan -> Planned | PlanFailed."""
+
+    sets: Mapping[int, Mapping[str, str]]
+    batch_size: int
+    lanes: tuple[tuple[str, str], ...]  # (lane, node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillQueue:
+    """Replace all that is unclaimed in the work queue by these lanes."""
+
+    lanes: Mapping[str, tuple[tuple[str, float, float], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueShards:
+    lane: str
+    shards: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawShards:
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseClaims:
+    """Return what a dead trial had claimed to the queue."""
+
+    trial: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueMetric:
+    name: str
+    spec: Spec
+    urgent: bool = False  # a long tail: before the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishSets:
+    """Tell a probing trial where the request sets lie."""
+
+    batch_size: int
+    sets: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseHolder:
+    """Tell a node's holder to clear its memory and end."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResults:
+    """Merge the entries' scores into results.json, write the report, learn priors -> ResultsWritten."""
+
+    failed: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveQueue:
+    """Take this evaluation's keys out of Redis."""
+
+
+Action = (
+    FindRequestSets
+    | SubmitJob
+    | CancelJob
+    | MakePlan
+    | FillQueue
+    | QueueShards
+    | WithdrawShards
+    | ReleaseClaims
+    | EnqueueMetric
+    | PublishSets
+    | ReleaseHolder
+    | StopWorkers
+    | WriteResults
+    | RemoveQueue
+)

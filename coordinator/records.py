@@ -1,0 +1,63 @@
+"""Frozen values that the coordinator keeps: what was asked for, and the plan it was turned into.
+
+Rule: a record is data and arithmetic on itself; ids are pure functions of content, so asking twice is asking once.
+It does not know: files, clusters, queues, time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from evaljobs.contract import CheckpointSpec, ModelOptions, Record, SuiteSpec, slug
+
+
+class RunOptions(Record):
+    """How an evaluation is run. Nothing in here changes a score."""
+
+    gpus_per_trial: int = 1
+    trial_cpus: int = 1
+    trial_memory_mb: int = 4096
+    trial_time_limit_seconds: int = 4 * 3600
+    max_trials: int | None = None  # at most this many GPUs' worth of trials at once
+    max_nodes: int | None = None
+    shards_per_task: int | None = None  # None: the planner decides
+    build_jobs: int = 2
+    workers: int = 2
+    worker_cpus: int = 1
+    worker_memory_mb: int = 4096
+    execute_documents: int = 50  # documents of one `execute` job
+    stage: bool = True  # False: trials read storage themselves
+    host_trials: bool = (
+        False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
+    )
+    holder_memory_slack: float = 1.25
+    allow_unsafe: bool = False
+    bootstrap_iters: int = 100_000
+    item_seconds: float = 60.0
+
+
+class EvaluationRecord(Record):
+    """One checkpoint x one suite, as accepted. Kept in `evaluation.json`; never changed afterwards."""
+
+    schema_version: int = 1
+    evaluation_id: str
+    checkpoint: CheckpointSpec
+    suite: SuiteSpec
+    model: ModelOptions
+    options: RunOptions
+    priority: int = 0
+    accepted_at: float  # unix seconds
+
+
+def evaluation_id(checkpoint: CheckpointSpec, suite: SuiteSpec, model: ModelOptions) -> str:
+    """Deterministic id: readable names and a digest of all that decides a score."""
+    what = [checkpoint.digest, suite.model_dump(mode="json"), model.model_dump(mode="json")]
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+    folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
+    return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
+
+
+def job_token(evaluation: str, kind: str, detail: str, attempt: int) -> str:
+    """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart."""
+    return f"es-{evaluation.rsplit('-', 1)[-1]}-{kind}-{slug(detail)[:40]}-a{attempt}"

@@ -1,0 +1,291 @@
+"""From state to jobs: what is submitted, with which argv, memory and specs. Pure.
+
+Rule: every name and path that a job is given is decided here and nowhere else.
+It does not know: when a job is due (machine) or how it is submitted (cluster).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coordinator.cluster import Job
+from coordinator.records import job_token
+from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
+from evaljobs.contract import (
+    BuildSpec,
+    EvaluationPaths,
+    ExecuteSpec,
+    FrameRef,
+    HostSpec,
+    LaneSpec,
+    ScoreSpec,
+    Spec,
+    StageSpec,
+    TrialSpec,
+    WorkPaths,
+)
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where jobs run: interpreters, folders and rungs of one work folder. Config turned into values."""
+
+    work_dir: str
+    trial_command: tuple[str, ...]  # interpreter of builds, holders and trials, e.g. (".../python",)
+    worker_command: tuple[str, ...]  # interpreter of metric workers: ours
+    trial_env: dict[str, str] = field(default_factory=dict)
+    stage_roots: tuple[str, ...] = ("/dev/shm",)
+    lease_seconds: float = 900.0
+    readers: int = 16
+    offline: bool = True
+
+    @property
+    def paths(self) -> WorkPaths:
+        return WorkPaths(self.work_dir)
+
+    def of(self, state: State) -> EvaluationPaths:
+        return self.paths.evaluation(state.evaluation_id)
+
+
+def _info(state: State, job: Job, specs: dict[str, Spec], **more: object) -> JobInfo:
+    members = dict.fromkeys(range(job.count), "pending")
+    return JobInfo(job=job, specs=specs, members=members, **more)  # type: ignore[arg-type]
+
+
+def _argv(command: tuple[str, ...], verb: str, paths: EvaluationPaths, names: Sequence[str]) -> tuple[str, ...]:
+    return (*command, "-m", "evaljobs", verb, *(str(paths.spec(n)) for n in names))
+
+
+def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInfo:
+    """One CPU job that builds the request sets of these entries, one after the other."""
+    options = state.record.options
+    paths = site.of(state)
+    detail = slug_of(entries[0].name)
+    name = job_token(state.evaluation_id, "build", detail, state.next_attempt("build", detail))
+    specs: dict[str, Spec] = {}
+    for entry in entries:
+        spec_name = f"{name}.{entry.index}"
+        specs[spec_name] = BuildSpec(
+            name=spec_name,
+            evaluation_dir=str(paths.root),
+            suite=state.record.suite,
+            entry=entry.index,
+            batch_size=state.batch_size,
+            model_dir=state.record.checkpoint.source,
+            model=state.record.model,
+            out_dir=entry.folder,
+            offline=site.offline,
+        )
+    job = Job(
+        name=name,
+        argv=_argv(site.trial_command, "build", paths, list(specs)),
+        log=str(paths.log(name)),
+        cpus=options.trial_cpus,
+        memory_mb=options.trial_memory_mb,
+        time_limit_seconds=4 * 3600,
+        comment=state.evaluation_id,
+        env=site.trial_env,
+        purpose="build",
+    )
+    return _info(state, job, specs, entries=tuple(e.index for e in entries))
+
+
+def slug_of(name: str) -> str:
+    """The part of a task name that fits into a job name."""
+    return name.rsplit("/", 1)[-1][:24]
+
+
+def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
+    return StageSpec(
+        name=name,
+        evaluation_dir=str(site.of(state).root),
+        node=node.name,
+        checkpoint=state.record.checkpoint,
+        roots=site.stage_roots,
+        lease_file=str(site.paths.lease),
+        lease_seconds=site.lease_seconds,
+        readers=site.readers,
+        preimport=state.record.model.engine,
+    )
+
+
+def _holder_memory_mb(state: State) -> int:
+    options = state.record.options
+    return int(state.record.checkpoint.bytes * options.holder_memory_slack / MIB) + 512
+
+
+def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
+    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when told."""
+    options = state.record.options
+    paths = site.of(state)
+    name = job_token(state.evaluation_id, "stage", node.name, node.attempts)
+    job = Job(
+        name=name,
+        argv=_argv(site.trial_command, "stage", paths, [name]),
+        log=str(paths.log(name)),
+        node=node.name,
+        memory_mb=_holder_memory_mb(state),
+        time_limit_seconds=options.trial_time_limit_seconds + 1800,
+        comment=state.evaluation_id,
+        env=site.trial_env,
+        purpose="stage",
+    )
+    return _info(state, job, {name: stage_spec(state, site, node, name)})
+
+
+def trial_spec(state: State, site: Site, node: NodeUse, name: str, lanes: Sequence[str], *, path: str) -> TrialSpec:
+    record = state.record
+    paths = site.of(state)
+    probing = not state.leaves
+    return TrialSpec(
+        name=name,
+        evaluation_dir=str(paths.root),
+        evaluation_id=state.evaluation_id,
+        node=node.name,
+        model_path=path,
+        model=record.model,
+        batch_size=state.batch_size,
+        request_sets={t: leaf.planned.folder for t, leaf in state.leaves.items()},
+        request_sets_file=str(paths.root / "request_sets.json") if probing else None,
+        seed=record.suite.seed if record.suite.seed is not None else 1234,
+        redis_file=str(site.paths.redis_address),
+        lanes=tuple(LaneSpec(lane=lane, trial=f"{name}.{i}") for i, lane in enumerate(lanes)),
+        sampled_tasks=tuple(t for t, leaf in state.leaves.items() if leaf.planned.sampled),
+    )
+
+
+def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
+    """An array of trials on one node, a member per lane."""
+    options = state.record.options
+    paths = site.of(state)
+    name = job_token(state.evaluation_id, "trial", node.name, state.next_attempt("trial", node.name))
+    spec = trial_spec(state, site, node, name, lanes, path=node.path)
+    job = Job(
+        name=name,
+        argv=_argv(site.trial_command, "trial", paths, [name]),
+        log=str(paths.logs / f"{name}.%i.log") if len(lanes) > 1 else str(paths.log(name)),
+        count=len(lanes),
+        node=node.name,
+        gpus=options.gpus_per_trial,
+        cpus=options.trial_cpus,
+        memory_mb=options.trial_memory_mb,
+        time_limit_seconds=options.trial_time_limit_seconds,
+        comment=state.evaluation_id,
+        env=site.trial_env,
+        purpose="trial",
+    )
+    trials = tuple(lane.trial for lane in spec.lanes)
+    return _info(state, job, {name: spec}, lanes=tuple(lanes), trials=trials)
+
+
+def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
+    """Rung 2: one long job that stages into its own memory and runs the node's trials as its children."""
+    options = state.record.options
+    paths = site.of(state)
+    name = job_token(state.evaluation_id, "host", node.name, node.attempts)
+    spec = HostSpec(
+        name=name,
+        stage=stage_spec(state, site, node, name),
+        trial=trial_spec(state, site, node, name, lanes, path=""),
+        gpus_per_trial=options.gpus_per_trial,
+    )
+    job = Job(
+        name=name,
+        argv=_argv(site.trial_command, "host", paths, [name]),
+        log=str(paths.log(name)),
+        node=node.name,
+        gpus=options.gpus_per_trial * len(lanes),
+        cpus=options.trial_cpus * len(lanes),
+        memory_mb=options.trial_memory_mb * len(lanes) + _holder_memory_mb(state),
+        time_limit_seconds=options.trial_time_limit_seconds,
+        comment=state.evaluation_id,
+        env=site.trial_env,
+        purpose="host",
+    )
+    trials = tuple(lane.trial for lane in spec.trial.lanes)
+    return _info(state, job, {name: spec}, lanes=tuple(lanes), trials=trials)
+
+
+def worker_job(state: State, site: Site) -> JobInfo:
+    """CPU jobs that score: an array of RQ workers."""
+    options = state.record.options
+    paths = site.of(state)
+    name = job_token(state.evaluation_id, "metric", "workers", state.next_attempt("metric", "workers"))
+    job = Job(
+        name=name,
+        argv=(
+            *site.worker_command,
+            "-m",
+            "evaljobs",
+            "worker",
+            "--redis-file",
+            str(site.paths.redis_address),
+            "--work-dir",
+            site.work_dir,
+            "--queue",
+            state.evaluation_id,
+            "--stop-file",
+            str(workers_stop_file(paths)),
+        ),
+        log=str(paths.logs / f"{name}.%i.log"),
+        count=options.workers,
+        cpus=options.worker_cpus,
+        memory_mb=options.worker_memory_mb,
+        time_limit_seconds=options.trial_time_limit_seconds + 3600,
+        comment=state.evaluation_id,
+        purpose="metric",
+    )
+    return _info(state, job, {})
+
+
+def workers_stop_file(paths: EvaluationPaths) -> str:
+    return str(paths.release / "workers")
+
+
+def _frames(state: State, leaf: LeafState) -> tuple[FrameRef, ...]:
+    return tuple(f for s in leaf.planned.shards if (f := state.shards[s].frame) is not None)
+
+
+def execute_spec(state: State, site: Site, leaf: LeafState, documents: Sequence[int], name: str) -> ExecuteSpec:
+    """Programs of these whole documents; only the records that hold them are named."""
+    record = state.record
+    wanted = set(documents)
+    frames = [
+        shard.frame
+        for s in leaf.planned.shards
+        if (shard := state.shards[s]).frame is not None and not wanted.isdisjoint(shard.documents)
+    ]
+    return ExecuteSpec(
+        name=name,
+        evaluation_dir=str(site.of(state).root),
+        suite=record.suite,
+        entry=leaf.planned.entry,
+        task=leaf.planned.task,
+        request_set=leaf.planned.folder,
+        documents=tuple(sorted(wanted)),
+        frames=tuple(f for f in frames if f is not None),
+        model_dir=record.checkpoint.source,
+        model=record.model,
+        item_seconds=record.options.item_seconds,
+        allow_unsafe=record.options.allow_unsafe,
+    )
+
+
+def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreSpec:
+    record = state.record
+    return ScoreSpec(
+        name=name,
+        evaluation_dir=str(site.of(state).root),
+        suite=record.suite,
+        entry=entry.index,
+        request_sets=dict(entry.sets),
+        frames={t: _frames(state, state.leaves[t]) for t in entry.sets},
+        model_dir=record.checkpoint.source,
+        model=record.model,
+        bootstrap_iters=record.options.bootstrap_iters,
+        item_seconds=record.options.item_seconds,
+        allow_unsafe=record.options.allow_unsafe,
+    )

@@ -1,0 +1,208 @@
+"""What is known of one evaluation: the memory that `machine.step` changes and everything else only reads.
+
+Rule: state holds facts and intents, never effects; it is rebuilt by replaying the journal. Counters kept here
+(`todo`, `live_trials`) exist because 100,000 shards must not be recounted on every event; `validate` recounts them.
+
+It does not know: time of day, files, Redis, Slurm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from coordinator.cluster import Job
+from coordinator.messages import PlannedLeaf
+from coordinator.records import EvaluationRecord
+from evaljobs.contract import FrameRef, Spec
+
+EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
+NodeStatus = Literal["offered", "staging", "ready", "aside", "withdrawn"]
+JobPhase = Literal["intended", "uncertain", "submitted", "ended"]
+MemberPhase = Literal["pending", "running", "ended"]
+
+
+@dataclass(slots=True, kw_only=True)
+class EntryState:
+    """One `[[task]]` of the suite."""
+
+    index: int
+    name: str
+    status: EntryStatus = "unbuilt"
+    folder: str = ""
+    sets: Mapping[str, str] = field(default_factory=dict)  # leaf task -> folder
+    build_tries: int = 0
+    score_tries: int = 0
+    error: str = ""
+    result_file: str = ""
+
+    @property
+    def terminal(self) -> bool:
+        return self.status in ("scored", "failed")
+
+
+@dataclass(slots=True, kw_only=True)
+class LeafState:
+    """A leaf task after planning. `waiting` counts, for each document, the shards that still lack."""
+
+    planned: PlannedLeaf
+    todo: int
+    waiting: dict[int, int] = field(default_factory=dict)
+    complete: list[int] = field(default_factory=list)  # whole documents not yet given to an execute job
+    executes: int = 0  # execute jobs enqueued so far
+    executed: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardState:
+    rank: float
+    seconds: float
+    lane: str
+    documents: tuple[int, ...] = ()
+    frame: FrameRef | None = None  # set: its responses are on disk
+    kills: int = 0
+    quarantined: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeUse:
+    """A node that this evaluation uses. `lanes` is how many trials fit on it at once."""
+
+    name: str
+    lanes: int
+    gpu_type: str = ""
+    memory_mb: int = 0
+    status: NodeStatus = "offered"
+    path: str = ""
+    rung: str = ""
+    holder: str | None = None
+    attempts: int = 0  # holder jobs so far
+    failures: int = 0  # trials that died there for no shard's fault
+    why: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobInfo:
+    """A job of ours, from the intent to its end."""
+
+    job: Job
+    specs: Mapping[str, Spec]
+    entries: tuple[int, ...] = ()
+    lanes: tuple[str, ...] = ()  # trial jobs: member -> lane
+    trials: tuple[str, ...] = ()  # trial jobs: member -> trial name
+    phase: JobPhase = "intended"
+    job_id: str = ""
+    changed_at: float = 0.0
+    members: dict[int, MemberPhase] = field(default_factory=dict)
+    released_at: float | None = None
+    refused: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.phase != "ended"
+
+
+@dataclass(slots=True, kw_only=True)
+class MetricState:
+    """An execute or score job given to RQ. `done` once its outcome was seen."""
+
+    name: str
+    kind: Literal["execute", "score"]
+    entry: int
+    task: str = ""
+    spec: Spec
+    done: bool = False
+    attempt: int = 0
+    enqueued_at: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """All of one evaluation."""
+
+    record: EvaluationRecord
+    entries: list[EntryState]
+    batch_size: int | Literal["auto"]
+    looked_up: bool = False
+    nodes: dict[str, NodeUse] = field(default_factory=dict)
+    jobs: dict[str, JobInfo] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)  # names of jobs not ended
+    live_trials: dict[str, tuple[str, int]] = field(default_factory=dict)  # trial -> (job, member)
+    trial_lane: dict[str, str] = field(default_factory=dict)
+    leaves: dict[str, LeafState] = field(default_factory=dict)
+    shards: dict[str, ShardState] = field(default_factory=dict)
+    todo: int = 0  # shards neither done nor quarantined nor withdrawn
+    planning: bool = False
+    planned_at: float | None = None
+    plans: int = 0
+    predicted_makespan_seconds: float = 0.0
+    lower_bound_seconds: float = 0.0
+    metrics: dict[str, MetricState] = field(default_factory=dict)
+    outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
+    barren: int = 0  # trial failures in a row without a shard dumped in between
+    worker_tries: int = 0
+    counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail
+    fatal: str = ""
+    cancelled: str = ""
+    results_asked: bool = False
+    results_written: bool = False
+    ended_at: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def evaluation_id(self) -> str:
+        return self.record.evaluation_id
+
+    @property
+    def winding_down(self) -> bool:
+        return self.results_asked
+
+    @property
+    def queue_epoch(self) -> str:
+        return f"plan-{self.plans}"
+
+    def next_attempt(self, kind: str, detail: str) -> int:
+        key = f"{kind}/{detail}"
+        attempt = self.counters.get(key, 0)
+        self.counters[key] = attempt + 1
+        return attempt
+
+    def live_jobs(self, purpose: str) -> Iterator[JobInfo]:
+        for name in sorted(self.live):
+            info = self.jobs[name]
+            if info.job.purpose == purpose:
+                yield info
+
+    def live_lanes(self, node: str) -> set[str]:
+        prefix = f"{node}/"
+        return {
+            lane
+            for trial, lane in self.trial_lane.items()
+            if trial in self.live_trials and lane.startswith(prefix)
+        }
+
+    def failed_entries(self) -> dict[int, str]:
+        return {e.index: e.error for e in self.entries if e.status == "failed"}
+
+
+def validate(state: State) -> None:
+    """Every invariant of the state, recounted; AssertionError names the first that does not hold. For tests."""
+    todo = sum(1 for s in state.shards.values() if s.frame is None and not s.quarantined)
+    assert state.todo == todo, f"todo is {state.todo}, counted {todo}"
+    for task, leaf in state.leaves.items():
+        missing = sum(1 for s in leaf.planned.shards if state.shards[s].frame is None)
+        assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
+    assert state.live == {n for n, j in state.jobs.items() if j.live}, "live jobs"
+    for trial, (job, member) in state.live_trials.items():
+        info = state.jobs[job]
+        assert info.live, f"{trial} lives in the ended job {job}"
+        assert info.trials[member] == trial, f"{trial} is not member {member} of {job}"
+    assert state.outstanding == {n for n, m in state.metrics.items() if not m.done}, "outstanding metric jobs"
+    for entry in state.entries:
+        if entry.status == "scored":
+            assert entry.result_file, f"{entry.name} is scored without a result file"
+            assert all(state.leaves[t].todo == 0 for t in entry.sets), f"{entry.name} is scored in part"
+    if state.ended_at is not None:
+        assert not state.live, f"ended with live jobs {sorted(state.live)}"
+        assert all(e.terminal for e in state.entries), "ended with entries open"
