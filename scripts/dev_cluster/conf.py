@@ -130,10 +130,10 @@ def job_container_conf(layout: Layout) -> str:
     return f"AutoBasePath=true\nBasePath={layout.private}\n"
 
 
-def hosts(spec: ClusterSpec, host: str) -> str:
-    """/etc/hosts inside the nodes: every name is this machine."""
+def hosts(spec: ClusterSpec, host: str, present: str) -> str:
+    """/etc/hosts of nodes and submit side: `present`, that of the machine, then every node's name as this machine."""
     names = "\n".join(f"127.0.0.1 {name}" for name in spec.node_names)
-    return f"127.0.0.1 localhost {host}\n{names}\n"
+    return f"{present.rstrip()}\n127.0.0.1 {host}\n{names}\n"
 
 
 def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
@@ -145,7 +145,6 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
     quoted = {key: shlex.quote(str(getattr(layout, key))) for key in ("hosts", "run", "spool", "private")}
     node_lines = [
         f"mount -t tmpfs -o size={spec.shm_mb}m,mode=1777 tmpfs /dev/shm",
-        f"mount --bind {quoted['hosts']} /etc/hosts",
         'hostname "$1"',
     ]
     if spec.private_shm:
@@ -157,6 +156,7 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
             "set -eu",
             "umask 022",
             *view_lines(plan),
+            f"mount --bind {quoted['hosts']} /etc/hosts",
             'if [ "$1" != login ]; then',
             *(f"  {line}" for line in node_lines),
             "fi",

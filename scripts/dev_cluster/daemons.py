@@ -165,10 +165,28 @@ def kill_node(record: Record, name: str) -> None:
 
 
 def kill_login(record: Record) -> None:
-    """End the submit side and whatever the user runs on it."""
+    """End the submit side and whatever the user runs on it, children in namespaces of their own (a sandbox's) included."""
     holder = running(record, "login")
-    if holder is not None and procs.namespace(holder.pid, "mnt") != procs.namespace(os.getpid(), "mnt"):
-        procs.kill_all(procs.members(holder.pid, "mnt"))
+    if holder is None:
+        return
+    if procs.namespace(holder.pid, "mnt") == procs.namespace(os.getpid(), "mnt"):
+        raise DevClusterError("end the cluster from outside its submit side")
+    # The holder goes last, for it names the namespace; what forks meanwhile is met in the next round.
+    holding = {holder, *procs.children(holder.pid)}
+    while others := [p for p in _tree(procs.members(holder.pid, "mnt")) if p not in holding and p.alive]:
+        procs.kill_all(others)
+    procs.kill_all(holding)
+
+
+def _tree(roots: list[Proc]) -> list[Proc]:
+    """The processes and all their living descendants."""
+    found = dict.fromkeys(roots)
+    waiting = list(roots)
+    while waiting:
+        new = [child for child in procs.children(waiting.pop().pid) if child not in found]
+        found.update(dict.fromkeys(new))
+        waiting += new
+    return list(found)
 
 
 def freeze(record: Record, number: int) -> None:

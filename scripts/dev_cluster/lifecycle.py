@@ -5,6 +5,7 @@ Rule: `up` is whole or undone. `down` removes exactly what `up` made; the accoun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -66,6 +67,7 @@ def up(request: Request) -> Record:
     with registry.locked():
         record = _reserve(request)
         registry.write(record)
+        record.root.mkdir(parents=True, exist_ok=True)
     try:
         _furnish(record)
         _start(record)
@@ -215,7 +217,7 @@ def _furnish(record: Record) -> None:
         layout.conf / "gres.conf": conf.gres_conf(spec, layout),
         layout.conf / "job_container.conf": conf.job_container_conf(layout),
         layout.conf / "job_submit.lua": conf.SUBMIT_RULE,
-        layout.hosts: conf.hosts(spec, host),
+        layout.hosts: conf.hosts(spec, host, Path("/etc/hosts").read_text()),
         layout.view_script: conf.namespace_script(spec, layout, plan),
         layout.env_file: f"export SLURM_CONF={layout.slurm_conf}\n",
     }
@@ -360,9 +362,12 @@ def down(record: Record) -> None:
     _unmount_below(record.root)
     if record.root.exists():
         shutil.rmtree(record.root)
-    if record.root.parent == DEFAULT_HOME and DEFAULT_HOME.exists() and not any(DEFAULT_HOME.iterdir()):
-        DEFAULT_HOME.rmdir()
-    registry.remove(record.spec.name)
+    with registry.locked():
+        if record.root.parent == DEFAULT_HOME:
+            # Another cluster's folder may be there: then this one stays too.
+            with contextlib.suppress(OSError):
+                DEFAULT_HOME.rmdir()
+        registry.remove(record.spec.name)
 
 
 def _unmount_below(root: Path) -> None:
@@ -375,7 +380,8 @@ def _unmount_below(root: Path) -> None:
 def down_orphans() -> list[str]:
     """End the clusters whose owning process is gone (a test run that was killed); their names."""
     check_machine()
-    gone = [r for r in registry.everything() if r.owner is not None and not r.owner.alive]
-    for record in gone:
-        down(record)
+    with registry.locked("orphans"):
+        gone = [r for r in registry.everything() if r.owner is not None and not r.owner.alive]
+        for record in gone:
+            down(record)
     return [record.spec.name for record in gone]

@@ -51,10 +51,10 @@ class Record:
 
 
 @contextlib.contextmanager
-def locked() -> Iterator[None]:
-    """Hold the machine-wide lock of these clusters."""
+def locked(which: str = "lock") -> Iterator[None]:
+    """Hold a machine-wide lock of these clusters; not re-entrant."""
     (HOME / "stage").mkdir(parents=True, exist_ok=True)
-    with (HOME / "lock").open("w") as handle:
+    with (HOME / which).open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

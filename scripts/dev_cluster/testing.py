@@ -1,0 +1,50 @@
+"""Submitting and watching jobs in tests, by Slurm's own commands as the cluster's ordinary user.
+
+Rule: waits poll with a deadline in seconds and fail by an AssertionError that names what did not happen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dev_cluster.api import Cluster
+
+
+def sbatch(cluster: Cluster, script: str, *options: str) -> str:
+    """Submit a batch job; its id."""
+    done = cluster.run_as_user(
+        ["sbatch", "--parsable", "--mem=100", *options], input=f"#!/bin/sh\n{script}\n"
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def srun(cluster: Cluster, script: str, *options: str) -> str:
+    """Run a shell line in a job and return what it printed."""
+    done = cluster.run_as_user(["srun", "--mem=100", *options, "sh", "-c", script])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def state(cluster: Cluster, job: str) -> str:
+    """Slurm's state of the job, with its reason; empty once it is purged."""
+    return cluster.run_as_user(["squeue", "--noheader", "--states=all", "-j", job, "-o", "%T"]).stdout.strip()
+
+
+def wait_until(law: Callable[[], bool], what: str, deadline_s: float = 40.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not law():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(0.1)
+
+
+def wait_state(cluster: Cluster, job: str, *wanted: str) -> None:
+    wait_until(lambda: state(cluster, job) in wanted, f"job {job} in {wanted}")
+
+
+def cancel(cluster: Cluster, *jobs: str) -> None:
+    """Cancel and wait until nothing of the jobs runs."""
+    cluster.run_as_user(["scancel", *jobs])
+    wait_until(lambda: not any(cluster.job_pids(job) for job in jobs), f"jobs {jobs} gone")
+    wait_until(lambda: all("idle" in s for s in cluster.node_states().values()), "idle nodes")
