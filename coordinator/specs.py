@@ -50,12 +50,15 @@ class Site:
         return self.paths.evaluation(state.evaluation_id)
 
 
-def _info(state: State, job: Job, specs: dict[str, Spec], **more: object) -> JobInfo:
-    members = dict.fromkeys(range(job.count), "pending")
-    return JobInfo(job=job, specs=specs, members=members, **more)  # type: ignore[arg-type]
+def _info(job: Job, specs: dict[str, Spec], **more: tuple[str, ...] | tuple[int, ...]) -> JobInfo:
+    info = JobInfo(job=job, specs=specs, **more)  # type: ignore[arg-type]
+    info.members = dict.fromkeys(range(job.count), "pending")
+    return info
 
 
-def _argv(command: tuple[str, ...], verb: str, paths: EvaluationPaths, names: Sequence[str]) -> tuple[str, ...]:
+def _argv(
+    command: tuple[str, ...], verb: str, paths: EvaluationPaths, names: Sequence[str]
+) -> tuple[str, ...]:
     return (*command, "-m", "evaljobs", verb, *(str(paths.spec(n)) for n in names))
 
 
@@ -90,7 +93,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
         env=site.trial_env,
         purpose="build",
     )
-    return _info(state, job, specs, entries=tuple(e.index for e in entries))
+    return _info(job, specs, entries=tuple(e.index for e in entries))
 
 
 def slug_of(name: str) -> str:
@@ -121,7 +124,7 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when told."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "stage", node.name, node.attempts)
+    name = job_token(state.evaluation_id, "stage", node.name, state.next_attempt("stage", node.name))
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "stage", paths, [name]),
@@ -133,10 +136,12 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
         env=site.trial_env,
         purpose="stage",
     )
-    return _info(state, job, {name: stage_spec(state, site, node, name)})
+    return _info(job, {name: stage_spec(state, site, node, name)})
 
 
-def trial_spec(state: State, site: Site, node: NodeUse, name: str, lanes: Sequence[str], *, path: str) -> TrialSpec:
+def trial_spec(
+    state: State, site: Site, node: NodeUse, name: str, lanes: Sequence[str], *, path: str
+) -> TrialSpec:
     record = state.record
     paths = site.of(state)
     probing = not state.leaves
@@ -178,14 +183,14 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         purpose="trial",
     )
     trials = tuple(lane.trial for lane in spec.lanes)
-    return _info(state, job, {name: spec}, lanes=tuple(lanes), trials=trials)
+    return _info(job, {name: spec}, lanes=tuple(lanes), trials=trials)
 
 
 def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
     """Rung 2: one long job that stages into its own memory and runs the node's trials as its children."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "host", node.name, node.attempts)
+    name = job_token(state.evaluation_id, "host", node.name, state.next_attempt("host", node.name))
     spec = HostSpec(
         name=name,
         stage=stage_spec(state, site, node, name),
@@ -206,7 +211,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
         purpose="host",
     )
     trials = tuple(lane.trial for lane in spec.trial.lanes)
-    return _info(state, job, {name: spec}, lanes=tuple(lanes), trials=trials)
+    return _info(job, {name: spec}, lanes=tuple(lanes), trials=trials)
 
 
 def worker_job(state: State, site: Site) -> JobInfo:
@@ -238,7 +243,7 @@ def worker_job(state: State, site: Site) -> JobInfo:
         comment=state.evaluation_id,
         purpose="metric",
     )
-    return _info(state, job, {})
+    return _info(job, {})
 
 
 def workers_stop_file(paths: EvaluationPaths) -> str:
@@ -249,7 +254,9 @@ def _frames(state: State, leaf: LeafState) -> tuple[FrameRef, ...]:
     return tuple(f for s in leaf.planned.shards if (f := state.shards[s].frame) is not None)
 
 
-def execute_spec(state: State, site: Site, leaf: LeafState, documents: Sequence[int], name: str) -> ExecuteSpec:
+def execute_spec(
+    state: State, site: Site, leaf: LeafState, documents: Sequence[int], name: str
+) -> ExecuteSpec:
     """Programs of these whole documents; only the records that hold them are named."""
     record = state.record
     wanted = set(documents)

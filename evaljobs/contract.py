@@ -106,6 +106,14 @@ class RequestSetManifest(Record):
     data_files: tuple[CheckpointFile, ...] = ()
 
 
+class EntryManifest(Record):
+    """All leaves of one suite entry are built: leaf task -> folder below the entry's own. Written last of all."""
+
+    schema_version: int = SCHEMA_VERSION
+    entry: str
+    sets: dict[str, str]
+
+
 class BatchIndex(Record):
     """The fixed batches of a request set at one batch size, in lm-eval's own order. Position i is batch i.
 
@@ -469,6 +477,11 @@ class WorkPaths:
 
 def request_set_manifest(folder: str | Path) -> Path:
     return Path(folder) / "manifest.json"
+
+
+def entry_manifest(folder: str | Path) -> Path:
+    """`BuildSpec.out_dir`'s own manifest: present means that every leaf of the entry has its request set."""
+    return Path(folder) / "entry.json"
 
 
 def batch_file(folder: str | Path, batch_size: int) -> Path:

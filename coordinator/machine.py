@@ -1,0 +1,354 @@
+"""The transition table: `step(state, site, event) -> actions`. Pure: no clock, no IO, no randomness.
+
+Rule: a handler records the fact; `rules.due` then looks at the state and says what is to be done about it. So an
+effect follows from what is known, not from the order in which it was learnt, and a restart needs no special path. An
+event that cannot be true raises `IllegalEventError` and changes nothing. The state is changed in place (100,000
+shards are not copied per event); replaying a journal rebuilds it exactly.
+
+It does not know: how long anything takes, Slurm, Redis, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from coordinator import rules
+from coordinator.messages import (
+    Accepted,
+    Action,
+    AnyEvent,
+    CancelAsked,
+    CancelJob,
+    EnqueueMetric,
+    FillQueue,
+    FindRequestSets,
+    JobEnded,
+    JobNotSubmitted,
+    JobStarted,
+    JobSubmitted,
+    MetricJobsLost,
+    NodesOffered,
+    NodeWithdrawn,
+    OutcomeSeen,
+    PlanFailed,
+    Planned,
+    PublishSets,
+    QueueLost,
+    QueueShards,
+    ReleaseClaims,
+    RequestSetsFound,
+    Restarted,
+    ResultsWritten,
+    RetryAsked,
+    ShardCorrupted,
+    ShardsDumped,
+    ShardsStray,
+    SubmitJob,
+    TrialHung,
+)
+from coordinator.outcomes import outcome_seen
+from coordinator.specs import Site
+from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, ShardState, State
+
+
+class IllegalEventError(Exception):
+    """An event that cannot follow this state: a bug of the shell, never the operator's fault."""
+
+
+def start(event: Accepted) -> tuple[State, list[Action]]:
+    """The state of a newly accepted evaluation."""
+    record = event.record
+    entries = [EntryState(index=i, name=t.name) for i, t in enumerate(record.suite.tasks)]
+    state = State(record=record, entries=entries, batch_size=record.suite.batch_size)
+    return state, [FindRequestSets(record=record)]
+
+
+def step(state: State, site: Site, event: AnyEvent) -> list[Action]:
+    """Take in one event; what shall be done now. Raises IllegalEventError, and changes nothing then."""
+    handler = _HANDLERS.get(type(event))
+    if handler is None:
+        raise IllegalEventError(f"{event.kind} cannot come to a running evaluation")
+    actions = handler(state, event)
+    return [*actions, *rules.due(state, site, event.at)]
+
+
+def _known_job(state: State, name: str) -> JobInfo:
+    info = state.jobs.get(name)
+    if info is None:
+        raise IllegalEventError(f"no job {name} was ever intended")
+    return info
+
+
+def _found(state: State, event: RequestSetsFound) -> list[Action]:
+    if event.folders.keys() != set(range(len(state.entries))):
+        raise IllegalEventError("request sets were looked up for other entries")
+    for entry in state.entries:
+        entry.folder = event.folders[entry.index]
+        if entry.index in event.sets and not entry.terminal:
+            entry.sets = event.sets[entry.index]
+            entry.status = "built"
+    state.looked_up = True
+    state.batch_size = event.batch_size
+    return []
+
+
+def _offered(state: State, event: NodesOffered) -> list[Action]:
+    per_trial = state.record.options.gpus_per_trial
+    for offer in event.offers:
+        lanes = offer.gpus // per_trial
+        known = state.nodes.get(offer.node)
+        if known is None and lanes > 0:
+            state.nodes[offer.node] = NodeUse(
+                name=offer.node, lanes=lanes, gpu_type=offer.gpu_type, memory_mb=offer.memory_mb
+            )
+        elif known is not None and known.status == "withdrawn" and lanes > 0:
+            known.status, known.lanes, known.holder, known.failures = "offered", lanes, None, 0
+        elif known is not None and lanes > known.lanes:
+            known.lanes = lanes
+    return []
+
+
+def _withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
+    node = state.nodes.get(event.node)
+    if node is None:
+        raise IllegalEventError(f"node {event.node} is not used")
+    node.status, node.why = "withdrawn", event.reason
+    return [
+        CancelJob(job_id=info.job_id)
+        for name in sorted(state.live)
+        if (info := state.jobs[name]).job.node == event.node and info.job_id
+    ]
+
+
+def _submitted(state: State, event: JobSubmitted) -> list[Action]:
+    info = _known_job(state, event.job)
+    if info.phase == "ended":
+        return [CancelJob(job_id=event.job_id)]
+    if info.phase == "submitted" and info.job_id != event.job_id:
+        # a submission that timed out had happened after all: the later twin goes
+        return [CancelJob(job_id=event.job_id)]
+    info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
+    return []
+
+
+def _not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
+    info = _known_job(state, event.job)
+    if info.phase == "ended":
+        return []
+    info.changed_at = event.at
+    if event.refused:
+        info.refused = event.error
+        state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
+        return _end_members(state, info, list(info.members), "REFUSED")
+    info.phase = "uncertain" if event.maybe_done else "intended"
+    tries = state.counters.get(f"submit/{event.job}", 0) + 1
+    state.counters[f"submit/{event.job}"] = tries
+    if event.maybe_done:
+        return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
+    if tries > rules.MAX_SUBMISSIONS:
+        state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
+        return _end_members(state, info, list(info.members), "NOT_SUBMITTED")
+    return [SubmitJob(job=info.job, specs=info.specs)]
+
+
+def _started(state: State, event: JobStarted) -> list[Action]:
+    info = _known_job(state, event.job)
+    if info.members.get(event.index) == "pending":
+        info.members[event.index] = "running"
+        info.changed_at = event.at
+    return []
+
+
+def _ended(state: State, event: JobEnded) -> list[Action]:
+    info = _known_job(state, event.job)
+    if event.index not in info.members:
+        raise IllegalEventError(f"{event.job} has no member {event.index}")
+    if info.members[event.index] == "ended":
+        return []
+    info.changed_at = event.at
+    return _end_members(state, info, [event.index], event.state)
+
+
+def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str) -> list[Action]:
+    """Members are over: their trials die with them, and the whole job once all are."""
+    actions: list[Action] = []
+    for member in members:
+        info.members[member] = "ended"
+        trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
+        for trial in trials:
+            if state.live_trials.pop(trial, None) is not None:
+                # no account of its own: it was killed
+                actions.append(ReleaseClaims(trial=trial))
+                rules.count_trial_death(state, info.job.node, f"{trial} ended ({word}) without a word")
+    if all(phase == "ended" for phase in info.members.values()) and info.live:
+        info.phase = "ended"
+        state.live.discard(info.job.name)
+        rules.job_over(state, info, word)
+    return actions
+
+
+def _planned(state: State, event: Planned) -> list[Action]:
+    state.plans += 1
+    state.planning = False
+    state.planned_at = event.at
+    state.predicted_makespan_seconds = event.predicted_makespan_seconds
+    state.lower_bound_seconds = event.lower_bound_seconds
+    where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
+    for leaf in event.leaves:
+        known = state.leaves.get(leaf.task)
+        if known is not None:
+            continue  # planned before (a retry): its shards stand
+        per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
+        waiting: dict[int, int] = {}
+        for shard, documents in zip(leaf.shards, per_shard, strict=True):
+            lane, rank, seconds = where[shard]
+            state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
+            for document in documents:
+                waiting[document] = waiting.get(document, 0) + 1
+        state.leaves[leaf.task] = LeafState(planned=leaf, todo=len(leaf.shards), waiting=waiting)
+        state.todo += len(leaf.shards)
+    actions: list[Action] = [_fill(state)]
+    if state.record.suite.batch_size == "auto":
+        # the probing trial was started before there were request sets to name
+        sets = {leaf.task: leaf.folder for leaf in event.leaves}
+        actions.append(PublishSets(batch_size=event.batch_size, sets=sets))
+    return actions
+
+
+def _fill(state: State) -> FillQueue:
+    lanes: dict[str, list[tuple[str, float, float]]] = {}
+    for name, shard in state.shards.items():
+        if shard.frame is None and not shard.quarantined:
+            lanes.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
+    return FillQueue(lanes={lane: tuple(shards) for lane, shards in lanes.items()})
+
+
+def _plan_failed(state: State, event: PlanFailed) -> list[Action]:
+    state.planning = False
+    state.fatal = state.fatal or event.error
+    return []
+
+
+def _dumped(state: State, event: ShardsDumped) -> list[Action]:
+    for name, frame in event.shards:
+        shard = state.shards.get(name)
+        if shard is None:
+            raise IllegalEventError(f"responses of the unplanned shard {name}")
+        if shard.frame is not None:
+            continue  # a second copy: the first one counts
+        rules.count_shard_done(state, name, frame)
+    state.barren = 0
+    return []
+
+
+def _corrupted(state: State, event: ShardCorrupted) -> list[Action]:
+    shard = state.shards.get(event.shard)
+    if shard is None or shard.frame is None:
+        return []
+    rules.take_back_shard(state, event.shard)
+    return [QueueShards(lane=shard.lane, shards=((event.shard, shard.rank, shard.seconds),))]
+
+
+def _queue_lost(state: State, _event: QueueLost) -> list[Action]:
+    return [_fill(state)] if state.leaves and not state.winding_down else []
+
+
+def _stray(state: State, event: ShardsStray) -> list[Action]:
+    lanes: dict[str, list[tuple[str, float, float]]] = {}
+    for name in event.shards:
+        shard = state.shards.get(name)
+        if shard is not None and shard.frame is None and not shard.quarantined:
+            lanes.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
+    return [QueueShards(lane=lane, shards=tuple(shards)) for lane, shards in sorted(lanes.items())]
+
+
+def _metrics_lost(state: State, event: MetricJobsLost) -> list[Action]:
+    again = [state.metrics[n] for n in event.jobs if n in state.outstanding]
+    return [EnqueueMetric(name=m.name, spec=m.spec, urgent=m.kind == "execute") for m in again]
+
+
+def _hung(state: State, event: TrialHung) -> list[Action]:
+    where = state.live_trials.get(event.trial)
+    if where is None:
+        return []
+    job, member = where
+    info = state.jobs[job]
+    if event.shard is not None:
+        rules.count_kill(state, event.shard, f"{event.trial} made no progress for {event.seconds:.0f} s")
+    state.warnings.append(f"{event.trial} made no progress for {event.seconds:.0f} s and was ended")
+    if not info.job_id:
+        return []
+    return [CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None)]
+
+
+def _cancel(state: State, event: CancelAsked) -> list[Action]:
+    state.cancelled = state.cancelled or event.reason
+    return []
+
+
+def _retry(state: State, _event: RetryAsked) -> list[Action]:
+    if not any(e.status == "failed" for e in state.entries):
+        return []
+    state.fatal = state.cancelled = ""
+    state.results_asked = state.results_written = False
+    state.ended_at = None
+    state.barren = 0
+    for node in state.nodes.values():
+        if node.status in ("aside", "ready", "staging"):
+            node.status, node.failures, node.holder = "withdrawn", 0, None
+    requeue = [rules.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
+    return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
+
+
+def _restarted(state: State, _event: Restarted) -> list[Action]:
+    """Repeat what may be repeated. Jobs still "intended" are looked up by name before they are submitted again."""
+    for name in state.live:
+        if state.jobs[name].phase == "intended":
+            state.jobs[name].phase = "uncertain"
+            state.jobs[name].changed_at = 0.0
+    actions: list[Action] = []
+    if not state.looked_up:
+        actions.append(FindRequestSets(record=state.record))
+    state.planning = False
+    state.results_asked = state.results_asked and state.results_written
+    actions += [
+        EnqueueMetric(name=m.name, spec=m.spec, urgent=m.kind == "execute")
+        for n in sorted(state.outstanding)
+        for m in (state.metrics[n],)
+    ]
+    actions += rules.repeat_releases(state)
+    return actions
+
+
+def _results_written(state: State, _event: ResultsWritten) -> list[Action]:
+    state.results_written = True
+    return []
+
+
+def _outcome(state: State, event: OutcomeSeen) -> list[Action]:
+    return outcome_seen(state, event.outcome, event.at)
+
+
+_HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
+    RequestSetsFound: _found,
+    NodesOffered: _offered,
+    NodeWithdrawn: _withdrawn,
+    JobSubmitted: _submitted,
+    JobNotSubmitted: _not_submitted,
+    JobStarted: _started,
+    JobEnded: _ended,
+    OutcomeSeen: _outcome,
+    Planned: _planned,
+    PlanFailed: _plan_failed,
+    ShardsDumped: _dumped,
+    ShardCorrupted: _corrupted,
+    QueueLost: _queue_lost,
+    ShardsStray: _stray,
+    MetricJobsLost: _metrics_lost,
+    TrialHung: _hung,
+    CancelAsked: _cancel,
+    RetryAsked: _retry,
+    Restarted: _restarted,
+    ResultsWritten: _results_written,
+}

@@ -1,0 +1,179 @@
+"""From what a listing or a snapshot shows to the events that it means. Pure.
+
+Rule: only a successful look is news. A job that a listing lacks is "lost" after it was missing from two good listings
+and for a grace time; a state nobody knows is a warning and "still there" (law 8). Identity is our name (unique per
+attempt); the job id is only how to cancel it, since a restarted controller may hand out an id twice.
+It does not know: how listings are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.cluster import JobState
+from coordinator.messages import (
+    AnyEvent,
+    JobEnded,
+    JobNotSubmitted,
+    JobStarted,
+    JobSubmitted,
+    MetricJobsLost,
+    TrialHung,
+)
+from coordinator.state import JobInfo, State
+
+
+@dataclass(slots=True, kw_only=True)
+class Grace:
+    """How long absence must last before it means something; seconds."""
+
+    lost: float = 30.0  # a submitted job that listings lack
+    uncertain: float = 10.0  # a submission that may have happened
+    hung: float = 900.0  # a running trial without progress
+    overdue: float = 60.0  # a job that was told to end
+    outcome: float = 0.0  # an ended job's files may reach us later than the word of its end (NFS)
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Memory between listings that is not worth a journal: since when a job has been missing, unknown states told."""
+
+    missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
+    ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    cancelled: set[str] = field(default_factory=set)
+
+
+def job_events(
+    state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
+) -> tuple[list[AnyEvent], list[str]]:
+    """Events of one successful listing, and the ids of twin jobs (a name submitted twice) that should be cancelled."""
+    by_name: dict[str, list[JobState]] = {}
+    for job in listing:
+        by_name.setdefault(job.name, []).append(job)
+    events: list[AnyEvent] = []
+    twins: list[str] = []
+    for name in sorted(state.live):
+        info = state.jobs[name]
+        members = by_name.get(name, [])
+        events += _one_job(info, members, seen, grace, now)
+        own = info.job_id or (members[0].job_id if members else "")
+        twins += sorted({m.job_id for m in members if m.job_id != own and m.phase != "ended"})
+    return events, twins
+
+
+def _one_job(
+    info: JobInfo, members: Sequence[JobState], seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    name = info.job.name
+    if not members and info.phase in ("uncertain", "intended"):
+        if (
+            info.phase == "uncertain"
+            and now - max(info.changed_at, _first_missing(seen, (name, -1), now)) > grace.uncertain
+        ):
+            seen.missing_since.pop((name, -1), None)
+            return [JobNotSubmitted(at=now, job=name, error="it is in no listing")]
+        return []
+    events: list[AnyEvent] = []
+    job_id = info.job_id
+    if members and info.phase != "submitted":
+        job_id = members[0].job_id
+        events.append(JobSubmitted(at=now, job=name, job_id=job_id))
+    by_index = {m.index: m for m in members if m.job_id == job_id}
+    for index, phase in info.members.items():
+        if phase == "ended":
+            continue
+        events += _one_member(name, index, phase, by_index.get(index), seen=seen, grace=grace, now=now)
+    return events
+
+
+def _one_member(
+    name: str, index: int, phase: str, found: JobState | None, *, seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    key = (name, index)
+    if found is None:
+        since = _first_missing(seen, key, now)
+        seen.missing_count[key] = seen.missing_count.get(key, 0) + 1
+        if seen.missing_count[key] >= 2 and now - since >= grace.lost:
+            return [JobEnded(at=now, job=name, index=index, state="VANISHED", lost=True)]
+        return []
+    seen.missing_since.pop(key, None)
+    seen.missing_count.pop(key, None)
+    if found.phase == "ended":
+        if now - seen.ended_since.setdefault(key, now) < grace.outcome:
+            return []
+        return [JobEnded(at=now, job=name, index=index, state=found.state)]
+    if found.phase == "running" and phase == "pending":
+        return [
+            JobStarted(
+                at=now,
+                job=name,
+                index=index,
+                node=found.node,
+                started_at=found.started_at,
+                submitted_at=found.submitted_at,
+            )
+        ]
+    return []
+
+
+def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
+    return seen.missing_since.setdefault(key, now)
+
+
+def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:
+    """Ids of jobs that were told to end and are still there: holders past their release, anything after the results."""
+    ids = []
+    for name in sorted(state.live):
+        info = state.jobs[name]
+        since = info.released_at
+        if since is None and state.results_written:
+            since = max(info.changed_at, seen.missing_since.setdefault((name, -2), now))
+        if since is not None and now - since > grace.overdue and info.job_id and name not in seen.cancelled:
+            seen.cancelled.add(name)
+            ids.append(info.job_id)
+    return ids
+
+
+def hung_trials(
+    state: State, progress: Mapping[str, tuple[float, str | None]], seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    """Running trials without progress. `progress`: trial -> (unix seconds of its last progress, shard in hand)."""
+    events: list[AnyEvent] = []
+    for trial, (job, member) in state.live_trials.items():
+        info = state.jobs[job]
+        running = info.members.get(0 if info.job.purpose == "host" else member) == "running"
+        if not running or trial in seen.told:
+            continue
+        beat, shard = progress.get(trial, (info.changed_at, None))
+        silent = now - max(beat, info.changed_at)
+        if silent > grace.hung:
+            seen.told.add(trial)
+            events.append(TrialHung(at=now, trial=trial, shard=shard, seconds=silent))
+    return events
+
+
+def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:
+    """Shards to do that are neither queued nor claimed by a living trial. `claims`: shard -> trial."""
+    queued = set(unclaimed)
+    return tuple(
+        name
+        for name, shard in state.shards.items()
+        if shard.frame is None
+        and not shard.quarantined
+        and name not in queued
+        and claims.get(name) not in state.live_trials
+    )
+
+
+def lost_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[AnyEvent]:
+    """Metric jobs that RQ no longer knows though no outcome came, some seconds after they were enqueued."""
+    there = set(known)
+    lost = tuple(
+        name
+        for name in sorted(state.outstanding)
+        if name not in there and now - state.metrics[name].enqueued_at > grace
+    )
+    return [MetricJobsLost(at=now, jobs=lost)] if lost else []

@@ -1,0 +1,186 @@
+"""What an outcome file changes in the state. Pure.
+
+Rule: an outcome is a job's own account; one that comes twice, or from a job that was given up, changes nothing.
+It does not know: how outcomes are found.
+"""
+
+from __future__ import annotations
+
+from coordinator import rules
+from coordinator.messages import Action, ReleaseClaims, ReleaseHolder
+from coordinator.state import State
+from evaljobs.contract import (
+    Built,
+    Cleared,
+    Executed,
+    Failed,
+    Probed,
+    Scored,
+    Staged,
+    TrialEnded,
+)
+
+AnyOutcome = Built | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+
+
+def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]:  # noqa: PLR0911 (a table)
+    """Take in one outcome; actions beyond those that `rules.due` finds."""
+    match outcome:
+        case Built():
+            return _built(state, outcome)
+        case Staged():
+            return _staged(state, outcome, at)
+        case TrialEnded():
+            return _trial_ended(state, outcome)
+        case Probed():
+            return _probed(state, outcome)
+        case Executed():
+            return _executed(state, outcome)
+        case Scored():
+            return _scored(state, outcome)
+        case Failed():
+            return _failed(state, outcome)
+        case Cleared():
+            return []  # the holder's end is seen as its job's end
+
+
+def _built(state: State, outcome: Built) -> list[Action]:
+    entry = state.entries[outcome.entry]
+    if entry.terminal or outcome.batch_size != state.batch_size:
+        return []
+    entry.sets = outcome.sets
+    entry.status = "built"
+    entry.error = ""
+    return []
+
+
+def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
+    node = state.nodes.get(outcome.node)
+    info = state.jobs.get(outcome.name)
+    if node is None or info is None:
+        return []
+    if node.holder != outcome.name or state.results_asked:
+        if info.live and info.job.purpose == "stage":
+            info.released_at = at
+            return [ReleaseHolder(job=outcome.name)]
+        return []
+    node.path, node.why = outcome.path, outcome.why
+    if info.job.purpose == "stage":
+        node.status, node.rung = "ready", outcome.rung
+    else:
+        node.status = "ready"
+    if outcome.rung == "storage":
+        state.warnings.append(f"{node.name} reads the weights from storage: {outcome.why}")
+    return []
+
+
+def _trial_ended(state: State, outcome: TrialEnded) -> list[Action]:
+    where = state.live_trials.pop(outcome.name, None)
+    if where is None:
+        return []
+    if outcome.reason == "queue-lost":
+        state.warnings.append(f"{outcome.name} lost the work queue")
+    if outcome.shards == 0 and outcome.reason == "queue-lost":
+        rules.count_trial_death(
+            state, state.jobs[where[0]].job.node, f"{outcome.name} could not reach the work queue"
+        )
+    return [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
+
+
+def _probed(state: State, outcome: Probed) -> list[Action]:
+    if state.batch_size != "auto":
+        return []
+    state.batch_size = outcome.batch_size
+    for entry in state.entries:
+        if entry.status == "built":
+            entry.status = "unbuilt"  # requests are there; the batches of this size are added
+            entry.build_tries = 0
+    return []
+
+
+def _executed(state: State, outcome: Executed) -> list[Action]:
+    _metric_done(state, outcome.name)
+    for item, why in sorted(outcome.failed.items())[:5]:
+        state.warnings.append(f"{outcome.task}: item {item} failed: {why}")
+    return []
+
+
+def _metric_done(state: State, name: str) -> bool:
+    metric = state.metrics.get(name)
+    if metric is None or metric.done:
+        return False
+    metric.done = True
+    state.outstanding.discard(name)
+    if metric.kind == "execute":
+        state.leaves[metric.task].executed += 1
+    return True
+
+
+def _scored(state: State, outcome: Scored) -> list[Action]:
+    entry = state.entries[outcome.entry]
+    if _metric_done(state, outcome.name) and entry.status == "scoring":
+        entry.status, entry.result_file = "scored", outcome.result_file
+    return []
+
+
+def _failed(state: State, outcome: Failed) -> list[Action]:
+    match outcome.job:
+        case "build":
+            return _build_failed(state, outcome)
+        case "stage" | "host":
+            return _stage_failed(state, outcome)
+        case "trial":
+            return _trial_failed(state, outcome)
+        case "execute" | "score":
+            return _metric_failed(state, outcome)
+
+
+def _build_failed(state: State, outcome: Failed) -> list[Action]:
+    if outcome.entry is None:
+        return []
+    entry = state.entries[outcome.entry]
+    if entry.status != "building":
+        return []
+    if outcome.blame == "operator" or entry.build_tries >= rules.MAX_BUILDS:
+        return rules.fail_entry(state, entry, outcome.error)
+    entry.status = "unbuilt"
+    return []
+
+
+def _stage_failed(state: State, outcome: Failed) -> list[Action]:
+    node = state.nodes.get(outcome.node or "")
+    if outcome.blame == "operator":
+        state.fatal = state.fatal or outcome.error
+    elif node is not None and node.holder == outcome.name:
+        node.why = outcome.error
+        state.warnings.append(f"staging on {node.name} failed: {outcome.error}")
+    return []
+
+
+def _trial_failed(state: State, outcome: Failed) -> list[Action]:
+    where = state.live_trials.pop(outcome.name, None)
+    if where is None:
+        return []
+    actions: list[Action] = [ReleaseClaims(trial=outcome.name)]
+    if outcome.shard is not None:
+        return actions + rules.count_kill(state, outcome.shard, outcome.error)
+    rules.count_trial_death(state, state.jobs[where[0]].job.node, outcome.error)
+    if outcome.blame == "operator":
+        state.fatal = state.fatal or outcome.error
+    return actions
+
+
+def _metric_failed(state: State, outcome: Failed) -> list[Action]:
+    metric = state.metrics.get(outcome.name)
+    if metric is None or metric.done:
+        return []
+    _metric_done(state, outcome.name)
+    entry = state.entries[metric.entry]
+    if metric.kind == "execute":
+        # the score job runs whatever verdicts are missing; it fails the entry if it cannot
+        state.warnings.append(f"{outcome.name}: {outcome.error}")
+    elif outcome.blame == "operator" or entry.score_tries >= rules.MAX_METRIC_TRIES:
+        rules.fail_entry(state, entry, outcome.error)
+    elif entry.status == "scoring":
+        entry.status = "built"
+    return []

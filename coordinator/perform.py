@@ -1,0 +1,205 @@
+"""Actions to effects, effects to events: the only place that touches cluster, queue and files on the machine's behalf.
+
+Rule: every effect may be repeated without harm, and whatever comes of it returns as an event. An effect that failed
+because something is away (Redis, the controller) is not an error here: the loop sees the lack and asks again.
+It does not know: why an action was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evaljobs.files import write_atomic
+from evaljobs.work_queue import QueuedShard, QueueUnavailable, WorkQueue
+
+from coordinator import request_sets
+from coordinator.cluster import Cluster, ClusterError, RefusedError
+from coordinator.ending import write_results
+from coordinator.messages import (
+    Action,
+    AnyEvent,
+    CancelJob,
+    EnqueueMetric,
+    FillQueue,
+    FindRequestSets,
+    JobNotSubmitted,
+    JobSubmitted,
+    MakePlan,
+    PlanFailed,
+    Planned,
+    PublishSets,
+    QueueShards,
+    ReleaseClaims,
+    ReleaseHolder,
+    RemoveQueue,
+    RequestSetsFound,
+    ResultsWritten,
+    StopWorkers,
+    SubmitJob,
+    WithdrawShards,
+    WriteResults,
+)
+from coordinator.metric_queue import MetricQueue
+from coordinator.planning import PlanningError, make_plan
+from coordinator.records import EvaluationRecord
+from coordinator.specs import Site, workers_stop_file
+from coordinator.state import State
+from evaljobs.contract import EvaluationPaths
+
+log = logging.getLogger(__name__)
+
+
+class Performer:
+    """Effects of one work folder."""
+
+    def __init__(
+        self, *, site: Site, cluster: Cluster, lm_eval_version: Callable[[], str], sigma_table: Path
+    ) -> None:
+        self.site = site
+        self.cluster = cluster
+        self.lm_eval_version = lm_eval_version
+        self.observations = sigma_table
+        self._queues: dict[str, WorkQueue] = {}
+        self._metric_queues: dict[str, MetricQueue] = {}
+
+    def queue(self, evaluation_id: str) -> WorkQueue:
+        """The evaluation's work queue; QueueUnavailable while Redis is away."""
+        if evaluation_id not in self._queues:
+            self._queues[evaluation_id] = WorkQueue.connect(self.site.paths.redis_address, evaluation_id)
+        return self._queues[evaluation_id]
+
+    def metric_queue(self, evaluation_id: str) -> MetricQueue:
+        if evaluation_id not in self._metric_queues:
+            self._metric_queues[evaluation_id] = MetricQueue(self.site.paths.redis_address, evaluation_id)
+        return self._metric_queues[evaluation_id]
+
+    def forget_connections(self) -> None:
+        """Redis may listen elsewhere now."""
+        self._queues.clear()
+        self._metric_queues.clear()
+
+    def perform(self, state: State, action: Action) -> list[AnyEvent]:
+        """Do it; the events of what came of it."""
+        handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")
+        return handler(state, action)
+
+    def _paths(self, state: State) -> EvaluationPaths:
+        return self.site.of(state)
+
+    # --- request sets and plan -----------------------------------------------------------------------------------
+
+    def _find_request_sets(self, state: State, action: FindRequestSets) -> list[AnyEvent]:
+        record: EvaluationRecord = action.record
+        version = self.lm_eval_version()
+        sets: dict[int, dict[str, str]] = {}
+        folders: dict[int, str] = {}
+        batch_size = record.suite.batch_size
+        for index in range(len(record.suite.tasks)):
+            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, version)
+            folder = self.site.paths.request_sets / name
+            folders[index] = str(folder)
+            there = request_sets.found(folder, batch_size)
+            if there is not None:
+                sets[index] = there
+        return [RequestSetsFound(at=time.time(), sets=sets, folders=folders, batch_size=batch_size)]
+
+    def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
+        try:
+            planned: Planned = make_plan(state.record, action, self.observations, time.time())
+        except PlanningError as error:
+            return [PlanFailed(at=time.time(), error=str(error))]
+        return [planned]
+
+    def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
+        text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
+        write_atomic(self._paths(state).root / "request_sets.json", text.encode())
+        return []
+
+    # --- jobs ------------------------------------------------------------------------------------------------------
+
+    def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
+        paths = self._paths(state)
+        name = action.job.name
+        for spec_name, spec in action.specs.items():
+            write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
+        if action.job.purpose == "metric":
+            Path(workers_stop_file(paths)).unlink(missing_ok=True)
+        try:
+            job_id = self.cluster.submit(action.job)
+        except RefusedError as error:
+            return [JobNotSubmitted(at=time.time(), job=name, error=str(error), refused=True)]
+        except ClusterError as error:
+            log.warning("submitting %s: %s", name, error)
+            return [JobNotSubmitted(at=time.time(), job=name, error=str(error), maybe_done=True)]
+        return [JobSubmitted(at=time.time(), job=name, job_id=job_id)]
+
+    def _cancel_job(self, _state: State, action: CancelJob) -> list[AnyEvent]:
+        target = action.job_id if action.index is None else f"{action.job_id}_{action.index}"
+        try:
+            self.cluster.cancel([target])
+        except ClusterError as error:
+            log.warning("cancelling %s: %s", target, error)
+        return []
+
+    def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
+        write_atomic(self._paths(state).release_file(action.job), b"")
+        return []
+
+    def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:
+        write_atomic(Path(workers_stop_file(self._paths(state))), b"")
+        return []
+
+    # --- queues: what Redis lacks is seen by the loop and asked for again -------------------------------------------
+
+    def _fill_queue(self, state: State, action: FillQueue) -> list[AnyEvent]:
+        lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
+        return self._with_queue(state, lambda q: q.fill(lanes, state.queue_epoch))
+
+    def _queue_shards(self, state: State, action: QueueShards) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.add(action.lane, [_queued(s) for s in action.shards]))
+
+    def _withdraw_shards(self, state: State, action: WithdrawShards) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.withdraw(action.shards))
+
+    def _release_claims(self, state: State, action: ReleaseClaims) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.release_claims(action.trial))
+
+    def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.remove())
+
+    def _with_queue(self, state: State, effect: Callable[[WorkQueue], object]) -> list[AnyEvent]:
+        try:
+            effect(self.queue(state.evaluation_id))
+        except QueueUnavailable as error:
+            log.warning("work queue: %s", error)
+        return []
+
+    def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
+        path = self._paths(state).spec(action.name)
+        write_atomic(path, action.spec.model_dump_json(indent=1).encode())
+        kind = "execute" if action.spec.kind == "execute" else "score"
+        try:
+            self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, urgent=action.urgent)
+        except QueueUnavailable as error:
+            log.warning("metric queue: %s", error)
+        return []
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _write_results(self, state: State, action: WriteResults) -> list[AnyEvent]:
+        write_results(state, self._paths(state), action.failed, self.observations)
+        return [ResultsWritten(at=time.time())]
+
+
+def _queued(shard: tuple[str, float, float]) -> QueuedShard:
+    name, rank, seconds = shard
+    return QueuedShard(shard=name, priority=rank, seconds=seconds)
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -1,0 +1,424 @@
+"""What is due, given what is known: the rules that `machine.step` applies after every event. Pure.
+
+Rule: each rule reads the state, records its intent in it, and returns the actions of that intent; applied twice it
+does nothing the second time. None of them counts all shards (the state keeps counters).
+It does not know: the order of events, clocks, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.messages import (
+    Action,
+    CancelJob,
+    EnqueueMetric,
+    MakePlan,
+    ReleaseHolder,
+    RemoveQueue,
+    StopWorkers,
+    SubmitJob,
+    WithdrawShards,
+    WriteResults,
+)
+from coordinator.specs import (
+    Site,
+    build_job,
+    execute_spec,
+    holder_job,
+    host_job,
+    score_spec,
+    trial_job,
+    worker_job,
+)
+from coordinator.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, State
+from evaljobs.contract import FrameRef
+
+MAX_SUBMISSIONS = 8
+MAX_BUILDS = 3
+MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
+MAX_NODE_FAILURES = 3
+MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails
+MAX_METRIC_TRIES = 3
+MAX_WORKER_JOBS = 20
+MAX_HOLDERS = 3  # holder jobs per node
+
+
+def due(state: State, site: Site, now: float) -> list[Action]:
+    """Everything that the state calls for and that has not been asked for yet."""
+    if state.ended_at is not None:
+        return []
+    actions: list[Action] = []
+    if state.fatal or state.cancelled:
+        _close_entries(state, state.fatal or f"cancelled: {state.cancelled}")
+    if state.looked_up and not state.results_asked and not all(e.terminal for e in state.entries):
+        actions += _builds(state, site, now)
+        actions += _nodes(state, site, now)
+        actions += _plan(state)
+        actions += _trials(state, site, now)
+        actions += _metrics(state, site, now)
+        actions += _workers(state, site, now)
+    actions += _finish(state, now)
+    return actions
+
+
+def _submit(state: State, info: JobInfo, now: float) -> SubmitJob:
+    info.changed_at = now
+    state.jobs[info.job.name] = info
+    state.live.add(info.job.name)
+    return SubmitJob(job=info.job, specs=info.specs)
+
+
+def _builds(state: State, site: Site, now: float) -> list[Action]:
+    waiting = [e for e in state.entries if e.status == "unbuilt"]
+    if not waiting:
+        return []
+    parts = min(state.record.options.build_jobs, len(waiting))
+    actions: list[Action] = []
+    for part in range(parts):
+        entries = waiting[part::parts]
+        for entry in entries:
+            entry.status = "building"
+            entry.build_tries += 1
+        actions.append(_submit(state, build_job(state, site, entries), now))
+    return actions
+
+
+def _lanes_in_use(state: State) -> int:
+    return sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
+
+
+def _nodes(state: State, site: Site, now: float) -> list[Action]:
+    """Take offered nodes into use, as many as there is work for: stage on each, before any GPU is held."""
+    options = state.record.options
+    actions: list[Action] = []
+    for node in state.nodes.values():
+        if node.status != "offered":
+            continue
+        in_use = _lanes_in_use(state)
+        nodes_in_use = sum(1 for n in state.nodes.values() if n.status in ("staging", "ready"))
+        most = options.max_trials if options.max_trials is not None else in_use + node.lanes
+        if in_use >= most or (options.max_nodes is not None and nodes_in_use >= options.max_nodes):
+            continue
+        if state.leaves and state.todo - len(state.live_trials) <= _free_lanes(state):
+            continue  # what is in use already suffices
+        node.lanes = min(node.lanes, most - in_use)
+        if options.host_trials:
+            if not state.leaves:
+                continue  # a host holds GPUs from its start: not before there are shards
+            actions.append(_submit_host(state, site, node, now))
+        elif options.stage and node.attempts < MAX_HOLDERS:
+            node.status = "staging"
+            info = holder_job(state, site, node)
+            node.attempts += 1
+            node.holder = info.job.name
+            actions.append(_submit(state, info, now))
+        else:
+            node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source
+    return actions
+
+
+def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:
+    node.status, node.rung = "staging", "host"
+    info = host_job(state, site, node, [f"{node.name}/{i}" for i in range(node.lanes)])
+    node.attempts += 1
+    node.holder = info.job.name
+    _register_trials(state, info)
+    return _submit(state, info, now)
+
+
+def _free_lanes(state: State) -> int:
+    return _lanes_in_use(state) - len(state.live_trials)
+
+
+def _register_trials(state: State, info: JobInfo) -> None:
+    for member, (trial, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
+        state.live_trials[trial] = (info.job.name, member)
+        state.trial_lane[trial] = lane
+
+
+def _plan(state: State) -> list[Action]:
+    if state.planning or state.batch_size == "auto":
+        return []
+    if any(e.status in ("unbuilt", "building") for e in state.entries):
+        return []
+    fresh = {
+        e.index: e.sets
+        for e in state.entries
+        if e.status == "built" and not all(t in state.leaves for t in e.sets)
+    }
+    lanes = tuple(
+        (f"{n.name}/{i}", n.name)
+        for n in state.nodes.values()
+        if n.status in ("staging", "ready", "offered")
+        for i in range(n.lanes)
+    )
+    if not fresh or not lanes:
+        return []
+    most = state.record.options.max_trials
+    state.planning = True
+    return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes[:most] if most else lanes)]
+
+
+def _trials(state: State, site: Site, now: float) -> list[Action]:
+    """As many trials as there are shards that no living trial can be holding, on the lanes that are free."""
+    actions: list[Action] = []
+    probing = state.batch_size == "auto"
+    if not state.leaves and not probing:
+        return []
+    need = 1 - len(state.live_trials) if probing else state.todo - len(state.live_trials)
+    if need < 0:
+        actions += _cancel_pending(state, -need)
+    for node in state.nodes.values():
+        if need <= 0:
+            break
+        if node.status != "ready" or node.rung == "host":
+            continue
+        busy = state.live_lanes(node.name)
+        free = [lane for i in range(node.lanes) if (lane := f"{node.name}/{i}") not in busy][:need]
+        if free:
+            info = trial_job(state, site, node, free)
+            _register_trials(state, info)
+            need -= len(free)
+            actions.append(_submit(state, info, now))
+    return actions
+
+
+def _cancel_pending(state: State, surplus: int) -> list[Action]:
+    """Pending trials for which no shard is left hold nothing yet: they go."""
+    actions: list[Action] = []
+    for trial, (job, member) in sorted(state.live_trials.items()):
+        if surplus <= 0:
+            break
+        info = state.jobs[job]
+        if info.job.purpose != "trial" or info.phase != "submitted" or info.members[member] != "pending":
+            continue
+        key = f"cancel/{trial}"
+        if state.counters.get(key):
+            continue
+        state.counters[key] = 1
+        surplus -= 1
+        actions.append(CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None))
+    return actions
+
+
+def _metrics(state: State, site: Site, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for leaf in state.leaves.values():
+        if leaf.planned.executes and state.entries[leaf.planned.entry].status == "built":
+            actions += _executes(state, site, leaf, now)
+    for entry in state.entries:
+        if entry.status != "built" or not entry.sets:
+            continue
+        leaves = [state.leaves[t] for t in entry.sets if t in state.leaves]
+        if len(leaves) < len(entry.sets) or any(
+            x.todo or x.complete or x.executes > x.executed for x in leaves
+        ):
+            continue
+        entry.status = "scoring"
+        name = f"score-{entry.index}-{entry.score_tries}"
+        entry.score_tries += 1
+        metric = MetricState(
+            name=name,
+            kind="score",
+            entry=entry.index,
+            spec=score_spec(state, site, entry, name),
+            attempt=entry.score_tries,
+            enqueued_at=now,
+        )
+        actions.append(_enqueue(state, metric))
+    return actions
+
+
+def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
+    actions: list[Action] = []
+    size = state.record.options.execute_documents
+    while leaf.complete and (len(leaf.complete) >= size or leaf.todo == 0):
+        documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
+        name = f"execute-{leaf.planned.task}-{leaf.executes}"
+        leaf.executes += 1
+        metric = MetricState(
+            name=name,
+            kind="execute",
+            entry=leaf.planned.entry,
+            task=leaf.planned.task,
+            spec=execute_spec(state, site, leaf, documents, name),
+            enqueued_at=now,
+        )
+        actions.append(_enqueue(state, metric))
+    return actions
+
+
+def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
+    state.metrics[metric.name] = metric
+    state.outstanding.add(metric.name)
+    return EnqueueMetric(name=metric.name, spec=metric.spec, urgent=metric.kind == "execute")
+
+
+def _workers(state: State, site: Site, now: float) -> list[Action]:
+    """Workers start with the trials (their imports overlap the first shards) and are kept while anything is open."""
+    wanted = bool(state.outstanding) or any(
+        i for i in state.live if state.jobs[i].job.purpose in ("trial", "host")
+    )
+    if not state.leaves or not wanted or any(True for _ in state.live_jobs("metric")):
+        return []
+    if state.worker_tries >= MAX_WORKER_JOBS:
+        state.fatal = f"{state.worker_tries} worker jobs ended before the metrics did; see their logs"
+        return []
+    state.worker_tries += 1
+    return [_submit(state, worker_job(state, site), now)]
+
+
+def _finish(state: State, now: float) -> list[Action]:
+    if not all(e.terminal for e in state.entries):
+        return []
+    actions: list[Action] = []
+    if not state.results_asked:
+        state.results_asked = True
+        actions.append(StopWorkers())
+        actions += _cancel_live(state)
+        actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
+    for info in state.live_jobs("stage"):
+        if info.released_at is None:
+            info.released_at = now
+            actions.append(ReleaseHolder(job=info.job.name))
+    if state.results_written and not state.live:
+        state.ended_at = now
+    return actions
+
+
+def _cancel_live(state: State) -> list[Action]:
+    """Trials and builds that are still there have nothing to do any more. Holders and workers end by themselves."""
+    return [
+        CancelJob(job_id=info.job_id)
+        for name in sorted(state.live)
+        if (info := state.jobs[name]).job.purpose in ("trial", "host", "build") and info.job_id
+    ]
+
+
+def repeat_releases(state: State) -> list[Action]:
+    """After a restart: say again what was said to holders and workers, whether or not it was heard."""
+    if not state.results_asked:
+        return []
+    released = [ReleaseHolder(job=i.job.name) for i in state.live_jobs("stage") if i.released_at is not None]
+    return [StopWorkers(), *_cancel_live(state), *released]
+
+
+def _close_entries(state: State, error: str) -> None:
+    for entry in state.entries:
+        if not entry.terminal:
+            entry.status, entry.error = "failed", error
+
+
+# --- facts recorded by more than one handler -------------------------------------------------------------------------
+
+
+def job_over(state: State, info: JobInfo, word: str) -> None:
+    """All members of a job are over: what was not done by it is due again."""
+    for index in info.entries:
+        entry = state.entries[index]
+        if entry.status == "building":
+            if entry.build_tries >= MAX_BUILDS:
+                fail_entry(
+                    state,
+                    entry,
+                    f"its build job ended {entry.build_tries} times ({word}); see {info.job.log}",
+                )
+            else:
+                entry.status = "unbuilt"
+    if info.job.purpose in ("stage", "host") and info.job.node is not None:
+        node = state.nodes[info.job.node]
+        if node.holder == info.job.name and node.status in ("staging", "ready"):
+            node.holder = None
+            node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
+            node.why = f"{info.job.name} ended ({word})"
+
+
+def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
+    """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more."""
+    entry.status, entry.error = "failed", error
+    withdrawn = []
+    for task in entry.sets:
+        leaf = state.leaves.get(task)
+        for name in leaf.planned.shards if leaf else ():
+            shard = state.shards[name]
+            if shard.frame is None and not shard.quarantined:
+                shard.quarantined = True
+                state.todo -= 1
+                withdrawn.append(name)
+    return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
+
+
+def count_shard_done(state: State, name: str, frame: FrameRef) -> None:
+    shard = state.shards[name]
+    leaf = state.leaves[name.rsplit("|", 2)[0]]
+    shard.frame = frame
+    leaf.todo -= 1
+    if not shard.quarantined:
+        state.todo -= 1
+    for document in shard.documents:
+        leaf.waiting[document] -= 1
+        if leaf.waiting[document] == 0:
+            leaf.complete.append(document)
+
+
+def take_back_shard(state: State, name: str) -> None:
+    """A shard counted as done has to run again (its record cannot be read)."""
+    shard = state.shards[name]
+    leaf = state.leaves[name.rsplit("|", 2)[0]]
+    shard.frame = None
+    leaf.todo += 1
+    if not shard.quarantined:
+        state.todo += 1
+    for document in shard.documents:
+        leaf.waiting[document] += 1
+        if document in leaf.complete:
+            leaf.complete.remove(document)
+    entry = state.entries[leaf.planned.entry]
+    if entry.status == "scoring":
+        entry.status = "built"
+
+
+def count_trial_death(state: State, node_name: str | None, why: str) -> None:
+    """A trial died and no shard was to blame: the node may be."""
+    state.barren += 1
+    node = state.nodes.get(node_name or "")
+    if node is not None:
+        node.failures += 1
+        if node.failures >= MAX_NODE_FAILURES and node.status in ("ready", "staging"):
+            node.status, node.why = "aside", why
+            state.warnings.append(f"node {node.name} set aside: {why}")
+    alive = any(n.status in ("offered", "staging", "ready") for n in state.nodes.values())
+    if state.barren >= MAX_BARREN or not alive:
+        state.fatal = state.fatal or f"trials keep failing; the last: {why}"
+
+
+def count_kill(state: State, name: str, why: str) -> list[Action]:
+    """A shard took its trial down; the third time it is quarantined and its task fails loudly."""
+    shard = state.shards.get(name)
+    if shard is None or shard.frame is not None or shard.quarantined:
+        return []
+    shard.kills += 1
+    if shard.kills < MAX_KILLS:
+        return []
+    entry = state.entries[state.leaves[name.rsplit("|", 2)[0]].planned.entry]
+    state.warnings.append(f"shard {name} quarantined: {why}")
+    return fail_entry(state, entry, f"shard {name} took down {shard.kills} trials; the last: {why}")
+
+
+def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[str, float, float], ...]]:
+    """A failed entry is tried again from where it stood; returns the shards to queue by lane."""
+    entry.error, entry.build_tries, entry.score_tries = "", 0, entry.score_tries
+    entry.status = "built" if entry.sets else "unbuilt"
+    lanes: dict[str, list[tuple[str, float, float]]] = {}
+    for task in entry.sets:
+        leaf = state.leaves.get(task)
+        for name in leaf.planned.shards if leaf else ():
+            shard = state.shards[name]
+            shard.kills = 0
+            if shard.quarantined:
+                shard.quarantined = False
+                if shard.frame is None:
+                    state.todo += 1
+                    lanes.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
+    return {lane: tuple(shards) for lane, shards in lanes.items()}

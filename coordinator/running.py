@@ -1,0 +1,231 @@
+"""One evaluation in the loop: its journal, its state, and what its folder shows.
+
+Rule: observe -> log -> step -> perform, and nothing else changes the state. Outcome files and response records are
+the truth; Redis only says where to look sooner.
+It does not know: other evaluations, nodes' allocation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from evaljobs.files import read_frames, write_atomic
+from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
+from pydantic import ValidationError
+
+from coordinator import machine, observe
+from coordinator.cluster import JobState
+from coordinator.messages import (
+    Accepted,
+    Action,
+    AnyEvent,
+    OutcomeSeen,
+    QueueLost,
+    Restarted,
+    ShardsDumped,
+    ShardsStray,
+)
+from coordinator.metric_queue import MetricQueue
+from coordinator.perform import Performer
+from coordinator.records import EvaluationRecord
+from coordinator.state import State
+from coordinator.store import Journal
+from evaljobs.contract import OUTCOME, EvaluationPaths, FrameRef
+
+log = logging.getLogger(__name__)
+
+AUDIT_SECONDS = 15.0  # how often queues are compared with what is to do
+FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
+
+
+class Running:
+    """An accepted evaluation; `state.ended_at` is set once it is over and nothing of it is left on the cluster."""
+
+    def __init__(self, state: State, journal: Journal, performer: Performer, grace: observe.Grace) -> None:
+        self.state = state
+        self.journal = journal
+        self.performer = performer
+        self.grace = grace
+        self.paths: EvaluationPaths = performer.site.of(state)
+        self.seen = observe.Sightings()
+        self.snapshot: QueueSnapshot | None = None
+        self._outcomes_read: set[str] = set()
+        self._consumed: dict[str, int] = {}
+        self._scanned_at = 0.0
+        self._audited_at = 0.0
+
+    # --- birth and return ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def accept(cls, record: EvaluationRecord, performer: Performer, grace: observe.Grace) -> Running:
+        """A new evaluation: its folder, its journal's first event."""
+        paths = performer.site.paths.evaluation(record.evaluation_id)
+        for folder in paths.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
+        journal = Journal(paths.journal)
+        event = Accepted(at=time.time(), record=record)
+        journal.append([event])
+        state, actions = machine.start(event)
+        running = cls(state, journal, performer, grace)
+        running._perform(actions)
+        return running
+
+    @classmethod
+    def resume(cls, root: Path, performer: Performer, grace: observe.Grace) -> Running | None:
+        """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
+        journal = Journal(EvaluationPaths(root).journal)
+        state: State | None = None
+        for event in journal.replay():
+            if isinstance(event, Accepted):
+                state, _ = machine.start(event)
+            elif state is not None:
+                try:
+                    machine.step(state, performer.site, event)
+                except machine.IllegalEventError:
+                    log.exception("%s: an event in the journal is illegal and was passed over", root.name)
+        if state is None:
+            journal.close()
+            return None
+        running = cls(state, journal, performer, grace)
+        if state.ended_at is None:
+            running.take([Restarted(at=time.time())])
+        return running
+
+    # --- the loop's body -------------------------------------------------------------------------------------------
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Log these events, then step and perform; what comes of that is taken likewise."""
+        if not events:
+            return
+        self.journal.append(events)
+        for event in events:
+            self._perform(self._step(event))
+
+    def _step(self, event: AnyEvent) -> list[Action]:
+        try:
+            return machine.step(self.state, self.performer.site, event)
+        except machine.IllegalEventError:
+            log.exception("%s: passed over an illegal %s", self.state.evaluation_id, event.kind)
+            return []
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        waiting = deque(actions)
+        while waiting:
+            came = self.performer.perform(self.state, waiting.popleft())
+            if came:
+                self.journal.append(came)
+                for event in came:
+                    waiting.extend(self._step(event))
+
+    def observe(self, listing: Sequence[JobState] | None, now: float) -> None:
+        """One tick. `listing`: all jobs of the cluster, or None where there is no news of them."""
+        if self.state.ended_at is not None:
+            return
+        outcomes = self._new_outcomes(now)
+        self._look_at_queue(now)
+        dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
+        self.take([*dumped, *outcomes])
+        if listing is not None:
+            events, twins = observe.job_events(self.state, listing, self.seen, self.grace, now)
+            self._cancel(twins)
+            self.take(events)
+        self._cancel(observe.overdue_jobs(self.state, self.seen, self.grace, now))
+        self.take(observe.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
+        if now - self._audited_at >= AUDIT_SECONDS:
+            self._audited_at = now
+            self._audit(now)
+
+    def _cancel(self, job_ids: Sequence[str]) -> None:
+        if job_ids:
+            self.performer.cluster.cancel(job_ids)
+
+    def _new_outcomes(self, now: float) -> list[AnyEvent]:
+        events: list[AnyEvent] = []
+        with os.scandir(self.paths.outcomes) as entries:
+            fresh = sorted(
+                e.name for e in entries if e.name not in self._outcomes_read and e.name.endswith(".json")
+            )
+        for name in fresh:
+            try:
+                outcome = OUTCOME.validate_json((self.paths.outcomes / name).read_bytes())
+            except ValidationError as error:
+                log.warning(
+                    "%s is no outcome of this version and is passed over: %s", name, error.errors()[0]["msg"]
+                )
+            else:
+                events.append(OutcomeSeen(at=now, outcome=outcome))
+            self._outcomes_read.add(name)
+        return events
+
+    def _look_at_queue(self, now: float) -> None:
+        if not self.state.leaves or self.state.winding_down:
+            self.snapshot = None
+            return
+        try:
+            self.snapshot = self.performer.queue(self.state.evaluation_id).snapshot()
+        except QueueUnavailable:
+            self.snapshot = None
+            return
+        if self.snapshot.epoch != self.state.queue_epoch:
+            self.take([QueueLost(at=now)])
+
+    def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
+        """Whole records that were added to response files since the last look."""
+        if not self.state.leaves:
+            return []
+        hints = self.snapshot.trials if self.snapshot else {}
+        names = {
+            self.paths.response_file(t).name
+            for t, p in hints.items()
+            if p.response_bytes > self._consumed.get(self.paths.response_file(t).name, 0)
+        }
+        if thorough or self.snapshot is None or now - self._scanned_at > FULL_SCAN_SECONDS:
+            self._scanned_at = now
+            with os.scandir(self.paths.responses) as entries:
+                names |= {e.name for e in entries if e.stat().st_size > self._consumed.get(e.name, 0)}
+        shards: list[tuple[str, FrameRef]] = []
+        for name in sorted(names):
+            shards += self._tail(name)
+        return [ShardsDumped(at=now, shards=tuple(shards))] if shards else []
+
+    def _tail(self, name: str) -> list[tuple[str, FrameRef]]:
+        found: list[tuple[str, FrameRef]] = []
+        try:
+            for reference, head in read_frames(self.paths.responses / name, self._consumed.get(name, 0)):
+                self._consumed[name] = reference.offset + reference.length
+                leaf = self.state.leaves.get(head.task)
+                shard = self.state.shards.get(head.shard)
+                if leaf is None or shard is None or leaf.planned.key != head.key:
+                    log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
+                elif shard.frame is None:
+                    found.append((head.shard, reference))
+        except FileNotFoundError:
+            return []
+        return found
+
+    def _progress(self) -> dict[str, tuple[float, str | None]]:
+        return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()} if self.snapshot else {}
+
+    def _audit(self, now: float) -> None:
+        """Compare what is to do with what the queues hold: nothing may lie nowhere."""
+        if self.snapshot is not None and self.state.todo:
+            try:
+                queue = self.performer.queue(self.state.evaluation_id)
+                stray = observe.stray_shards(self.state, queue.unclaimed(), self.snapshot.claims)
+            except QueueUnavailable:
+                return
+            if stray:
+                self.take([ShardsStray(at=now, shards=stray)])
+        if self.state.outstanding:
+            metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
+            try:
+                metrics.recover()
+                self.take(observe.lost_metrics(self.state, metrics.known(), 5.0, now))
+            except QueueUnavailable:
+                return

@@ -1,0 +1,101 @@
+"""The journal: append-only, fsynced, one writer, replayed on start.
+
+Rule: an event is on disk before anything is done about it. A torn last line (a crash in mid-write) is cut off; any
+other line that cannot be read stops us, since to go on would be to forget.
+It does not know: what the events mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from coordinator.errors import OperatorError
+from coordinator.messages import EVENT, AnyEvent
+
+
+class Journal:
+    """Events of one evaluation in `journal.jsonl`, one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._cut_torn_tail()
+
+    def append(self, events: Iterable[AnyEvent]) -> None:
+        """Write all of `events` and fsync once. On OSError (a full disk) nothing of them stays."""
+        data = b"".join(EVENT.dump_json(e) + b"\n" for e in events)
+        if not data:
+            return
+        end = os.fstat(self._fd).st_size
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
+
+    def replay(self) -> Iterator[AnyEvent]:
+        """All events so far. OperatorError names the line that cannot be read."""
+        with self.path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    yield EVENT.validate_json(line)
+                except ValidationError as error:
+                    what = error.errors()[0]["msg"]
+                    raise OperatorError(
+                        f"{self.path}:{number} is no event of this version ({what}); move the folder away to start afresh"
+                    ) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _cut_torn_tail(self) -> None:
+        size = os.fstat(self._fd).st_size
+        end = size
+        while end > 0:
+            start = max(0, end - 65536)
+            chunk = os.pread(self._fd, end - start, start)
+            newline = chunk.rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._fd, end)
+            os.fsync(self._fd)
+
+
+class WorkLock:
+    """One coordinator per work folder. The kernel frees the lock when its owner dies, however it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; OperatorError names who holds it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            raise OperatorError(
+                f"{self.path.parent} is in use by {owner}: submit to it (`evalspan submit`), end it, or give --work-dir another folder"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
