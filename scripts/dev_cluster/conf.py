@@ -155,6 +155,8 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
             f"# {spec.name}: furnishes the namespaces of a node or of the submit side, then holds them.",
             "set -eu",
             "umask 022",
+            "# The CPU mattered only for the making of the namespaces (ns_order.py).",
+            'taskset -pc "$ALL_CPUS" $$ >/dev/null',
             *view_lines(plan),
             f"mount --bind {quoted['hosts']} /etc/hosts",
             'if [ "$1" != login ]; then',

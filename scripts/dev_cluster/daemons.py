@@ -13,7 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from dev_cluster import procs
+from dev_cluster import ns_order, procs
 from dev_cluster.procs import Proc
 from dev_cluster.registry import Record
 from dev_cluster.spec import DevClusterError
@@ -104,7 +104,9 @@ def _hold(record: Record, label: str, namespaces: list[str]) -> Proc:
     ready.unlink(missing_ok=True)
     log = record.layout.log / f"{label}.out"
     argv = ["unshare", *namespaces, "--propagation", "slave", "sh", str(record.layout.view_script), label]
-    proc = procs.spawn(argv, log=log, env=daemon_env(record))
+    cpu = ns_order.lowest_cpu() if record.spec.private_shm else None
+    pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
+    proc = procs.spawn([*pinned, *argv], log=log, env=daemon_env(record) | {"ALL_CPUS": ns_order.cpu_list()})
     procs.save(proc, pid_file(record, label))
     if (
         not procs.poll(lambda: ready.exists() or not proc.alive, deadline_s=START_S, every_s=0.01)

@@ -1,0 +1,51 @@
+"""On which CPU to make a node's mount namespace, so that its jobs can have namespaces of their own.
+
+job_container/tmpfs keeps a job's namespace by a bind mount of /proc/PID/ns/mnt. Linux refuses that (EINVAL) unless the
+mounter's namespace has the lower id, which once meant: is older. Since 6.18 each CPU hands out ids from a batch of its own,
+so a younger namespace made on another CPU may have the lower id, and every so often a job could not start. A node made on
+the CPU that is at the lowest id has a lower one than any namespace that comes later, for new batches are always higher.
+
+Rule: asks the kernel and decides; where it does not tell ids, they are in order and no CPU is preferred.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+
+# _IOR(0xb7, 5, __u64) of <linux/nsfs.h>: the id of a mount namespace (Linux 6.11 and later).
+NS_GET_MNTNS_ID = 0x8008B705
+
+
+def lowest_cpu() -> int | None:
+    """The CPU, of those we may use, that hands out the lowest ids now."""
+    ids = {cpu: _new_id(cpu) for cpu in sorted(os.sched_getaffinity(0))}
+    known = {cpu: number for cpu, number in ids.items() if number is not None}
+    return min(known, key=lambda cpu: known[cpu], default=None)
+
+
+def cpu_list() -> str:
+    """The CPUs we may use, as `taskset` reads them."""
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+
+def _new_id(cpu: int) -> int | None:
+    """The id of a mount namespace made on this CPU just now."""
+    argv = ["taskset", "-c", str(cpu), "unshare", "--mount", "sh", "-c", "echo; read wait"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        if child.stdout is None or child.stdin is None or child.stdout.read(1) != b"\n":
+            return None
+        try:
+            handle = os.open(f"/proc/{child.pid}/ns/mnt", os.O_RDONLY)
+            try:
+                raw = fcntl.ioctl(handle, NS_GET_MNTNS_ID, bytes(8))
+            finally:
+                os.close(handle)
+        except OSError:
+            return None
+        finally:
+            child.stdin.close()
+        number: int = struct.unpack("=Q", raw)[0]
+        return number
