@@ -43,15 +43,7 @@ class Journal:
 
     def replay(self) -> Iterator[AnyEvent]:
         """All events so far. OperatorError names the line that cannot be read."""
-        with self.path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield EVENT.validate_json(line)
-                except ValidationError as error:
-                    what = error.errors()[0]["msg"]
-                    raise OperatorError(
-                        f"{self.path}:{number} is no event of this version ({what}); move the folder away to start afresh"
-                    ) from error
+        yield from read_events(self.path)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -70,6 +62,21 @@ class Journal:
         if end < size:
             os.ftruncate(self._fd, end)
             os.fsync(self._fd)
+
+
+def read_events(path: Path) -> Iterator[AnyEvent]:
+    """All whole events of a journal, also of one that another process is writing. OperatorError names a bad line."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield EVENT.validate_json(line)
+            except ValidationError as error:
+                what = error.errors()[0]["msg"]
+                raise OperatorError(
+                    f"{path}:{number} is no event of this version ({what}); move the folder away to start afresh"
+                ) from error
 
 
 class WorkLock:

@@ -1,0 +1,296 @@
+"""The loop: observe -> step -> log -> perform, for every evaluation of one work folder.
+
+Rule: there is one runner. `evalspan eval` runs it until its evaluation has ended, `evalspan daemon` until it is told
+to stop. Killed at any instruction and run again, it resumes from the journals.
+It does not know: what the evaluations are made of, how a cluster is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from coordinator.allocation import Demand, Limits, allocate
+from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
+from coordinator.messages import CancelAsked, NodesOffered, NodeWithdrawn, RetryAsked
+from coordinator.observe import Grace
+from coordinator.perform import Performer
+from coordinator.records import EvaluationRecord
+from coordinator.running import Running
+from coordinator.store import WorkLock
+
+log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Whatever keeps Redis there: our embedded server, or a check of the site's."""
+
+    def ensure(self) -> object:
+        """Redis answers, or is being started; the address file is up to date."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds between looks. A Slurm controller is asked at most 0.2 times a second in all."""
+
+    tick: float = 0.2
+    jobs: float = 10.0
+    nodes: float = 10.0
+    redis: float = 2.0
+    lease: float = 30.0
+
+
+@dataclass(slots=True)
+class _Due:
+    """When something was last done; -inf: never."""
+
+    last: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, what: str, every: float, now: float) -> bool:
+        if now - self.last.get(what, float("-inf")) < every:
+            return False
+        self.last[what] = now
+        return True
+
+
+class Coordinator:
+    """All evaluations of a work folder. One per folder at a time (`WorkLock`)."""
+
+    def __init__(
+        self,
+        *,
+        performer: Performer,
+        cluster: Cluster,
+        keeper: Keeper,
+        limits: Limits,
+        pace: Pace,
+        grace: Grace,
+    ) -> None:
+        self.performer = performer
+        self.cluster = cluster
+        self.keeper = keeper
+        self.limits = limits
+        self.pace = pace
+        self.grace = grace
+        self.running: dict[str, Running] = {}
+        self.nodes: list[NodeState] = []
+        self.trouble: str = ""  # the last thing that was away; shown to whoever watches
+        self._due = _Due()
+        self._broken: dict[str, Path] = {}
+        self._lock = WorkLock(performer.site.paths.lock)
+
+    @contextmanager
+    def in_charge(self) -> Iterator[None]:
+        """Hold the work folder's lock and keep Redis up."""
+        self._lock.acquire()
+        try:
+            self._touch_lease()
+            self.keeper.ensure()
+            yield
+        finally:
+            if not any(r.state.live for r in self.running.values()):
+                self.keeper.stop()
+            self._lock.release()
+
+    # --- evaluations ---------------------------------------------------------------------------------------------
+
+    def accept(self, record: EvaluationRecord) -> Running:
+        """Take an evaluation on, or go on with it where an earlier coordinator left it."""
+        known = self.running.get(record.evaluation_id)
+        if known is not None:
+            return known
+        root = self.performer.site.paths.evaluation(record.evaluation_id).root
+        running = None
+        if (root / "journal.jsonl").exists():
+            running = Running.resume(root, self.performer, self.grace)
+        if running is None:
+            running = Running.accept(record, self.performer, self.grace)
+        self.running[record.evaluation_id] = running
+        return running
+
+    def resume_all(self) -> None:
+        """Every evaluation of the work folder that has not ended."""
+        for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
+            running = Running.resume(journal.parent, self.performer, self.grace)
+            if running is not None and running.state.ended_at is None:
+                self.running[running.state.evaluation_id] = running
+            elif running is not None:
+                running.journal.close()
+
+    def cancel(self, evaluation_id: str, reason: str) -> None:
+        self.running[evaluation_id].take([CancelAsked(at=time.time(), reason=reason)])
+
+    def retry(self, evaluation_id: str) -> None:
+        self.running[evaluation_id].take([RetryAsked(at=time.time())])
+
+    # --- one tick --------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look at everything that is due to be looked at, once."""
+        now = time.time()
+        if self._due("lease", self.pace.lease, now):
+            self._touch_lease()
+        if self._due("redis", self.pace.redis, now):
+            self._keep_redis()
+        listing = self._listing(now)
+        for evaluation_id in list(self.running):
+            self._guarded(evaluation_id, lambda r: r.observe(listing, time.time()))
+        self._offer(now)
+        self._mend()
+
+    def _touch_lease(self) -> None:
+        path = self.performer.site.paths.lease
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def _keep_redis(self) -> None:
+        try:
+            self.keeper.ensure()
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with Redis, the loop goes on and says so)
+            self.trouble = f"Redis: {error}"
+            log.warning("%s", self.trouble)
+
+    def _listing(self, now: float) -> list[JobState] | None:
+        if not self.running or not self._due("jobs", self.pace.jobs, now):
+            return None
+        try:
+            listing = self.cluster.jobs()
+        except ClusterError as error:
+            self.trouble = f"no news of jobs: {error}"
+            log.warning("%s", self.trouble)
+            return None
+        self.trouble = ""
+        return listing
+
+    def _guarded(self, evaluation_id: str, what: Callable[[Running], None]) -> None:
+        """Do it; where the disk refuses, forget the half-known state and read it back from the journal later."""
+        running = self.running[evaluation_id]
+        try:
+            what(running)
+        except OSError as error:
+            self.trouble = f"{evaluation_id}: {error}; trying again"
+            log.warning("%s", self.trouble)
+            self._broken[evaluation_id] = running.paths.root
+            running.journal.close()
+            del self.running[evaluation_id]
+        except ClusterError as error:
+            self.trouble = str(error)
+            log.warning("%s", self.trouble)
+
+    def _mend(self) -> None:
+        for evaluation_id, root in list(self._broken.items()):
+            if not self._due(f"mend/{evaluation_id}", 2.0, time.time()):
+                continue
+            try:
+                running = Running.resume(root, self.performer, self.grace)
+            except OSError:
+                continue
+            del self._broken[evaluation_id]
+            if running is not None:
+                self.running[evaluation_id] = running
+
+    # --- nodes -----------------------------------------------------------------------------------------------------
+
+    def _demands(self) -> list[Demand]:
+        demands = []
+        for running in self.running.values():
+            state = running.state
+            if state.ended_at is not None or state.winding_down or state.fatal or state.cancelled:
+                continue
+            options = state.record.options
+            in_use = [n for n in state.nodes.values() if n.status in ("offered", "staging", "ready")]
+            have = sum(n.lanes for n in in_use)
+            most = options.max_trials if options.max_trials is not None else 1 << 20
+            if state.leaves:
+                most = min(most, max(state.todo, 0))
+            if most > have:
+                demands.append(
+                    Demand(
+                        evaluation_id=state.evaluation_id,
+                        priority=state.record.priority,
+                        accepted_at=state.record.accepted_at,
+                        gpus=(most - have) * options.gpus_per_trial,
+                        gpus_per_trial=options.gpus_per_trial,
+                        nodes_in_use=frozenset(n.name for n in in_use) | _set_aside(running),
+                    )
+                )
+        return demands
+
+    def _offer(self, now: float) -> None:
+        in_use = any(r.state.nodes for r in self.running.values())
+        demands = self._demands()
+        if not (demands or in_use) or not self._due(
+            "nodes", self.pace.nodes if demands else 6 * self.pace.nodes, now
+        ):
+            return
+        try:
+            self.nodes = self.cluster.nodes()
+        except ClusterError as error:
+            self.trouble = f"no news of nodes: {error}"
+            log.warning("%s", self.trouble)
+            return
+        usable = {n.name for n in self.nodes if n.usable}
+        known = {n.name for n in self.nodes}
+        for evaluation_id, running in list(self.running.items()):
+            gone = [
+                NodeWithdrawn(at=now, node=n.name, reason="the cluster says it is down or drained")
+                for n in running.state.nodes.values()
+                if n.status in ("offered", "staging", "ready") and n.name in known and n.name not in usable
+            ]
+            self._guarded(evaluation_id, lambda r, gone=gone: r.take(gone))  # type: ignore[misc]
+        used = sum(
+            n.lanes
+            for r in self.running.values()
+            for n in r.state.nodes.values()
+            if n.status in ("staging", "ready")
+        )
+        for evaluation_id, offers in allocate(self.nodes, demands, self.limits, gpus_in_use=used).items():
+            if offers and evaluation_id in self.running:
+                event = NodesOffered(at=now, offers=offers)
+                self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+
+    # --- run ---------------------------------------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool], on_tick: Callable[[], None] | None = None) -> None:
+        """Tick until `until()`; `on_tick` draws whatever is to be seen."""
+        while not until():
+            started = time.monotonic()
+            self.tick()
+            if on_tick is not None:
+                on_tick()
+            time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))
+
+
+def _set_aside(running: Running) -> frozenset[str]:
+    return frozenset(n.name for n in running.state.nodes.values() if n.status == "aside")
+
+
+class Signals:
+    """SIGINT and SIGTERM as a count to be asked for, so that no write is torn by an exception."""
+
+    def __init__(self, watched: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self.received: list[int] = []
+        self._watched = watched
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Signals:
+        for number in self._watched:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(number)

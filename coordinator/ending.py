@@ -1,0 +1,80 @@
+"""What is written when an evaluation ends: results.json, report.json, and what the priors learn from it.
+
+Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score.
+It does not know: how scores were computed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evaljobs.files import read_frames, write_atomic
+from evaljobs.results import merge_results
+
+from coordinator.messages import AnyEvent
+from coordinator.report.model import Report, ShardSpan, make_report
+from coordinator.state import State
+from coordinator.store import read_events
+from evaljobs.contract import EvaluationPaths
+
+log = logging.getLogger(__name__)
+
+
+def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
+    """A span for every shard whose record counts, read from the heads of the response files."""
+    counted = {(s.frame.file, s.frame.offset) for s in state.shards.values() if s.frame is not None}
+    spans = []
+    for file in sorted({name for name, _ in counted}):
+        for reference, head in read_frames(paths.responses / file, 0):
+            if (file, reference.offset) in counted:
+                spans.append(
+                    ShardSpan(
+                        shard=head.shard, trial=head.trial, started_at=head.started_at, seconds=head.seconds
+                    )
+                )
+    return spans
+
+
+def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] | None = None) -> Report:
+    """The report of an evaluation as its folder shows it now."""
+    return make_report(
+        state,
+        read_events(paths.journal) if events is None else events,
+        shard_spans(state, paths),
+        time.time(),
+    )
+
+
+def merged_results(state: State) -> dict[str, Any]:
+    """lm-eval's results of all scored entries as one, and the failed ones by name with their reason."""
+    scored = [Path(e.result_file) for e in state.entries if e.status == "scored"]
+    results = merge_results([json.loads(path.read_text()) for path in scored])
+    failed = {e.name: e.error for e in state.entries if e.status == "failed"}
+    if failed:
+        results["failed"] = failed
+    return results
+
+
+def write_results(
+    state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
+) -> None:
+    """Report first, results last: results.json present means that the evaluation is over."""
+    report = report_of(state, paths)
+    write_atomic(paths.report, report.model_dump_json(indent=1).encode())
+    results = merged_results(state)
+    results["evalspan"] = {
+        "evaluation_id": state.evaluation_id,
+        "checkpoint": state.record.checkpoint.source,
+        "checkpoint_digest": state.record.checkpoint.digest,
+        "step": state.record.checkpoint.step,
+        "suite": state.record.suite.name,
+        "batch_size": state.batch_size,
+        "makespan_seconds": report.makespan_seconds,
+        "failed_entries": sorted(failed),
+    }
+    write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

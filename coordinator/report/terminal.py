@@ -1,0 +1,160 @@
+"""What a person sees of results and reports in a terminal: rich tables from the report's values. No arithmetic of its own.
+
+Rule: a figure is shown with its unit; what is not known is shown as a dash.
+It does not know: where the values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.report.model import GpuUse, Report
+
+GANTT_WIDTH = 60
+
+
+def seconds(value: float | None) -> str:
+    """A duration as a person reads it."""
+    if value is None:
+        return "-"
+    if value < 100:
+        return f"{value:.1f} s"
+    if value < 3600:
+        return f"{int(value) // 60}:{int(value) % 60:02d} min"
+    return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
+
+
+def size(value: int) -> str:
+    number = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.2f} TB"
+
+
+def _score(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def score_table(results: Mapping[str, Any]) -> Table:
+    """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
+    table = Table(title="Scores", title_justify="left", header_style="bold")
+    for name in ("task", "n", "filter", "metric"):
+        table.add_column(name, no_wrap=name != "task", justify="right" if name == "n" else "left")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("± stderr", justify="right", no_wrap=True)
+    samples = results.get("n-samples", {})
+    for part in ("results", "groups"):
+        for task, values in results.get(part, {}).items():
+            if part == "groups" or task not in results.get("groups", {}):
+                _score_rows(table, task, values, samples.get(task, {}).get("effective"))
+    return table
+
+
+def _score_rows(table: Table, task: str, values: Mapping[str, Any], count: int | None) -> None:
+    first = True
+    for key, value in values.items():
+        metric, _, which = key.partition(",")
+        if not which or metric.endswith("_stderr"):
+            continue
+        error = values.get(f"{metric}_stderr,{which}")
+        table.add_row(
+            task if first else "",
+            "" if count is None or not first else str(count),
+            "" if which == "none" else which,
+            metric,
+            _score(value),
+            _score(error) if isinstance(error, float) else "-",
+        )
+        first = False
+
+
+def summary(report: Report) -> Table:
+    """Makespan, bound, stages and GPU seconds, a line each."""
+    table = Table(title=f"Makespan of {report.evaluation_id}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    stages = report.stages
+    ratio = (
+        f"{report.ratio:.2f} x the lower bound of {seconds(report.lower_bound_seconds)}"
+        if report.ratio
+        else ""
+    )
+    table.add_row("makespan", seconds(report.makespan_seconds), ratio, style="bold")
+    table.add_row("  predicted", seconds(report.predicted_makespan_seconds), "from the plan on, by the prior")
+    table.add_row("build requests", seconds(stages.build), "" if stages.build is not None else "reused")
+    rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
+        " ..." if len(report.nodes) > 4 else ""
+    )
+    read = f"{size(report.storage_bytes)} read from storage; {rungs}" if report.nodes else ""
+    table.add_row("staging", seconds(stages.staging), read)
+    table.add_row("queue wait", seconds(stages.queue_wait), "longest of the trials")
+    table.add_row("import + load", seconds(stages.load), "mean of the trials")
+    table.add_row("inference", seconds(stages.inference), f"{len(report.shards)} shards")
+    table.add_row("metric", seconds(stages.metric), "CPU seconds of execute and score jobs")
+    table.add_row("  tail", seconds(stages.metric_tail), "after the last response")
+    busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
+    table.add_row("GPU seconds", seconds(report.gpu_seconds), busy)
+    return table
+
+
+def gpu_table(report: Report) -> Table:
+    """Per trial: how long its GPUs were held, and what for."""
+    table = Table(title="GPUs (slots) by cause", title_justify="left", header_style="bold")
+    table.add_column("trial", overflow="fold")
+    for name in ("held", "infer", "import", "load", "dump", "wait", "other", "shards"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for g in report.gpus:
+        parts = (g.held, g.infer, g.imports, g.load, g.dump, g.wait, g.other)
+        table.add_row(g.trial.split("-", 2)[-1], *(f"{p:.1f}" for p in parts), str(g.shards))
+    return table
+
+
+def gantt(report: Report) -> Text:
+    """A line per trial: `.` import and load, `#` inference, blank idle."""
+    if not report.gpus:
+        return Text("")
+    begin = min(g.started_at for g in report.gpus)
+    span = max(max(g.started_at + g.held for g in report.gpus) - begin, 1e-9)
+    text = Text(f"\nLanes over {seconds(span)}: # inference, . import and load\n", style="bold")
+    for g in report.gpus[:64]:
+        text.append(f"{g.trial.split('-', 2)[-1]:>28} |{_lane(report, g, begin, span)}|\n", style="default")
+    if len(report.gpus) > 64:
+        text.append(f"... and {len(report.gpus) - 64} more\n")
+    return text
+
+
+def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
+    cells = [" "] * GANTT_WIDTH
+
+    def paint(start: float, length: float, mark: str) -> None:
+        first = int((start - begin) / span * GANTT_WIDTH)
+        last = int((start + length - begin) / span * GANTT_WIDTH)
+        for i in range(max(first, 0), min(last + 1, GANTT_WIDTH)):
+            cells[i] = mark
+
+    paint(gpu.started_at, gpu.imports + gpu.load + gpu.other, ".")
+    for s in report.shards:
+        if s.trial == gpu.trial:
+            paint(s.started_at, s.seconds, "#")
+    return "".join(cells)
+
+
+def show(console: Console, report: Report, results: Mapping[str, Any] | None) -> None:
+    """The whole report, scores first."""
+    parts: list[RenderableType] = []
+    if results is not None and results.get("results"):
+        parts.append(score_table(results))
+    parts += [summary(report), gpu_table(report), gantt(report)]
+    for entry in report.entries:
+        if entry.status == "failed":
+            parts.append(Text(f"FAILED {entry.name}: {entry.error}", style="bold red"))
+    parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
+    console.print(Group(*parts))
