@@ -56,7 +56,9 @@ def start_munged(record: Record) -> None:
     record.layout.munge_socket.unlink(missing_ok=True)
     options = {"socket": record.layout.munge_socket, "key-file": key, "log-file": munge / "log"}
     options |= {"pid-file": munge / "pid", "seed-file": munge / "seed"}
-    argv = ["munged", "--foreground", *(f"--{name}={value}" for name, value in options.items())]
+    # munged refuses a socket below a folder that not everybody may enter; the submit side shows no such folder.
+    enter = ["nsenter", "-t", str(start_login(record).pid), "-m", "--"]
+    argv = [*enter, "munged", "--foreground", *(f"--{name}={value}" for name, value in options.items())]
     proc = procs.spawn(argv, log=munge / "out", env=daemon_env(record))
     procs.save(proc, pid_file(record, "munged"))
     if (
@@ -92,10 +94,9 @@ def kill_controller(record: Record) -> None:
         procs.kill_all([proc, *procs.children(proc.pid)])
 
 
-def start_login(record: Record) -> None:
-    """The submit side: a mount namespace in which the user sees what the nodes see."""
-    if running(record, "login") is None:
-        _hold(record, "login", ["--mount"])
+def start_login(record: Record) -> Proc:
+    """The submit side: a mount namespace in which the user sees what the nodes see. Its first process."""
+    return running(record, "login") or _hold(record, "login", ["--mount"])
 
 
 def _hold(record: Record, label: str, namespaces: list[str]) -> Proc:

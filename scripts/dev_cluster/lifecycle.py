@@ -236,8 +236,8 @@ def slurm_version() -> tuple[int, int]:
 
 
 def _start(record: Record) -> None:
-    daemons.start_munged(record)
     daemons.start_login(record)
+    daemons.start_munged(record)
     daemons.start_controller(record)
     names = record.spec.node_names
     with ThreadPoolExecutor(4) as pool:

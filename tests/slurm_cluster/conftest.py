@@ -25,7 +25,7 @@ def machine() -> None:
 @pytest.fixture(scope="session")
 def plain(machine: None) -> Iterator[Cluster]:
     """An ordinary site: two GPU nodes, one CPU node; mute nodes are noticed soon."""
-    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=5, grace_s=1) as cluster:
+    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=5, grace_s=0) as cluster:
         yield cluster
 
 

@@ -61,8 +61,10 @@ def test_a_closed_clone_is_usable(machine: None, private_shm: bool) -> None:
         (clone / "evaljobs").mkdir()
         (clone / "evaljobs" / "__init__.py").write_text("where = __file__\n")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(clone / ".venv")], check=True)
+        # The cluster's own folder may lie in there too; with --private-shm it may not lie in /tmp.
+        folder = None if private_shm else clone / "cluster"
         with dev_cluster(
-            nodes=1, gpus=1, cpu_nodes=0, cpus=4, repo=clone, private_shm=private_shm
+            nodes=1, gpus=1, cpu_nodes=0, cpus=4, repo=clone, dir=folder, private_shm=private_shm
         ) as cluster:
             assert not cluster.warnings
             code = "import evaljobs, sys; print(evaljobs.where, sys.prefix)"

@@ -46,7 +46,7 @@ def test_each_job_has_gpus_of_its_own(plain: Cluster) -> None:
 
 
 def test_spare_jobs_give_way(plain: Cluster) -> None:
-    """A job in `spare` is told by TERM and put back in the queue when `gpu` needs its GPUs."""
+    """A job in `spare` gets TERM and goes back to the queue when `gpu` needs its GPUs."""
     mark = plain.user_dir / "told"
     script = f"trap 'touch {mark}' TERM; while :; do sleep 0.1; done"
     spare = sbatch(plain, script, "-p", "spare", "--gpus=2", "-w", "n2", "--requeue")
