@@ -1,0 +1,96 @@
+"""The machine under seeded failures: thousands of interleavings, each replayable by its seed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from world import Faults, World, record, replay  # noqa: E402
+
+MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
+
+
+def finished(world: World) -> None:
+    world.run()
+    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    assert not world.memory, "weights left in node memory"
+    assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_undisturbed_evaluation_scores_every_entry_once(seed: int) -> None:
+    """Without faults each entry is scored exactly once and nothing is left on the cluster."""
+    world = World(seed, Faults())
+    finished(world)
+    assert world.scored_with == {0: 1, 1: 1, 2: 1}
+    assert all(n == 1 for n in world.frames.values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.02), nodes=st.integers(1, 4))
+def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float, nodes: int) -> None:
+    """Killed jobs, lost submissions, a wiped queue, lost metric jobs, late news, restarts: all entries are scored."""
+    faults = Faults(
+        kill=kill,
+        submit_lost=0.05,
+        submit_timeout=0.05,
+        vanish=0.2,
+        listing=0.2,
+        wipe_queue=0.03,
+        lose_metric=0.05,
+        restart=0.05,
+        node_down=0.01,
+        slow_outcome=0.3,
+    )
+    world = World(seed, faults, nodes=nodes)
+    world.run()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert not lost or world.state.fatal or any("times" in e.error for e in lost), world.summary()
+    assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
+    assert not world.memory
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
+    """Replaying the journal gives the state that the living coordinator had, whatever happened."""
+    world = World(
+        seed, Faults(kill=0.02, submit_timeout=0.05, wipe_queue=0.02, slow_outcome=0.2, build_fails=0.1)
+    )
+    for _ in range(40):
+        if world.state.ended_at is None:
+            world.tick()
+        assert replay(world.journal) == world.state
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
+    """Builds, staging and metrics that keep failing end the evaluation with a reason for each entry; it never hangs."""
+    world = World(seed, Faults(kill=0.2, build_fails=0.5, stage_fails=0.5, metric_fails=0.5))
+    world.run()
+    for entry in world.state.entries:
+        assert entry.status == "scored" or entry.error
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), at=st.integers(0, 30))
+def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> None:
+    """After a cancellation no job runs, no memory is held, and every unscored entry says why."""
+    from coordinator import messages as m
+
+    world = World(seed, MILD, record(entries=4, max_trials=3))
+    for _ in range(at):
+        if world.state.ended_at is None:
+            world.tick()
+    if world.state.ended_at is None:
+        world.take([m.CancelAsked(at=world.now, reason="asked")])
+    world.run()
+    assert not world.memory
+    assert all(mm.phase == "ended" for j in world.jobs.values() for mm in j.members.values())
+    assert all(e.status == "scored" or "cancelled" in e.error for e in world.state.entries)

@@ -1,0 +1,444 @@
+"""A seeded world for the pure machine: a cluster, a queue, nodes and metrics that fail by the dice.
+
+The machine under test is the real one, and so are `observe` and `allocation`; only the effects are simulated. Time is
+a number. A seed replays exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator import machine, messages as m, observe
+from coordinator.cluster import Job, JobState
+from coordinator.records import EvaluationRecord, RunOptions
+from coordinator.specs import Site
+from coordinator.state import State, validate
+from evaljobs.contract import (
+    Built,
+    CheckpointFile,
+    CheckpointSpec,
+    Cleared,
+    Executed,
+    Failed,
+    FrameRef,
+    ModelOptions,
+    Scored,
+    Staged,
+    SuiteSpec,
+    TaskEntry,
+    TrialEnded,
+    TrialSpec,
+    shard_id,
+)
+
+SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
+
+
+@dataclass
+class Faults:
+    """Probabilities per chance."""
+
+    submit_lost: float = 0.0  # an acknowledged or timed-out submission that never happened
+    submit_timeout: float = 0.0  # a submission that happened and then timed out
+    kill: float = 0.0  # a running member dies without a word
+    vanish: float = 0.0  # ... and is in no listing afterwards
+    listing: float = 0.0  # no news this tick
+    wipe_queue: float = 0.0
+    lose_metric: float = 0.0
+    restart: float = 0.0  # the coordinator dies and replays its journal
+    node_down: float = 0.0
+    build_fails: float = 0.0
+    stage_fails: float = 0.0
+    metric_fails: float = 0.0
+    slow_outcome: float = 0.0  # an outcome is seen later than it was written
+
+
+@dataclass
+class FakeMember:
+    phase: str = "pending"
+    trials: list[str] = field(default_factory=list)
+
+
+@dataclass
+class FakeJob:
+    job: Job
+    job_id: str
+    specs: dict[str, Any]
+    members: dict[int, FakeMember]
+    listed: bool = True
+    released: bool = False
+
+
+def record(entries: int = 3, **options: Any) -> EvaluationRecord:
+    """An evaluation of `entries` tasks; every second one executes programs."""
+    return EvaluationRecord(
+        evaluation_id="ckpt-suite-12345678",
+        checkpoint=CheckpointSpec(
+            source="/c",
+            digest="d",
+            files=(CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1),),
+        ),
+        suite=SuiteSpec(
+            name="suite", batch_size=8, tasks=tuple(TaskEntry(name=f"t{i}") for i in range(entries))
+        ),
+        model=ModelOptions(),
+        options=RunOptions(execute_documents=3, **options),
+        accepted_at=0.0,
+    )
+
+
+class World:
+    """Runs one evaluation to its end under `faults`; every step is checked by `validate`."""
+
+    def __init__(
+        self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2
+    ) -> None:
+        self.dice = random.Random(seed)
+        self.faults = faults
+        self.now = 0.0
+        self.record = rec or record()
+        self.node_names = [f"n{i}" for i in range(nodes)]
+        self.journal: list[m.AnyEvent] = []
+        self.jobs: dict[str, FakeJob] = {}
+        self.next_id = 100
+        self.queue: dict[str, tuple[str, float]] | None = None  # shard -> (lane, rank)
+        self.epoch: str | None = None
+        self.claims: dict[str, str] = {}
+        self.rq: set[str] = set()
+        self.outcomes: list[Any] = []
+        self.dumped: list[tuple[str, FrameRef]] = []
+        self.frames: dict[str, int] = {}
+        self.seen = observe.Sightings()
+        self.scored_with: dict[int, int] = {}
+        self.workers_stopped = False
+        self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
+        event = m.Accepted(at=0.0, record=self.record)
+        self.state, actions = machine.start(event)
+        self.journal.append(event)
+        self.perform(actions)
+
+    # --- the coordinator's side -------------------------------------------------------------------------------------
+
+    def take(self, events: list[m.AnyEvent]) -> None:
+        for event in events:
+            # the journal keeps what JSON keeps
+            self.journal.append(m.EVENT.validate_json(m.EVENT.dump_json(event)))
+            self.perform(machine.step(self.state, SITE, event))
+            validate(self.state)
+
+    def perform(self, actions: list[m.Action]) -> None:
+        for action in actions:
+            self.take(self.effect(action))
+
+    def effect(self, action: m.Action) -> list[m.AnyEvent]:
+        match action:
+            case m.FindRequestSets():
+                folders = {i: f"/sets/{i}" for i in range(len(self.record.suite.tasks))}
+                return [m.RequestSetsFound(at=self.now, sets={}, folders=folders, batch_size=8)]
+            case m.SubmitJob():
+                return self.submit(action)
+            case m.CancelJob():
+                self.cancel(action)
+            case m.MakePlan():
+                return [self.plan(action)]
+            case m.FillQueue():
+                self.queue = {
+                    s: (lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards
+                }
+                for shard in self.claims:
+                    self.queue.pop(shard, None)
+                self.epoch = self.state.queue_epoch
+            case m.QueueShards() if self.queue is not None:
+                for shard, rank, _ in action.shards:
+                    self.queue[shard] = (action.lane, rank)
+            case m.WithdrawShards() if self.queue is not None:
+                for shard in action.shards:
+                    self.queue.pop(shard, None)
+            case m.ReleaseClaims():
+                for shard, trial in list(self.claims.items()):
+                    if trial == action.trial:
+                        del self.claims[shard]
+                        if self.queue is not None:
+                            self.queue[shard] = ("x", 0.0)
+            case m.EnqueueMetric():
+                self.rq.add(action.name)
+            case m.ReleaseHolder():
+                if action.job in self.jobs:
+                    self.jobs[action.job].released = True
+            case m.StopWorkers():
+                self.workers_stopped = True
+            case m.WriteResults():
+                return [m.ResultsWritten(at=self.now)]
+            case _:
+                pass
+        return []
+
+    def submit(self, action: m.SubmitJob) -> list[m.AnyEvent]:
+        name = action.job.name
+        roll = self.dice.random()
+        if roll < self.faults.submit_lost:
+            return [m.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+        self.next_id += 1
+        members = {i: FakeMember() for i in range(action.job.count)}
+        job = FakeJob(job=action.job, job_id=str(self.next_id), specs=dict(action.specs), members=members)
+        key = name if name not in self.jobs else f"{name}#{self.next_id}"
+        self.jobs[key] = job
+        if roll < self.faults.submit_lost + self.faults.submit_timeout:
+            return [m.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+        return [m.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
+
+    def cancel(self, action: m.CancelJob) -> None:
+        for job in self.jobs.values():
+            if job.job_id == action.job_id:
+                for index, member in job.members.items():
+                    if action.index in (None, index):
+                        self.end_member(job, index, member)
+
+    def plan(self, action: m.MakePlan) -> m.Planned:
+        leaves, rows = [], []
+        for entry, sets in action.sets.items():
+            for task, folder in sets.items():
+                executes = entry % 2 == 1
+                shards = tuple(shard_id(task, i, i + 1) for i in range(self.dice.randint(1, 6)))
+                documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
+                leaves.append(
+                    m.PlannedLeaf(
+                        task=task,
+                        entry=entry,
+                        key="k",
+                        folder=folder,
+                        executes=executes,
+                        sampled=False,
+                        documents=len(shards) + 1,
+                        shards=shards,
+                        shard_documents=documents,
+                    )
+                )
+                rows += [(s, float(i), 1.0) for i, s in enumerate(shards)]
+        lanes = [
+            m.PlannedLane(lane=lane, node=node, shards=tuple(rows[i :: len(action.lanes)]))
+            for i, (lane, node) in enumerate(action.lanes)
+        ]
+        return m.Planned(
+            at=self.now,
+            batch_size=8,
+            leaves=tuple(leaves),
+            lanes=tuple(lanes),
+            predicted_makespan_seconds=1,
+            lower_bound_seconds=1,
+            gpu_seconds=1,
+        )
+
+    # --- the cluster's side --------------------------------------------------------------------------------------------
+
+    def end_member(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if member.phase == "ended":
+            return
+        member.phase = "ended"
+        self.memory.discard((job.job.node or "", job.job.name))
+        if self.dice.random() < self.faults.vanish:
+            job.listed = False
+
+    def leave(self, outcome: Any) -> None:
+        self.outcomes.append(outcome)
+
+    def work(self) -> None:
+        """Every running member does a little; some die."""
+        for job in list(self.jobs.values()):
+            for index, member in job.members.items():
+                if member.phase == "pending" and self.dice.random() < 0.6:
+                    member.phase = "running"
+                elif member.phase == "running":
+                    if self.dice.random() < self.faults.kill:
+                        self.end_member(job, index, member)
+                    else:
+                        getattr(self, f"run_{job.job.purpose}")(job, index, member)
+
+    def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        for spec in job.specs.values():
+            if self.dice.random() < self.faults.build_fails:
+                self.leave(Failed(name=spec.name, job="build", blame="retry", error="no", entry=spec.entry))
+            else:
+                task = self.record.suite.tasks[spec.entry].name
+                sets = {task: f"{spec.out_dir}/{task}"}
+                self.leave(Built(name=spec.name, entry=spec.entry, batch_size=8, sets=sets, seconds=1))
+        self.end_member(job, index, member)
+
+    def run_stage(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        node = job.job.node or ""
+        if job.released:
+            self.leave(Cleared(name=job.job.name, node=node, freed_bytes=1, reason="released"))
+            self.end_member(job, index, member)
+        elif (node, job.job.name) not in self.memory:
+            if self.dice.random() < self.faults.stage_fails:
+                self.leave(Failed(name=job.job.name, job="stage", blame="retry", error="ENOSPC", node=node))
+                self.end_member(job, index, member)
+                return
+            self.memory.add((node, job.job.name))
+            self.leave(
+                Staged(
+                    name=job.job.name, node=node, path="/s", rung="shm", bytes=1, storage_bytes=1, seconds=1
+                )
+            )
+
+    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        spec: TrialSpec = next(iter(job.specs.values()))
+        trial = spec.lanes[index].trial
+        held = [s for s, t in self.claims.items() if t == trial]
+        for shard in held:
+            self.frames[shard] = self.frames.get(shard, 0) + 1
+            self.dumped.append((shard, FrameRef(file=f"{trial}.frames", offset=self.frames[shard], length=1)))
+            del self.claims[shard]
+        if self.queue is None:
+            return  # waits
+        if not self.queue:
+            self.leave(
+                TrialEnded(
+                    name=trial,
+                    node=spec.node,
+                    reason="drained",
+                    shards=1,
+                    started_at=0,
+                    ended_at=1,
+                    wait_seconds=0,
+                    import_seconds=0,
+                    load_seconds=0,
+                    infer_seconds=1,
+                    dump_seconds=0,
+                    idle_seconds=0,
+                    devices="cpu",
+                    gpus=1,
+                )
+            )
+            self.end_member(job, index, member)
+            return
+        shard = self.dice.choice(sorted(self.queue))
+        del self.queue[shard]
+        self.claims[shard] = trial
+
+    def run_metric(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if self.workers_stopped:
+            self.end_member(job, index, member)
+            return
+        for name in sorted(self.rq):
+            self.rq.discard(name)
+            metric = self.state.metrics[name]
+            if self.dice.random() < self.faults.metric_fails:
+                self.leave(
+                    Failed(name=name, job=metric.kind, blame="retry", error="boom", entry=metric.entry)
+                )
+            elif metric.kind == "execute":
+                self.leave(Executed(name=name, task=metric.task, documents=1, programs=1, seconds=1))
+            else:
+                spec: Any = metric.spec
+                for task, frames in spec.frames.items():
+                    planned = self.state.leaves[task].planned
+                    assert len(frames) == len(planned.shards), "a partial score"
+                self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
+                self.leave(Scored(name=name, entry=metric.entry, result_file="/r", seconds=1))
+
+    # --- one tick ------------------------------------------------------------------------------------------------------
+
+    def listing(self) -> list[JobState]:
+        rows = []
+        for job in self.jobs.values():
+            if not job.listed:
+                continue
+            for index, member in job.members.items():
+                rows.append(
+                    JobState(
+                        job_id=job.job_id,
+                        name=job.job.name,
+                        index=index,
+                        phase=member.phase,  # type: ignore[arg-type]
+                        state=member.phase.upper(),
+                    )
+                )
+        return rows
+
+    def tick(self) -> None:
+        self.now += 5.0
+        self.work()
+        roll = self.dice.random
+        if roll() < self.faults.wipe_queue:
+            self.queue, self.epoch, self.claims = None, None, {}
+            self.rq.clear()
+        if self.rq and roll() < self.faults.lose_metric:
+            self.rq.pop()
+        if roll() < self.faults.restart:
+            self.restart()
+        late = [o for o in self.outcomes if roll() < self.faults.slow_outcome]
+        seen = [o for o in self.outcomes if o not in late]
+        self.outcomes = late
+        dumped, self.dumped = self.dumped, []
+        if dumped:
+            self.take([m.ShardsDumped(at=self.now, shards=tuple(dumped))])
+        self.take([m.OutcomeSeen(at=self.now, outcome=o) for o in seen])
+        if roll() >= self.faults.listing:
+            events, twins = observe.job_events(
+                self.state, self.listing(), self.seen, observe.Grace(), self.now
+            )
+            for twin in twins:
+                self.cancel(m.CancelJob(job_id=twin))
+            self.take(events)
+        for job_id in observe.overdue_jobs(self.state, self.seen, observe.Grace(), self.now):
+            self.cancel(m.CancelJob(job_id=job_id))
+        if self.state.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
+            self.take([m.QueueLost(at=self.now)])
+        if self.queue is not None and self.state.todo:
+            stray = observe.stray_shards(self.state, self.queue, self.claims)
+            if stray:
+                self.take([m.ShardsStray(at=self.now, shards=stray)])
+        self.take(observe.lost_metrics(self.state, self.rq, 5.0, self.now))
+        self.nodes()
+
+    def nodes(self) -> None:
+        used = {n.name for n in self.state.nodes.values() if n.status != "withdrawn"}
+        for name in self.node_names:
+            if (
+                name in used
+                and self.dice.random() < self.faults.node_down
+                and self.state.nodes[name].status != "aside"
+            ):
+                for job in self.jobs.values():
+                    if job.job.node == name:
+                        for index, member in job.members.items():
+                            self.end_member(job, index, member)
+                self.take([m.NodeWithdrawn(at=self.now, node=name, reason="down")])
+        offers = tuple(m.Offer(node=n, gpus=2, memory_mb=1000) for n in self.node_names if n not in used)
+        if offers and not self.state.winding_down:
+            self.take([m.NodesOffered(at=self.now, offers=offers)])
+
+    def restart(self) -> None:
+        """SIGKILL: what is not journalled is gone."""
+        self.state = replay(self.journal)
+        self.seen = observe.Sightings()
+        if self.state.ended_at is None:
+            self.take([m.Restarted(at=self.now)])
+
+    def run(self, most: int = 3000) -> None:
+        for _ in range(most):
+            if self.state.ended_at is not None:
+                return
+            self.tick()
+        raise AssertionError(f"not ended after {most} ticks: {self.summary()}")
+
+    def summary(self) -> str:
+        return (
+            f"entries {[(e.status, e.error) for e in self.state.entries]}, todo {self.state.todo}, "
+            f"live {sorted(self.state.live)}, trials {sorted(self.state.live_trials)}, "
+            f"nodes {[(n.name, n.status, n.why) for n in self.state.nodes.values()]}, queue {self.queue}, "
+            f"claims {self.claims}, outstanding {self.state.outstanding}, fatal {self.state.fatal!r}"
+        )
+
+
+def replay(journal: list[m.AnyEvent]) -> State:
+    """The state that a journal rebuilds."""
+    first = journal[0]
+    assert isinstance(first, m.Accepted)
+    state, _ = machine.start(first)
+    for event in journal[1:]:
+        machine.step(state, SITE, event)
+    return state
