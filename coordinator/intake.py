@@ -1,0 +1,118 @@
+"""Everything that is checked before anything is submitted: from what a person typed to an EvaluationRecord.
+
+Rule: what can be known to fail is refused here with one clear line; nothing has been written or started by then.
+It does not know: the loop.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.checkpoint import inspect
+from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
+from coordinator.errors import OperatorError
+from coordinator.records import EvaluationRecord, RunOptions, evaluation_id
+from coordinator.specs import Site
+from coordinator.suites import load_suite
+from evaljobs.contract import ModelOptions, SuiteSpec
+
+TASKS_SECONDS = 120
+
+
+def make_record(
+    checkpoint: str,
+    suite: str,
+    *,
+    model: ModelOptions,
+    options: RunOptions,
+    priority: int = 0,
+    step: int | None = None,
+    allow_bin: bool = False,
+) -> EvaluationRecord:
+    """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be."""
+    spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
+    loaded = load_suite(suite)
+    return EvaluationRecord(
+        evaluation_id=evaluation_id(spec, loaded, model),
+        checkpoint=spec,
+        suite=loaded,
+        model=model,
+        options=options,
+        priority=priority,
+        accepted_at=time.time(),
+    )
+
+
+def check_tasks(suite: SuiteSpec, site: Site) -> None:
+    """Ask lm-eval, in a process of its own, whether it knows the suite's tasks; OperatorError names the nearest."""
+    names = [t.name for t in suite.tasks]
+    argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]
+    for folder in suite.include_path:
+        argv += ["--include-path", folder]
+    argv += ["--cache", str(site.paths.cache)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=TASKS_SECONDS, check=False, env=_environment(site)
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OperatorError(
+            f"the trial interpreter {site.trial_command[0]} cannot be run: {error}"
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OperatorError(f"lm-eval could not be asked for its tasks by {site.trial_command[0]}: {last}")
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    unknown: dict[str, list[str]] = answer["unknown"]
+    if unknown:
+        lines = [f"{n!r} (nearest: {', '.join(near) or 'none'})" for n, near in sorted(unknown.items())]
+        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}")
+
+
+def _environment(site: Site) -> dict[str, str]:
+    import os  # noqa: PLC0415 (the one place that reads the environment here)
+
+    return {**os.environ, **site.trial_env}
+
+
+def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
+    """Would the cluster take our jobs, and has any node enough GPUs for one trial?"""
+    options = record.options
+    try:
+        nodes = cluster.nodes()
+        most = max((n.gpus for n in nodes), default=0)
+        if most < options.gpus_per_trial:
+            raise OperatorError(
+                f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "
+                "choose another partition or lower gpus_per_trial"
+            )
+        for job in _probes(options):
+            cluster.check(job)
+    except RefusedError as error:
+        raise OperatorError(f"the cluster refuses our jobs: {error}") from error
+    except ClusterError as error:
+        raise OperatorError(f"the cluster cannot be asked: {error}") from error
+
+
+def _probes(options: RunOptions) -> Sequence[Job]:
+    common = {"argv": ("true",), "log": "/dev/null", "time_limit_seconds": options.trial_time_limit_seconds}
+    return (
+        Job(
+            name="evalspan-check-trial",
+            gpus=options.gpus_per_trial,
+            cpus=options.trial_cpus,
+            memory_mb=options.trial_memory_mb,
+            purpose="trial",
+            **common,  # type: ignore[arg-type]
+        ),
+        Job(
+            name="evalspan-check-metric",
+            cpus=options.worker_cpus,
+            memory_mb=options.worker_memory_mb,
+            purpose="metric",
+            **common,  # type: ignore[arg-type]
+        ),
+    )

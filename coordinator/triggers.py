@@ -1,0 +1,142 @@
+"""How checkpoints reach the daemon: the hook's stream and spool folder, `evalspan submit`, and watched folders.
+
+Rule: delivery is at least once and every way ends in the same `Notice`; since an evaluation's id is a function of
+what is evaluated, a checkpoint announced a hundred times is evaluated once. A notice is acknowledged only after it was
+accepted or refused for good.
+It does not know: what an evaluation is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from evaljobs.files import write_atomic
+from evaljobs.redis_address import connect
+from pydantic import ValidationError
+
+from coordinator.hook import STREAM
+from evaljobs.contract import Record, WorkPaths
+
+log = logging.getLogger(__name__)
+
+GROUP = "daemon"
+CONSUMER = "coordinator"
+
+
+class Notice(Record):
+    """A checkpoint was seen. The hook writes exactly these fields."""
+
+    checkpoint: str
+    step: int | None = None
+    suite: str = "default"
+    priority: int = 0
+    noticed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A notice and how to say that it need not come again."""
+
+    notice: Notice
+    acknowledge: Callable[[], None]
+
+
+def spool(paths: WorkPaths, notice: Notice) -> None:
+    """Leave a notice for the daemon in the spool folder: works with Redis and daemon away."""
+    paths.spool.mkdir(parents=True, exist_ok=True)
+    write_atomic(paths.spool / f"{time.time_ns()}-{os.getpid()}.json", notice.model_dump_json().encode())
+
+
+def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
+    """Notices in the spool folder, oldest first; a file that is none is set aside as `*.bad` and named."""
+    for path in sorted(paths.spool.glob("*.json")) if paths.spool.is_dir() else ():
+        try:
+            notice = Notice.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            log.warning("%s is no notice and is set aside: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.rename(path.with_suffix(".bad"))
+            continue
+        yield Delivery(notice, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
+
+
+def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
+    """Notices of the Redis stream: first those that an earlier daemon took and did not acknowledge. Nothing if away."""
+    try:
+        client = connect(paths.redis_address)
+        with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: it is there
+            client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
+        entries: list[tuple[Any, dict[Any, Any]]] = []
+        for start in ("0", ">"):
+            answer: Any = client.xreadgroup(GROUP, CONSUMER, {STREAM: start}, count=100)
+            for _, rows in answer or ():
+                entries += rows
+    except (redis.RedisError, OSError):
+        return
+    for entry_id, fields in entries:
+        acknowledge = _acknowledge(client, entry_id)
+        text = fields.get(b"notice", fields.get("notice", b""))
+        try:
+            yield Delivery(Notice.model_validate_json(text), acknowledge)
+        except ValidationError as error:
+            log.warning("entry %s of the stream is no notice and is dropped: %s", entry_id, error)
+            acknowledge()
+
+
+def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
+    def acknowledge() -> None:
+        with contextlib.suppress(redis.RedisError):
+            client.xack(STREAM, GROUP, entry_id)
+            client.xdel(STREAM, entry_id)
+
+    return acknowledge
+
+
+class FolderWatch:
+    """Checkpoint folders below watched folders: what a lost notice would have told. Remembers what it has reported."""
+
+    def __init__(self, memory: Path, folders: Sequence[tuple[str, str]]) -> None:
+        """`folders`: (glob of checkpoint folders, suite). `memory`: a file of what was reported."""
+        self.memory = memory
+        self.folders = folders
+        self._seen: set[str] = set()
+        with contextlib.suppress(OSError, ValueError):
+            self._seen = set(json.loads(memory.read_text()))
+
+    def look(self) -> Iterator[Delivery]:
+        """A delivery for each checkpoint folder not acknowledged yet that has a config.json."""
+        for pattern, suite in self.folders:
+            root = Path(pattern)
+            anchor = Path(root.anchor or ".")
+            for folder in sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern)):
+                key = f"{suite}\0{folder}"
+                if key in self._seen or not (folder / "config.json").exists():
+                    continue
+                notice = Notice(
+                    checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
+                )
+                yield Delivery(notice, lambda key=key: self._remember(key))  # type: ignore[misc]
+
+    def _remember(self, key: str) -> None:
+        self._seen.add(key)
+        write_atomic(self.memory, json.dumps(sorted(self._seen)).encode())
+
+
+def step_of(name: str) -> int | None:
+    """The training step in a checkpoint folder's name: its last run of digits."""
+    digits = ""
+    for char in reversed(name):
+        if char.isdigit():
+            digits = char + digits
+        elif digits:
+            break
+    return int(digits) if digits else None
