@@ -7,7 +7,6 @@ for the kernel then ends everything inside. slurmd runs inside and may die alone
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from dev_cluster.spec import DevClusterError
 
 DAEMON_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 30.0
+NODE_NAMESPACES = ("--mount", "--uts", "--ipc", "--pid", "--mount-proc")
 
 
 def daemon_env(record: Record) -> dict[str, str]:
@@ -96,15 +96,15 @@ def kill_controller(record: Record) -> None:
 
 def start_login(record: Record) -> Proc:
     """The submit side: a mount namespace in which the user sees what the nodes see. Its first process."""
-    return running(record, "login") or _hold(record, "login", ["--mount"])
+    return running(record, "login") or _hold(record, "login", ["--mount"], label="login")
 
 
-def _hold(record: Record, label: str, namespaces: list[str]) -> Proc:
-    """Start the holder of a set of namespaces and wait until it has furnished them."""
-    ready = record.layout.run / f"{label}.ready"
+def _hold(record: Record, role: str, namespaces: list[str], *, label: str) -> Proc:
+    """Start the holder of a set of namespaces under a label and wait until it has furnished them."""
+    ready = record.layout.run / f"{role}.ready"
     ready.unlink(missing_ok=True)
-    log = record.layout.log / f"{label}.out"
-    argv = ["unshare", *namespaces, "--propagation", "slave", "sh", str(record.layout.view_script), label]
+    log = record.layout.log / f"{role}.out"
+    argv = ["unshare", *namespaces, "--propagation", "slave", "sh", str(record.layout.view_script), role]
     cpu = ns_order.lowest_cpu() if record.spec.private_shm else None
     pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
     proc = procs.spawn([*pinned, *argv], log=log, env=daemon_env(record) | {"ALL_CPUS": ns_order.cpu_list()})
@@ -113,15 +113,14 @@ def _hold(record: Record, label: str, namespaces: list[str]) -> Proc:
         not procs.poll(lambda: ready.exists() or not proc.alive, deadline_s=START_S, every_s=0.01)
         or not proc.alive
     ):
-        raise DevClusterError(f"the namespaces of {label} could not be made: {procs.tail(log)}")
+        raise DevClusterError(f"the namespaces of {role} could not be made: {procs.tail(log)}")
     return proc
 
 
 def start_node(record: Record, name: str) -> None:
     """Boot the node if it is down (with an empty /dev/shm), and its slurmd if that is dead."""
     if running(record, name) is None:
-        outer = _hold(record, name, ["--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"])
-        procs.save(outer, pid_file(record, f"{name}.unshare"))
+        outer = _hold(record, name, [*NODE_NAMESPACES, "--fork", "--kill-child"], label=_outer(name))
         (first,) = procs.children(outer.pid)
         procs.save(first, pid_file(record, name))
     if slurmd(record, name) is None:
@@ -144,6 +143,11 @@ def inside(record: Record, name: str) -> list[Proc]:
     return [] if first is None else procs.members(first.pid, "pid")
 
 
+def _outer(name: str) -> str:
+    """The label of the process outside the node that waits for its first one."""
+    return f"{name}.unshare"
+
+
 def slurmd(record: Record, name: str) -> Proc | None:
     """The node's slurmd (not the copies of it that are about to become job steps)."""
     found = [p for p in inside(record, name) if procs.command_name(p.pid) == "slurmd"]
@@ -159,10 +163,10 @@ def kill_slurmd(record: Record, name: str) -> None:
 
 def kill_node(record: Record, name: str) -> None:
     """A power cut: every process of the node ends at once and its /dev/shm is lost."""
-    first = running(record, name)
-    outer = running(record, f"{name}.unshare")
-    if first is not None:
-        procs.kill_all(procs.members(first.pid, "pid"))
+    outer = running(record, _outer(name))
+    # An `up` that was killed may have left a node whose first process has no pid file yet.
+    half_made = [] if outer is None else procs.children(outer.pid)
+    procs.kill_all([*inside(record, name), *half_made])
     if outer is not None:
         procs.kill_all([outer])
 
@@ -172,8 +176,6 @@ def kill_login(record: Record) -> None:
     holder = running(record, "login")
     if holder is None:
         return
-    if procs.namespace(holder.pid, "mnt") == procs.namespace(os.getpid(), "mnt"):
-        raise DevClusterError("end the cluster from outside its submit side")
     # The holder goes last, for it names the namespace; what forks meanwhile is met in the next round.
     holding = {holder, *procs.children(holder.pid)}
     while others := [p for p in _tree(procs.members(holder.pid, "mnt")) if p not in holding and p.alive]:

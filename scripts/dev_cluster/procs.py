@@ -78,9 +78,14 @@ def namespace(pid: int, kind: str) -> str:
 
 
 def members(pid: int, kind: str) -> list[Proc]:
-    """Living processes that share the namespace `kind` of `pid`, itself included."""
+    """Living processes that share the namespace `kind` of `pid`, itself included.
+
+    None where that is our own namespace: these lists are made to be killed, and the machine is never among them.
+    """
     wanted = namespace(pid, kind)
-    return [p for p in everyone() if wanted and namespace(p.pid, kind) == wanted]
+    if wanted in {"", namespace(os.getpid(), kind), namespace(1, kind)}:
+        return []
+    return [p for p in everyone() if namespace(p.pid, kind) == wanted]
 
 
 def command_name(pid: int) -> str:

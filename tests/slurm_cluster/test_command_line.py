@@ -168,3 +168,34 @@ def test_a_dead_test_run_leaves_no_cluster_for_the_next(name: str) -> None:
     assert name in done.stdout
     assert not root.exists()
     assert {r.spec.name for r in registry.everything() if r.owner and r.owner.alive} <= others
+
+
+@pytest.mark.parametrize("part", ["munged", "login", "slurmctld", "n1.unshare", "n1", "n3"])
+def test_an_up_killed_halfway_is_undone_by_down(name: str, part: str) -> None:
+    """SIGKILL to `up` right after any part started: `down` ends that part and all before it, and nobody else."""
+    record_file = Path(f"/run/evalspan-dev/{name}.json")
+    line = [
+        sys.executable,
+        str(REPO / "scripts" / "dev-cluster"),
+        "up",
+        "--name",
+        name,
+        "--nodes",
+        "3",
+        "--cpu-nodes",
+        "0",
+    ]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as up:
+        wait_until(record_file.exists, "the registration")
+        record = _record(name)
+        wait_until((record.layout.run / f"{part}.json").exists, f"the pid file of {part}")
+        up.kill()
+    assert tool("down", "--name", name).returncode == 0
+    assert _ours(str(record.layout.slurm_conf)) == []
+    assert not record.root.exists()
+
+
+def test_the_machine_is_no_member_of_a_cluster(machine: None) -> None:
+    """The list of a namespace's processes, which is made to be killed, is empty for the machine's own namespaces."""
+    assert procs.members(os.getpid(), "pid") == []
+    assert procs.members(os.getpid(), "mnt") == []
