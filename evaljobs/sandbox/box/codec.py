@@ -1,0 +1,328 @@
+"""Values that cross between a candidate and its checker: data alone, as JSON with tagged objects.
+
+Rule: decoding builds values of fixed, built-in types and runs nothing that the other side chose; a value that is not
+data crosses as a handle, which the receiver's `make_handle` turns into an object of its own. Every JSON object has
+exactly one key, its tag; lists, strings, booleans, None and ordinary numbers stand for themselves.
+It does not know: which side it runs on, sockets, or what is done with a value.
+
+Bounds: a frame is at most MAX_FRAME bytes; integers of more than 4,000 digits go as hexadecimal, which is linear in
+their length (JSON would be quadratic).
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+MAX_FRAME: Final = 16 << 20  # bytes; the longest honest answers seen are below 1 MiB
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_LENGTH: Final = struct.Struct("!I")
+_INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which int() refuses
+_DTYPE: Final = re.compile(r"[<>|=]?[biufcUS]\d{1,6}")
+_MUTABLE: Final = (list, dict, set, bytearray, collections.deque)
+
+
+class CodecError(Exception):
+    """What came is not a frame or a value of this codec."""
+
+
+class NotDataError(Exception):
+    """A value that has no data form and no handle, named by its type."""
+
+
+class Encoder:
+    """Values → JSON text. `make_handle(value)` gives the number of a value that is no data, or raises NotDataError."""
+
+    def __init__(self, make_handle: Callable[[Any], list[Any]]) -> None:
+        self._make_handle = make_handle
+
+    def dumps(self, value: object) -> str:
+        """JSON text of a value, ASCII only."""
+        try:
+            text = json.dumps(self._tree(value, exact=False))
+        except ValueError:  # an integer with too many digits stood in a plain list
+            return json.dumps(self._tree(value, exact=True))
+        if (
+            "\\ud" in text
+        ):  # a lone surrogate, or merely a character past U+FFFF: only JSON's own pairs are safe
+            return json.dumps(self._tree(value, exact=True))
+        return text
+
+    def _tree(self, x: Any, *, exact: bool) -> Any:
+        t = type(x)
+        if t in _PLAIN:
+            return self._exact(x) if exact else x
+        if t is dict:
+            return {"d": self._pairs(x, exact=exact)}
+        if t is list or t is tuple:
+            plain = not exact and _PLAIN.issuperset(map(type, x))
+            body = list(x) if plain else [self._tree(v, exact=exact) for v in x]
+            return body if t is list else {"t": body}
+        return self._other(x, exact=exact)
+
+    def _pairs(self, x: Any, *, exact: bool) -> list[Any]:
+        return [self._tree(v, exact=exact) for pair in dict.items(x) for v in pair]
+
+    @staticmethod
+    def _exact(x: Any) -> Any:
+        if type(x) is int and not -_INT_LIMIT < x < _INT_LIMIT:
+            return {"i": hex(x)}
+        if type(x) is str and not x.isascii():
+            try:
+                x.encode()
+            except UnicodeEncodeError:
+                return {"s": x.encode("utf-16-le", "surrogatepass").hex()}
+        return x
+
+    def _other(self, x: Any, *, exact: bool) -> Any:
+        """Subclasses of data types cross as what they hold, IntEnum among them; their methods are not asked."""
+        if type(x).__module__.partition(".")[0] == "numpy":
+            return self._numpy(x, exact=exact)
+        for base, tag in _BASES:
+            if isinstance(x, base):
+                return self._base(x, base, tag, exact=exact)
+        return self._library(x)
+
+    def _base(self, x: Any, base: Any, tag: str, *, exact: bool) -> Any:
+        if base in (str, int, float):
+            return self._tree("".join(str.__iter__(x)) if base is str else base.__pos__(x), exact=exact)
+        if base is dict:
+            return {_DICT_TAGS.get(type(x), "d"): self._pairs(x, exact=exact)}
+        if base is bytes or base is bytearray:
+            return {tag: base.hex(x)}
+        items = [self._tree(v, exact=exact) for v in base.__iter__(x)]
+        if base is collections.deque:
+            return {"q": [items, x.maxlen]}
+        fields = getattr(type(x), "_fields", None)
+        if base is tuple and isinstance(fields, tuple) and all(isinstance(f, str) for f in fields):
+            return {"N": [type(x).__name__, list(fields), items]}
+        return {tag: items} if tag else items
+
+    def _library(self, x: Any) -> Any:
+        if type(x) is complex:
+            return {"c": [x.real, x.imag]}
+        if type(x) is range:
+            return {"r": [self._exact(v) for v in (x.start, x.stop, x.step)]}
+        module, name = type(x).__module__.partition(".")[0], type(x).__name__
+        if module in ("decimal", "_decimal") and name == "Decimal":
+            return {"D": str(x)}
+        if module == "fractions" and name == "Fraction":
+            return {"F": [self._exact(x.numerator), self._exact(x.denominator)]}
+        if module == "datetime" and (moment := _moment(x, name)) is not None:
+            return {"T": [name, moment]}
+        return {"h": self._make_handle(x)}
+
+    def _numpy(self, x: Any, *, exact: bool) -> Any:
+        if type(x).__name__ == "ndarray" and x.dtype.kind in "biufcUS":
+            flat = [self._tree(v, exact=exact) for v in x.ravel().tolist()]
+            return {"n": [x.dtype.str, list(x.shape), flat]}
+        if (
+            hasattr(x, "dtype")
+            and hasattr(x, "item")
+            and getattr(x, "shape", None) == ()
+            and x.dtype.kind in "biufcUS"
+        ):
+            return {"n": [x.dtype.str, None, [self._tree(x.item(), exact=exact)]]}
+        return {"h": self._make_handle(x)}
+
+
+def _moment(x: Any, name: str) -> Any:
+    """The body of a naive date or time; None for another object of datetime's."""
+    if name == "timedelta":
+        return [x.days, x.seconds, x.microseconds]
+    return (
+        x.isoformat() if name in ("date", "time", "datetime") and getattr(x, "tzinfo", None) is None else None
+    )
+
+
+_BASES: Final[tuple[tuple[Any, str], ...]] = (
+    (str, ""),
+    (int, ""),
+    (float, ""),
+    (tuple, "t"),
+    (list, ""),
+    (dict, "d"),
+    (set, "e"),
+    (frozenset, "f"),
+    (bytes, "b"),
+    (bytearray, "a"),
+    (collections.deque, "q"),
+)
+_DICT_TAGS: Final[dict[Any, str]] = {
+    collections.OrderedDict: "O",
+    collections.Counter: "C",
+    collections.defaultdict: "M",
+}
+
+
+class Decoder:
+    """JSON text → values. `make_handle(number, flags…)` gives the receiver's object for a handle."""
+
+    def __init__(self, make_handle: Callable[[list[Any]], Any]) -> None:
+        self._make_handle = make_handle
+
+    def loads(self, text: str | bytes) -> Any:
+        """The value of one JSON text; CodecError for anything that is not of this codec, whatever is wrong with it."""
+        try:
+            return json.loads(text, object_hook=self._hook)
+        except CodecError:
+            raise
+        except Exception as error:  # noqa: BLE001  (hostile input fails in any way; MemoryError included)
+            raise CodecError(f"{type(error).__name__} in an answer") from None
+
+    def _hook(self, tagged: dict[str, Any]) -> Any:
+        if len(tagged) != 1:
+            raise CodecError("an object must have one tag")
+        (tag, body), *_ = tagged.items()
+        if tag == "t":
+            return tuple(body)
+        if tag in _PAIRED:
+            _require(type(body) is list and len(body) % 2 == 0)
+            return _PAIRED[tag](zip(body[::2], body[1::2], strict=True))
+        if tag == "h":
+            return self._make_handle(body)
+        build = _BUILD.get(tag)
+        if build is None:
+            raise CodecError("unknown tag")
+        return build(body)
+
+
+def _require(condition: object) -> None:
+    if not condition:
+        raise CodecError("a malformed value")
+
+
+def _integer(body: Any) -> int:
+    _require(type(body) is str)
+    return int(body, 16)
+
+
+def _timed(body: Any) -> Any:
+    import datetime as dt  # noqa: PLC0415  (rare, and the box must stay small)
+
+    kind, value = body
+    if kind == "timedelta":
+        return dt.timedelta(*value)
+    _require(kind in ("date", "time", "datetime"))
+    moment = getattr(dt, kind).fromisoformat(value)
+    _require(getattr(moment, "tzinfo", None) is None)  # what is decoded can always be encoded again
+    return moment
+
+
+def _decimal(body: Any) -> Any:
+    import decimal  # noqa: PLC0415
+
+    _require(type(body) is str)
+    return decimal.Decimal(body)
+
+
+def _fraction(body: Any) -> Any:
+    import fractions  # noqa: PLC0415
+
+    numerator, denominator = body
+    _require(type(numerator) is int and type(denominator) is int)
+    return fractions.Fraction(numerator, denominator)
+
+
+def _array(body: Any) -> Any:
+    dtype, shape, flat = body
+    _require(type(dtype) is str and _DTYPE.fullmatch(dtype) and type(flat) is list)
+    _require(not any(isinstance(v, (list, tuple, dict)) for v in flat))
+    if shape is None:
+        import numpy as np  # noqa: PLC0415
+
+        return np.dtype(dtype).type(flat[0])
+    import numpy as np  # noqa: PLC0415
+
+    _require(type(shape) is list and all(type(n) is int and n >= 0 for n in shape))
+    return np.array(flat, dtype=dtype).reshape(shape)
+
+
+_NAMED: dict[tuple[str, ...], Any] = {}
+
+
+def _named(body: Any) -> Any:
+    name, fields, values = body
+    _require(type(name) is str and name.isidentifier() and len(name) < 200 and len(fields) < 200)
+    _require(all(type(f) is str and f.isidentifier() and len(f) < 200 for f in fields))
+    key = (name, *fields)
+    if key not in _NAMED:
+        _require(len(_NAMED) < 64)
+        _NAMED[key] = collections.namedtuple(name, fields)  # noqa: PYI024  (the fields are not known before)
+    return _NAMED[key](*values)
+
+
+_PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
+    "d": dict,
+    "O": collections.OrderedDict,
+    "C": lambda pairs: collections.Counter(dict(pairs)),
+    "M": lambda pairs: collections.defaultdict(None, pairs),
+}
+
+_BUILD: Final[dict[str, Callable[[Any], Any]]] = {
+    "i": _integer,
+    "s": lambda b: bytes.fromhex(b).decode("utf-16-le", "surrogatepass"),
+    "e": set,
+    "f": frozenset,
+    "b": bytes.fromhex,
+    "a": bytearray.fromhex,
+    "c": lambda b: complex(*b),
+    "r": lambda b: range(*b),
+    "q": lambda b: collections.deque(b[0], b[1]),
+    "D": _decimal,
+    "F": _fraction,
+    "T": _timed,
+    "n": _array,
+    "N": _named,
+}
+
+
+def is_mutable(value: object) -> bool:
+    """Whether a callee could change the value in place."""
+    return isinstance(value, _MUTABLE)
+
+
+# --- frames -------------------------------------------------------------------------------------------------------
+
+
+def send_frame(sock: socket.socket, body: bytes) -> None:
+    """One frame: its length in 4 bytes, big-endian, then its bytes. CodecError above MAX_FRAME."""
+    if len(body) > MAX_FRAME:
+        raise CodecError(f"{len(body)} bytes are more than a frame holds")
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_frame(sock: socket.socket) -> bytes | None:
+    """The next frame, None at the end of the stream; CodecError for one that is too long. Blocks: its caller's
+    process has a deadline that another process keeps.
+    """
+    head = _receive(sock, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_FRAME:
+        raise CodecError(f"{length} bytes are more than a frame holds")
+    return _receive(sock, length)
+
+
+def _receive(sock: socket.socket, size: int) -> bytes | None:
+    chunk = sock.recv(size) if size else b""
+    if len(chunk) == size:
+        return chunk
+    parts = bytearray(chunk)
+    while len(parts) < size:
+        chunk = sock.recv(min(size - len(parts), 1 << 20))
+        if not chunk:
+            return None
+        parts += chunk
+    return bytes(parts)
+
+
+if hasattr(sys, "set_int_max_str_digits") and sys.get_int_max_str_digits() == 0:
+    sys.set_int_max_str_digits(4300)  # an environment may have switched the bound off

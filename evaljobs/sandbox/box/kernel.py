@@ -1,0 +1,337 @@
+"""System calls that Python has no name for: namespaces, mounts, capabilities, seccomp, Landlock.
+
+Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads. Runs inside the
+box, so it imports the standard library alone.
+It does not know: which of them a sandbox level uses (`launch`, `zygote`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from evaljobs.sandbox.box import syscalls
+
+# PyDLL keeps the interpreter lock: nothing else may run between clone() and the repair of the child's state.
+_libc: Final = ctypes.PyDLL(None, use_errno=True)
+_syscall: Final = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+MACHINE: Final = platform.machine()
+_COLUMN: Final = {"x86_64": 0, "aarch64": 1}
+_AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+_CLONE_THREAD = 0x00010000
+_CLONE_CHILD_SETTID = 0x01000000
+_SIGCHLD = 17
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND = 32, 1024, 2048, 4096
+MS_REC, MS_PRIVATE, MS_RELATIME = 16384, 1 << 18, 1 << 21
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class UnsupportedMachineError(OSError):
+    """No table of system calls for this processor: only the rlimits level works on it."""
+
+
+def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make one system call by name; OSError with the kernel's errno when it fails."""
+    if MACHINE not in _COLUMN:
+        raise UnsupportedMachineError(f"no system call table for {MACHINE}")
+    number = (syscalls.SPECIAL.get(name) or syscalls.ALLOWED[name])[_COLUMN[MACHINE]]
+    result: int = _syscall(
+        ctypes.c_long(number or 0), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args)
+    )
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+# --- processes and namespaces -------------------------------------------------------------------------------------
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    call("unshare", flags)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process, as the manual page of prctl has it."""
+    call("prctl", option, value, 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become our children, so that the rlimits level can find and end them."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _find_tid_address() -> int:
+    """Address of the thread id that libc caches in its thread block, 0 if it is not found.
+
+    A raw clone leaves the parent's id there, and abort() and raise() would signal a stranger. fork() in libc has the
+    kernel write it (CLONE_CHILD_SETTID); we do the same, once the field is found by its value.
+    """
+    _libc.pthread_self.restype = ctypes.c_void_p
+    base: int = _libc.pthread_self()
+    block = ctypes.string_at(base, 1024)
+    tid = os.getpid()  # the zygote is single-threaded
+    found = [i for i in range(0, 1024, 4) if struct.unpack_from("i", block, i)[0] == tid]
+    return base + found[0] if len(found) == 1 else 0
+
+
+class Cloner:
+    """Fork into new namespaces. Made once in a single-threaded process."""
+
+    def __init__(self) -> None:
+        self._tid_address = _find_tid_address()
+
+    def clone(self, flags: int) -> int:
+        """Like os.fork() with namespace flags: 0 in the child, its pid in the parent."""
+        if self._tid_address:
+            flags |= _CLONE_CHILD_SETTID
+        column = _COLUMN[MACHINE]
+        number = syscalls.SPECIAL["clone"][column] or 0
+        # clone(flags, stack, parent_tid, child_tid, tls) on x86_64, (…, tls, child_tid) on aarch64
+        tail = [self._tid_address, 0] if column == 0 else [0, self._tid_address]
+        words = [ctypes.c_long(v) for v in (number, flags | _SIGCHLD, 0, 0, *tail)]
+        api = ctypes.pythonapi
+        api.PyOS_BeforeFork()
+        pid: int = _syscall(*words)
+        if pid == 0:
+            api.PyOS_AfterFork_Child()
+            return 0
+        code = ctypes.get_errno()
+        api.PyOS_AfterFork_Parent()
+        if pid < 0:
+            raise OSError(code, f"clone: {os.strerror(code)}")
+        return pid
+
+
+def map_ids(inner: int, outer_uid: int, outer_gid: int) -> None:
+    """Name this process's only user and group `inner` in its new user namespace."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inner} {outer_uid} 1"),
+        ("gid_map", f"{inner} {outer_gid} 1"),
+    ):
+        write_proc(f"/proc/self/{name}", text)
+
+
+def write_proc(path: str, text: str) -> None:
+    """One write(2) to a proc file; buffered writers would hide its error."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this process."""
+    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    call("capset", header, bytes(24))
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    try:
+        call("close_range", first, 0xFFFFFFFF, 0)
+    except OSError:  # before Linux 5.9
+        os.closerange(first, 4096)
+
+
+# --- mounts -------------------------------------------------------------------------------------------------------
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Attach or change a mount, as the manual page of mount has it."""
+    call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, data and data.encode())  # type: ignore[arg-type]
+
+
+def bind_read_only(source: str, target: str, *, device: bool = False) -> None:
+    """Show `source` at `target`, read-only; flags that a less privileged namespace must keep are kept."""
+    mount(source, target, None, MS_BIND)
+    flags = os.statvfs(target).f_flag  # ST_* and MS_* agree in the bits that follow
+    keep = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
+    keep |= MS_RELATIME if flags & 4096 else 0  # ST_RELATIME
+    add = MS_RDONLY | MS_NOSUID | (0 if device else MS_NODEV)
+    mount("none", target, None, MS_REMOUNT | MS_BIND | keep | add)
+
+
+def change_root(new_root: str, old_name: str) -> None:
+    """Make the mount at `new_root` the root; the old tree lies at /`old_name` until it is detached."""
+    os.chdir(new_root)
+    call("pivot_root", b".", old_name.encode())
+    os.chdir("/")
+
+
+def detach(target: str) -> None:
+    """Unmount a whole tree."""
+    call("umount2", target.encode(), MNT_DETACH)
+
+
+# --- seccomp ------------------------------------------------------------------------------------------------------
+
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_EPERM, _ENOSYS = 1, 38
+# PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS, PR_SET_VMA
+_PRCTL_OPTIONS = (3, 4, 15, 16, 21, 23, 39, 0x53564D41)
+_IOCTL_REQUESTS = (
+    0x5401,
+    0x5413,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+# F_DUPFD … F_SETFL, record locks, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which sends signals to others
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+_AF_UNIX = 1
+_CLONE_MASK = _CLONE_THREAD | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC
+_CLONE_MASK |= CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+
+_LD, _JEQ, _JGT, _JGE, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x54, 0x06
+
+
+def _op(code: int, jt: int, jf: int, k: int) -> bytes:
+    return struct.pack("HBBI", code, jt, jf, k)
+
+
+def _argument(index: int) -> bytes:
+    """Load the low half of an argument: all that are compared are 32-bit in the kernel, or have their flags there."""
+    return _op(_LD, 0, 0, 16 + 8 * index)
+
+
+def _when(number: int | None, body: bytes) -> bytes:
+    """`body` if the call is `number` (it must end in returns), else go on."""
+    return b"" if number is None else _op(_JEQ, 0, len(body) // 8, number) + body
+
+
+def _one_of(index: int, values: Iterable[int]) -> bytes:
+    """Allow when an argument is one of `values`, else EPERM."""
+    allow = _op(_RET, 0, 0, _ALLOW)
+    tests = b"".join(_op(_JEQ, 0, 1, v) + allow for v in values)
+    return _argument(index) + tests + _op(_RET, 0, 0, _ERRNO | _EPERM)
+
+
+def _any_of(numbers: Iterable[int]) -> bytes:
+    """Allow any of `numbers`, else EPERM. Ranges in rising order: the kernel runs the filter once for every call number
+    when it is installed (its cache of calls that are always allowed), so a chain of single tests costs 0.4 ms a sample.
+    """
+    ranges: list[list[int]] = []
+    for n in sorted(numbers):
+        if ranges and n == ranges[-1][1] + 1:
+            ranges[-1][1] = n
+        else:
+            ranges.append([n, n])
+    body = b""
+    for left, (low, high) in zip(range(len(ranges) - 1, -1, -1), ranges, strict=True):
+        # after the last range stand two returns: refuse, allow
+        body += _op(_JGE, 0, 2 * left + 1, low) + _op(_JGT, 0, 2 * left + 1, high)
+    return body + _op(_RET, 0, 0, _ERRNO | _EPERM) + _op(_RET, 0, 0, _ALLOW)
+
+
+def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> bytes:
+    """The filter of one untrusted process, as an array of sock_filter.
+
+    `pid` is the process itself as it sees itself, the only one it may signal; `metadata` allows chmod and its like,
+    which only a private mount namespace makes harmless. Everything not listed gives EPERM. New processes are refused
+    (threads are not), so that killing one process ends the sample at every level.
+    """
+    if machine not in _COLUMN:
+        raise UnsupportedMachineError(f"no system call table for {machine}")
+    column = _COLUMN[machine]
+    number = {name: row[column] for name, row in syscalls.SPECIAL.items()}
+    allow = _op(_RET, 0, 0, _ALLOW)
+    program = [
+        _op(_LD, 0, 0, 4),
+        _op(_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+        _op(_RET, 0, 0, _KILL),
+        _op(_LD, 0, 0, 0),
+    ]
+    if machine == "x86_64":  # the x32 numbers reach the same calls
+        program += [_op(_JGE, 0, 1, 0x40000000), _op(_RET, 0, 0, _ERRNO | _ENOSYS)]
+    table = {**syscalls.ALLOWED, **(syscalls.METADATA if metadata else {})}
+    thread = _argument(0) + _op(_AND, 0, 0, _CLONE_MASK) + _op(_JEQ, 0, 1, _CLONE_THREAD) + allow
+    program += [
+        _when(number["kill"], _one_of(0, (pid,))),
+        _when(number["tgkill"], _one_of(0, (pid,))),
+        _when(number["prlimit64"], _one_of(0, (0, pid))),
+        _when(number["prctl"], _one_of(0, _PRCTL_OPTIONS)),
+        _when(number["ioctl"], _one_of(1, _IOCTL_REQUESTS)),
+        _when(number["fcntl"], _one_of(1, _FCNTL_COMMANDS)),
+        _when(number["socketpair"], _one_of(0, (_AF_UNIX,))),
+        _when(number["clone"], thread + _op(_RET, 0, 0, _ERRNO | _EPERM)),
+        _when(number["clone3"], _op(_RET, 0, 0, _ERRNO | _ENOSYS)),  # libc then falls back to clone
+        _any_of(n for row in table.values() if (n := row[column]) is not None),
+    ]
+    return b"".join(program)
+
+
+def install_seccomp(program: bytes) -> None:
+    """Bind this process and all its threads to come to `program`; no_new_privs must be set."""
+    array = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(array))
+    call("seccomp", 1, 0, header)  # SECCOMP_SET_MODE_FILTER
+
+
+# --- Landlock -----------------------------------------------------------------------------------------------------
+
+READ_FILE, READ_DIR, WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
+
+
+def landlock_abi() -> int:
+    """Version of Landlock in this kernel; OSError where there is none."""
+    return call("landlock_create_ruleset", None, 0, 1)
+
+
+def landlock_attributes(abi: int) -> bytes:
+    """Struct landlock_ruleset_attr that handles, hence denies, all that this version can (uapi/linux/landlock.h)."""
+    bits = 13 + sum(abi >= version for version in (2, 3, 5))  # REFER, TRUNCATE, IOCTL_DEV
+    words = [(1 << bits) - 1]
+    if abi >= 4:
+        words.append(3)  # bind and connect TCP
+    if abi >= 6:
+        words.append(3)  # abstract sockets and signals stay inside
+    return struct.pack(f"{len(words)}Q", *words)
+
+
+def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
+    """A ruleset as a descriptor: read below `readable`, write to the files `writable`, nothing else."""
+    attributes = landlock_attributes(landlock_abi())
+    ruleset = call("landlock_create_ruleset", attributes, len(attributes), 0)
+    wanted = [(path, READ_FILE | READ_DIR) for path in readable] + [
+        (p, READ_FILE | WRITE_FILE) for p in writable
+    ]
+    for path, access in wanted:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rights = access if Path(path).is_dir() else access & ~READ_DIR
+                call("landlock_add_rule", ruleset, 1, struct.pack("=Qi", rights, fd), 0)
+            finally:
+                os.close(fd)
+    return ruleset
+
+
+def landlock_restrict(ruleset: int) -> None:
+    """Enter a new Landlock domain; no_new_privs must be set."""
+    call("landlock_restrict_self", ruleset, 0)

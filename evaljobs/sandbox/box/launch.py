@@ -1,0 +1,197 @@
+"""First code of a lane: shuts the process into its box, then becomes the zygote.
+
+Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`; it loads all its code first, then gives
+up one thing after another: namespaces, the file system but for the interpreter, its user, its capabilities. Whatever
+step fails ends the lane with the reason; nothing runs in half a box.
+It does not know: programs or tests.
+
+CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "paths"}}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.util
+import json
+import os
+import socket
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, Final
+
+_NOBODY: Final = 65534
+_SYSTEM_LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
+_EXTRAS: Final = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+
+def _load_own_code() -> None:
+    """Make `evaljobs.sandbox.box` importable without running the packages above it, which the box does not need."""
+    here = Path(__file__).resolve()
+    for name, folder in (("evaljobs", here.parents[2]), ("evaljobs.sandbox", here.parents[1])):
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+
+
+if __name__ == "__main__":
+    _load_own_code()
+
+from evaljobs.sandbox.box import kernel, zygote  # noqa: E402
+
+
+class NumpyFinder(importlib.abc.MetaPathFinder):
+    """Finds numpy and no other installed package."""
+
+    def __init__(self, init: str) -> None:
+        self._init = init
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        """Spec of numpy itself; its submodules are found through it."""
+        if fullname != "numpy":
+            return None
+        folder = str(Path(self._init).parent)
+        return importlib.util.spec_from_file_location(
+            "numpy", self._init, submodule_search_locations=[folder]
+        )
+
+
+def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
+    """What a program may read: the standard library, shared libraries, time zones, numpy. Absolute paths, parents first."""
+    wanted = {path for path in sys.path if Path(path).exists()}
+    wanted |= {os.path.realpath(path) for path in wanted}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if ".so" in path:
+            wanted.add(_library_path("/" + path))
+    wanted |= {path for path in _EXTRAS if Path(path).exists()}
+    wanted |= set(numpy["paths"]) if numpy else set()
+    kept: list[str] = []
+    for path in sorted(wanted):
+        if not any(path.startswith(parent + "/") for parent in kept):
+            kept.append(path)
+    return kept
+
+
+def _library_path(path: str) -> str:
+    """The folder of a mapped library if it holds libraries only (those loaded later lie there too), else the file."""
+    folder = str(Path(path).parent)
+    if folder == sys.base_prefix + "/lib" or any(
+        folder == d or folder.startswith(d + "/") for d in _SYSTEM_LIBRARIES
+    ):
+        return folder
+    return path
+
+
+# --- the private root -------------------------------------------------------------------------------------------------
+
+
+def enter_namespaces(*, user: bool) -> None:
+    """Go on as process 1 of new namespaces; the process that entered stays outside, waits and ends with it."""
+    uid, gid = os.getuid(), os.getgid()
+    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
+    flags |= kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (kernel.CLONE_NEWUSER if user else 0)
+    kernel.unshare(flags)
+    if user:
+        kernel.map_ids(_NOBODY, uid, gid)
+    child = os.fork()
+    if child:
+        kernel.close_from(3)  # the supervisor must see the end of its sockets when the child is gone
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def build_root(readable: list[str]) -> None:
+    """Make a read-only root that shows `readable`, four devices, /proc of these namespaces and an empty /tmp."""
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    Path("/tmp/old").mkdir()
+    kernel.change_root("/tmp", "old")
+    for link in ("/lib", "/lib64"):
+        if Path("/old" + link).is_symlink():
+            Path(link).symlink_to(Path("/old" + link).readlink())
+    for path in (*readable, *_DEVICES):
+        source = Path("/old" + path)
+        if not source.exists() or Path(path).exists():
+            continue
+        if source.is_dir():
+            Path(path).mkdir(parents=True, exist_ok=True)
+        else:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).touch()
+        kernel.bind_read_only(str(source), path, device=path in _DEVICES)
+    for folder in ("/proc", "/tmp"):
+        Path(folder).mkdir(exist_ok=True)
+    Path("/dev/shm").symlink_to("/tmp")
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    kernel.detach("/old")
+    Path("/old").rmdir()
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("none", "/", None, flags)
+
+
+def drop_root() -> None:
+    """Become nobody, for good."""
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+
+
+def readable_by_others(path: str) -> bool:
+    """Whether a user without rights of its own could reach a path."""
+    with contextlib.suppress(OSError):
+        return all(p.stat().st_mode & 1 for p in Path(path).resolve().parents)
+    return False
+
+
+def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
+    """Shut this process in; returns what its programs may read."""
+    readable = readable_paths(numpy)
+    is_root = os.geteuid() == 0
+    private = level == "namespaces"
+    if private:
+        enter_namespaces(user=not is_root)
+    elif is_root and level == "landlock":
+        # Nobody may not reach an interpreter in root's home; mounts that root makes show it. No user namespace is used.
+        try:
+            enter_namespaces(user=False)
+            private = True
+        except PermissionError:
+            if not readable_by_others(sys.path[-1]):
+                raise
+    if private:
+        build_root(readable)
+    if is_root and (private or readable_by_others(sys.path[-1])):
+        drop_root()
+    os.chdir("/")
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may look at this process through /proc or ptrace
+    if level != "rlimits":
+        kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if private:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    return readable
+
+
+def main(config: dict[str, Any]) -> None:
+    """Enter the box and serve until the supervisor closes its socket."""
+    job = socket.socket(fileno=config["job_fd"])
+    verdict = socket.socket(fileno=config["verdict_fd"])
+    if config["numpy"]:
+        sys.meta_path.insert(0, NumpyFinder(config["numpy"]["init"]))
+    try:
+        zygote.preload()
+        readable = enter_box(config["level"], config["numpy"])
+        lane = zygote.Zygote(level=config["level"], job=job, verdict=verdict, readable=readable)
+    except OSError as error:
+        verdict.send(json.dumps({"error": str(error)}).encode())
+        os._exit(1)
+    verdict.send(json.dumps({"ready": True}).encode())
+    lane.serve()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,142 @@
+"""Which names of a test the candidate's program may supply.
+
+Rule: decided from the test's text alone, so a program cannot choose what it replaces. Names that the test binds, and
+built-ins, are the test's own; names of well-known library functions come from the library as soon as another name is
+there to be tested. What is left are the targets.
+It does not know: the program, or how a name is fetched from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import copy
+import functools
+import importlib
+import itertools
+import math
+import symtable
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+_BUILTINS: Final = frozenset(dir(builtins))
+_LIBRARY_OBJECTS: Final[dict[str, str]] = {
+    **dict.fromkeys(functools.__all__, "functools"),
+    **{name: "itertools" for name in dir(itertools) if not name.startswith("_")},
+    **dict.fromkeys(collections.__all__, "collections"),
+    **dict.fromkeys(copy.__all__, "copy"),
+    **{name: "math" for name in dir(math) if not name.startswith("_")},
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+}
+_ALIASES: Final = {"np": "numpy"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """`targets` are served by the candidate; `library` are library names that it must have imported, or NameError."""
+
+    targets: frozenset[str]
+    library: frozenset[str]
+
+
+def free_globals(source: str) -> frozenset[str]:
+    """Global names that `source` reads and never binds. SyntaxError and ValueError as compile() raises them."""
+    table = symtable.symtable(source, "<test>", "exec")
+    read: set[str] = set()
+    bound: set[str] = set()
+    scopes = [table]
+    while scopes:
+        scope = scopes.pop()
+        top = scope.get_type() == "module"
+        for symbol in scope.get_symbols():
+            if not (top or symbol.is_global()):
+                continue
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                bound.add(symbol.get_name())
+            if symbol.is_referenced():
+                read.add(symbol.get_name())
+        scopes += scope.get_children()
+    return frozenset(read - bound)
+
+
+def needs(source: str, entry_point: str | None) -> Needs:
+    """What `source` needs of a candidate. With an entry point that is the only target."""
+    free = free_globals(source)
+    library = {name for name in free if name not in _BUILTINS and is_library(name)}
+    if entry_point is not None:
+        # A test may also use helpers of the prompt; they come from the prompt.
+        return Needs(targets=frozenset({entry_point}), library=frozenset(library - {entry_point}))
+    targets = free - _BUILTINS - library
+    if not targets:  # a task may be named after a library function (gcd) or a built-in (sum)
+        objects = {name for name in library if name not in sys.stdlib_module_names and name not in _ALIASES}
+        targets = frozenset(objects) or free & _BUILTINS
+        library -= objects
+    return Needs(targets=frozenset(targets), library=frozenset(library))
+
+
+def is_library(name: str) -> bool:
+    """Whether a bare name means a standard library module, or a well-known object of one."""
+    return name in _LIBRARY_OBJECTS or name in sys.stdlib_module_names or name in _ALIASES
+
+
+def library_object(name: str) -> Any:
+    """The library's own object of that name."""
+    if name in _LIBRARY_OBJECTS:
+        return getattr(importlib.import_module(_LIBRARY_OBJECTS[name]), name)
+    return importlib.import_module(_ALIASES.get(name, name))
+
+
+def is_trusted_module(name: str) -> bool:
+    """Whether the checker may import a module that the candidate's program imported."""
+    return name.partition(".")[0] in sys.stdlib_module_names or name.partition(".")[0] == "numpy"
+
+
+def prompt_helpers(prompt: str, entry_point: str) -> ast.Module:
+    """The prompt's own imports and finished functions.
+
+    A test may call them (HumanEval/32, /38, /50): taken from the prompt, not from the program, which could redefine
+    them. Functions of which the prompt has the docstring only, and the entry point, are left out.
+    """
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+    kept: list[ast.stmt] = []
+    for node in tree.body:
+        stub = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and all(
+            isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+            for s in node.body
+        )
+        if not stub and getattr(node, "name", None) != entry_point:
+            kept.append(node)
+    return ast.Module(body=kept, type_ignores=[])
+
+
+_IN_PROCESS_MODULES: Final = frozenset({"asyncio", "inspect", "unittest", "pytest", "ast", "dis"})
+
+
+def must_share_process(source: str) -> bool:
+    """Whether a test needs the program's objects themselves: it inspects them, awaits them or inherits from them."""
+    if not any(word in source for word in (*_IN_PROCESS_MODULES, "await", "class ", "globals(")):
+        return False
+    own = {n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef)} | _BUILTINS
+    return any(_shares(node, own) for node in ast.walk(ast.parse(source)))
+
+
+def _shares(node: ast.AST, own: frozenset[str] | set[str]) -> bool:
+    match node:
+        case ast.Await():
+            return True
+        case ast.Import(names=aliases):
+            return any(alias.name.partition(".")[0] in _IN_PROCESS_MODULES for alias in aliases)
+        case ast.ImportFrom(module=module):
+            return (module or "").partition(".")[0] in _IN_PROCESS_MODULES
+        case ast.Call(func=ast.Name(id=name)):
+            return name in ("globals", "exec")
+        case ast.ClassDef(bases=bases):
+            return any(isinstance(base, ast.Name) and base.id not in own for base in bases)
+        case _:
+            return False

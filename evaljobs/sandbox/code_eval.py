@@ -1,0 +1,110 @@
+"""Hugging Face `evaluate`'s code_eval metric, with verdicts from wherever the caller has them.
+
+Rule: `compute` has the arguments and the results of `evaluate.load("code_eval").compute`
+(evaluate/metrics/code_eval/code_eval.py, 0.4): lm-eval's HumanEval and MBPP tasks call it. What differs is who runs
+the programs: the `run` callable, so that a scorer can answer from verdicts that were found earlier.
+It does not know: sandboxes; `run` may be `run_programs`, a look-up by `Program.id` (a `program_key`), or both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaljobs.sandbox.records import Program, Verdict, program_key
+
+CodeEvalResults = dict[int, list[tuple[int, dict[str, Any]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEval:
+    """`run` takes the distinct programs of a call and returns their verdicts, in the same order."""
+
+    run: Callable[[list[Program]], Iterable[Verdict]]
+
+    def compute(
+        self,
+        references: Sequence[str] | None = None,
+        predictions: Sequence[Sequence[str]] | None = None,
+        k: Sequence[int] = (1, 10, 100),
+        num_workers: int = 4,  # noqa: ARG002  (part of the interface; the runner decides)
+        timeout: float = 3.0,
+    ) -> tuple[dict[str, Any], CodeEvalResults]:
+        """pass@k of the candidates against their tests, and each candidate's result.
+
+        `references[i]` is test text that runs after each of `predictions[i]`, whole programs; `timeout` is seconds a
+        candidate. Returns ({"pass@k": mean over tasks}, for each k that all tasks have samples for) and
+        {task: [(candidate, {"task_id", "passed", "result", "completion_id"})]}.
+        """
+        tests, candidates = list(references or ()), [list(c) for c in predictions or ()]
+        programs = self.programs(tests, candidates, timeout)
+        distinct = list({program.id: program for program in programs}.values())
+        verdicts = {v.id: v for v in self.run(distinct)}
+        results: CodeEvalResults = defaultdict(list)
+        places = ((task, number) for task, texts in enumerate(candidates) for number in range(len(texts)))
+        for (task, number), program in zip(places, programs, strict=True):
+            verdict = verdicts[program.id]
+            record = {
+                "task_id": task,
+                "passed": verdict.verdict == "pass",
+                "result": result_text(verdict),
+                "completion_id": number,
+            }
+            results[task].append((number, record))
+        return pass_at_k(results, k), results
+
+    @staticmethod
+    def programs(
+        references: Sequence[str], predictions: Sequence[Sequence[str]], timeout: float
+    ) -> list[Program]:
+        """The programs of a call, task by task; equal ones have equal ids."""
+        return [
+            plain_program(candidate, test, timeout)
+            for test, texts in zip(references, predictions, strict=False)
+            for candidate in texts
+        ]
+
+
+def plain_program(candidate: str, reference: str, timeout: float = 3.0) -> Program:
+    """A candidate and the test text that runs after it, under their key."""
+    key = program_key(candidate, reference, timeout)
+    return Program(id=key, code=candidate, test=reference, timeout_seconds=timeout)
+
+
+def result_text(verdict: Verdict) -> str:
+    """A verdict in code_eval's words: "passed", "timed out" or "failed: …"."""
+    if verdict.verdict == "pass":
+        return "passed"
+    return "timed out" if verdict.verdict == "timeout" else f"failed: {verdict.reason or verdict.verdict}"
+
+
+def pass_at_k(results: CodeEvalResults, k: Sequence[int]) -> dict[str, Any]:
+    """{"pass@k": mean over tasks} for each k that every task has as many samples for."""
+    import numpy as np  # noqa: PLC0415  (the sandbox itself needs the standard library alone)
+
+    tasks = [results[task] for task in sorted(results)]
+    total = np.array([len(task) for task in tasks])
+    correct = np.array([sum(record["passed"] for _, record in task) for task in tasks])
+    return {
+        f"pass@{n}": estimate_pass_at_k(total, correct, n).mean()
+        for n in k
+        if len(total) and (total >= n).all()
+    }
+
+
+def estimate_pass_at_k(num_samples: Any, num_correct: Any, k: int) -> Any:
+    """Unbiased pass@k of each task, 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374), in the order of
+    operations of evaluate's code, so that the last digit agrees.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    def estimator(n: int, c: int) -> float:
+        if n - c < k:
+            return 1.0
+        return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+    samples = itertools.repeat(num_samples, len(num_correct)) if isinstance(num_samples, int) else num_samples
+    return np.array([estimator(int(n), int(c)) for n, c in zip(samples, num_correct, strict=True)])

@@ -1,0 +1,181 @@
+"""One lane: a box with its zygote, fed with one job at a time over two sockets.
+
+Rule: whatever a lane sends is parsed as data and bounded; a lane that breaks the protocol, dies or overruns is ended
+and reported, never waited for.
+It does not know: programs, order of results, or which level is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from evaljobs.sandbox.box.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
+
+_START_SECONDS: Final = 60.0  # a cold interpreter on slow shared storage
+_GRACE_SECONDS: Final = 20.0  # beyond a job's own limit, on a loaded node
+_SEND_SECONDS: Final = 20.0
+_MESSAGE: Final = 1 << 16
+_LAUNCH: Final = Path(__file__).with_name("box") / "launch.py"
+_ENVIRONMENT: Final[Mapping[str, str]] = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # a program whose answer hangs on the order of a set fares the same every time
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+class LaneDeadError(Exception):
+    """The lane is gone; its job has no verdict."""
+
+
+@functools.cache
+def _numpy() -> dict[str, Any] | None:
+    """Where numpy lies, found without importing it; None if it is not installed."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("numpy")
+        if spec and spec.origin:
+            folder = Path(spec.origin).parent
+            libraries = folder.with_name("numpy.libs")
+            return {
+                "init": spec.origin,
+                "paths": [str(folder), *([str(libraries)] if libraries.exists() else [])],
+            }
+    return None
+
+
+def _interpreter() -> str:
+    """The interpreter itself, not a virtual environment's link to it: the box has no site packages."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+class Lane:
+    """A running box. Not thread-safe; its user multiplexes with `fileno()`."""
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self._job, job = socket.socketpair()
+        self._verdict, verdict = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        config = {
+            "level": level.value,
+            "job_fd": job.fileno(),
+            "verdict_fd": verdict.fileno(),
+            "numpy": _numpy(),
+        }
+        flags = ["-S", "-s", "-P", "-X", "utf8"]
+        try:
+            self._process = subprocess.Popen(
+                [_interpreter(), *flags, str(_LAUNCH), json.dumps(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=dict(_ENVIRONMENT),
+                cwd="/",
+                pass_fds=(job.fileno(), verdict.fileno()),
+                start_new_session=True,
+            )
+        finally:
+            job.close()
+            verdict.close()
+        self._job.settimeout(_SEND_SECONDS)
+        self._verdict.setblocking(False)
+        self._checker: dict[str, Any] | None = None
+        self.ready = False
+        self.deadline = time.monotonic() + _START_SECONDS
+
+    def fileno(self) -> int:
+        """Readable when the lane has something to say, or is gone."""
+        return self._verdict.fileno()
+
+    def send(self, job: Job) -> None:
+        """Give the lane its next job; LaneDeadError if it does not take it."""
+        flags = (STDIO if job.stdio else 0) | (NUMPY if job.numpy else 0)
+        head = HEADER.pack(len(job.body), round(job.timeout_seconds * 1000), job.memory_mib, flags)
+        self._checker = None
+        self.deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
+        try:
+            self._job.sendall(head + job.body)
+        except OSError as error:
+            raise LaneDeadError(f"the lane took no job: {error}") from None
+
+    def receive(self) -> tuple[str, str, float] | None:
+        """Verdict, reason and seconds once the job's processes are reaped; None if there is more to come.
+
+        SandboxUnavailableError if the box could not be built; LaneDeadError if the lane is gone.
+        """
+        try:
+            data = self._verdict.recv(_MESSAGE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        try:
+            message = json.loads(data) if data else None
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            if not self.ready:
+                raise SandboxUnavailableError(f"the sandbox did not start: {self._last_words()}")
+            raise LaneDeadError("the lane ended")
+        if "error" in message:
+            raise SandboxUnavailableError(str(message["error"]))
+        if "ready" in message:
+            self.ready = True
+            return None
+        if "end" not in message:
+            self._checker = message
+            return None
+        return _conclude(self._checker, message)
+
+    def _last_words(self) -> str:
+        stream = self._process.stderr
+        if stream is None or not select.select([stream], [], [], 0.5)[0]:
+            return "no reason given"
+        text = os.read(stream.fileno(), 4096).decode(errors="replace").strip()
+        return text.splitlines()[-1][:300] if text else "no reason given"
+
+    def close(self) -> None:
+        """End the lane and all that runs in it, and wait for it."""
+        self._job.close()  # an idle zygote ends by itself
+        self._verdict.close()
+        try:
+            self._process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._process.stderr:
+            self._process.stderr.close()
+
+
+def _conclude(said: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, str, float]:
+    """Verdict, reason, seconds from what the checker said and how its job ended."""
+    seconds = float(end["seconds"])
+    if end["timed_out"]:
+        return "timeout", "the time limit was reached", seconds
+    if said is None or not (is_verdict(said.get("verdict")) or said.get("verdict") == "again"):
+        return "crash", "the checker died", seconds
+    verdict, reason, status = said["verdict"], str(said.get("reason", "")), end["status"]
+    if verdict == "crash" and isinstance(status, int):
+        if os.WIFSIGNALED(status):
+            reason = f"killed by signal {os.WTERMSIG(status)}"
+        elif os.WEXITSTATUS(status) == SETUP_FAILED:
+            reason = "its process could not be shut in"
+        else:
+            reason = f"the program ended its process (status {os.WEXITSTATUS(status)})"
+    return verdict, reason, seconds

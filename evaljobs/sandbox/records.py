@@ -1,0 +1,220 @@
+"""Programs in, verdicts out, and the jobs that a lane is given.
+
+Rule: values only. A line of a file becomes a Program, or a refused Verdict that says what is wrong with the line.
+It does not know: processes, levels' mechanics, or how a verdict is found.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MAX_JOB_BYTES: Final = 32 << 20
+MAX_TIMEOUT: Final = 3600.0
+MAX_MEMORY_MIB: Final = 1 << 20
+_VERDICTS: Final = ("pass", "fail", "timeout", "memory", "crash", "refused")
+
+
+class SandboxError(Exception):
+    """Base of what the sandbox raises to its caller; its text says what to do."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """The wanted isolation does not hold on this machine."""
+
+
+class Level(enum.StrEnum):
+    """How a program is shut in, best first."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    RLIMITS = "rlimits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One untrusted program and how it is tested.
+
+    The program's text is `prompt + completion + code`. Exactly one kind of test: `test` with `entry_point` (HumanEval: the
+    test defines `check`), `test` alone (statements run after the program), `test_list` (MBPP), or `stdin` and `stdout`
+    (one pair of texts, or tuples of them: one run each). `timeout_seconds` is wall time of one run, `memory_mib` its
+    address space.
+    """
+
+    id: str
+    prompt: str = ""
+    completion: str = ""
+    code: str = ""
+    entry_point: str | None = None
+    test: str | None = None
+    test_list: tuple[str, ...] | None = None
+    test_setup_code: str = ""
+    stdin: str | tuple[str, ...] | None = None
+    stdout: str | tuple[str, ...] | None = None
+    timeout_seconds: float = 3.0
+    memory_mib: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a program fared. `isolation` is the level, with "+in-process" where program and test had to share a process
+    (a hostile program can forge such a pass); "none" where nothing ran.
+    """
+
+    id: str
+    verdict: str
+    seconds: float
+    isolation: str
+    reason: str = ""
+
+    def line(self) -> str:
+        """The verdict as one line of JSON, without its line end."""
+        record = {name: getattr(self, name) for name in ("id", "verdict", "seconds", "isolation", "reason")}
+        return json.dumps(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run: the checker's part as JSON, and what the zygote may know of it."""
+
+    body: bytes
+    timeout_seconds: float
+    memory_mib: int
+    stdio: bool = False
+    numpy: bool = False
+    in_process: Job | None = field(default=None, repr=False)  # what to run if the test turns out to need it
+
+
+def refused(program_id: str, reason: str) -> Verdict:
+    """The verdict of what was not run."""
+    return Verdict(id=program_id, verdict="refused", seconds=0.0, isolation="none", reason=reason[:400])
+
+
+def program_key(candidate: str, reference: str, timeout: float) -> str:
+    """A stable digest (64 hex digits) of a candidate, its test and its limit: equal runs have equal keys."""
+    parts = json.dumps(["evalspan-program-1", candidate, reference, float(timeout)])
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+# --- programs → jobs --------------------------------------------------------------------------------------------------
+
+
+def problem(program: Program) -> str | None:
+    """What is wrong with a program's record, None if nothing is."""
+    kinds = [program.test is not None, program.test_list is not None, program.stdout is not None]
+    if sum(kinds) != 1:
+        return "exactly one of test, test_list and stdout is needed"
+    if program.entry_point is not None and (program.test is None or not program.entry_point.isidentifier()):
+        return "entry_point must be a Python name and goes with test"
+    if not math.isfinite(program.timeout_seconds) or not 0 < program.timeout_seconds <= MAX_TIMEOUT:
+        return f"timeout_seconds must lie in (0, {MAX_TIMEOUT:g}]"
+    if not 64 <= program.memory_mib <= MAX_MEMORY_MIB:
+        return f"memory_mib must lie in [64, {MAX_MEMORY_MIB}]"
+    if program.stdout is not None and len(_texts(program.stdin)) != len(_texts(program.stdout)):
+        return "stdin and stdout must have the same number of texts"
+    return None
+
+
+def _texts(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (value or "",)
+
+
+def jobs(program: Program) -> list[Job]:
+    """The runs that a program needs, all of which must pass. ValueError for a record that has a `problem`, or is too long."""
+    if wrong := problem(program):
+        raise ValueError(wrong)
+    source = program.prompt + program.completion + program.code
+    common = {
+        "code": source,
+        "setup": program.test_setup_code,
+        "prompt": program.prompt,
+        "entry_point": program.entry_point,
+    }
+    if program.stdout is not None:
+        pairs = zip(_texts(program.stdin), _texts(program.stdout), strict=True)
+        bodies = [{**common, "mode": "stdio", "stdin": given, "stdout": wanted} for given, wanted in pairs]
+        return [_job(program, body, source) for body in bodies]
+    test = program.test if program.test is not None else "\n".join(program.test_list or ())
+    if program.entry_point is not None:
+        test += f"\ncheck({program.entry_point})"
+    return [_job(program, {**common, "mode": "test", "test": test}, source + test)]
+
+
+def _job(program: Program, body: dict[str, Any], text: str) -> Job:
+    def make(mode: str, fallback: Job | None) -> Job:
+        data = json.dumps({**body, "mode": mode}).encode()
+        if len(data) > MAX_JOB_BYTES:
+            raise ValueError(f"a program and its test are limited to {MAX_JOB_BYTES} bytes")
+        return Job(
+            body=data,
+            timeout_seconds=program.timeout_seconds,
+            memory_mib=program.memory_mib,
+            stdio=mode == "stdio",
+            numpy="numpy" in text,
+            in_process=fallback,
+        )
+
+    if body["mode"] == "stdio":
+        return make("stdio", None)
+    return make("test", make("in_process", None))
+
+
+# --- lines → programs -------------------------------------------------------------------------------------------------
+
+_STRINGS: Final = ("id", "prompt", "completion", "code", "test_setup_code")
+_OPTIONAL: Final = ("entry_point", "test")
+
+
+def parse_line(line: bytes, number: int) -> Program | Verdict:
+    """One line of a file of programs (UTF-8 JSON); a refused Verdict, with the line's number as id, if it is none."""
+    name = f"line-{number}"
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return refused(name, f"not a JSON object: {type(error).__name__}")
+    if not isinstance(record, dict):
+        return refused(name, "not a JSON object")
+    if isinstance(record.get("id"), (str, int)) and len(str(record["id"])) < 1000:
+        name = str(record["id"])
+    try:
+        program = Program(**_fields({**record, "id": name}))
+    except (TypeError, ValueError, OverflowError) as error:
+        return refused(name, str(error))
+    return refused(name, wrong) if (wrong := problem(program)) else program
+
+
+def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    known = set(Program.__dataclass_fields__)
+    fields: dict[str, Any] = {}
+    for key, value in record.items():
+        if key not in known or (value is None and key not in _STRINGS):
+            continue  # data sets carry more than we need
+        if key in _STRINGS or key in _OPTIONAL:
+            if not isinstance(value, str):
+                raise TypeError(f"{key} must be a text")
+            fields[key] = value
+        elif key == "test_list":
+            fields[key] = _text_tuple(key, value)
+        elif key in ("stdin", "stdout"):
+            fields[key] = value if isinstance(value, str) else _text_tuple(key, value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{key} must be a number")
+        else:
+            fields[key] = int(value) if key == "memory_mib" else float(value)
+    return fields
+
+
+def _text_tuple(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise TypeError(f"{key} must be a list of texts")
+    return tuple(value)
+
+
+def is_verdict(name: object) -> bool:
+    """Whether a word is one of the verdicts."""
+    return name in _VERDICTS
