@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evaljobs.files import read_frames, write_atomic
-from evaljobs.results import merge_results
-
 from coordinator.messages import AnyEvent
 from coordinator.report.model import Report, ShardSpan, make_report
 from coordinator.state import State
 from coordinator.store import read_events
 from evaljobs.contract import EvaluationPaths
+from evaljobs.files import read_frames, write_atomic
+from evaljobs.results import merge_results
 
 log = logging.getLogger(__name__)
 

@@ -170,7 +170,7 @@ def transformers_callback(suite: str = "default", work_dir: str | None = None) -
     """A `transformers.TrainerCallback` that announces every saved checkpoint. Imports transformers when called."""
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
-    class EvalspanCallback(TrainerCallback):  # type: ignore[misc, valid-type]
+    class EvalspanCallback(TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: object, state: object, _control: object, **_more: object) -> None:
             step = getattr(state, "global_step", None)
             if getattr(state, "is_world_process_zero", True):

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from coordinator.checkpoint import inspect
 from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
@@ -32,10 +33,13 @@ def make_record(
     priority: int = 0,
     step: int | None = None,
     allow_bin: bool = False,
+    batch_size: str | None = None,
 ) -> EvaluationRecord:
     """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be."""
     spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
     loaded = load_suite(suite)
+    if batch_size is not None:
+        loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})
     return EvaluationRecord(
         evaluation_id=evaluation_id(spec, loaded, model),
         checkpoint=spec,
@@ -45,6 +49,15 @@ def make_record(
         priority=priority,
         accepted_at=time.time(),
     )
+
+
+def parse_batch_size(text: str) -> int | Literal["auto"]:
+    """A positive number or "auto"."""
+    if text == "auto":
+        return "auto"
+    if not text.isdigit() or int(text) == 0:
+        raise OperatorError(f'--batch-size is a positive number or "auto", not {text!r}')
+    return int(text)
 
 
 def check_tasks(suite: SuiteSpec, site: Site) -> None:

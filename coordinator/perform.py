@@ -14,9 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evaljobs.files import write_atomic
-from evaljobs.work_queue import QueuedShard, QueueUnavailable, WorkQueue
-
 from coordinator import request_sets
 from coordinator.cluster import Cluster, ClusterError, RefusedError
 from coordinator.ending import write_results
@@ -50,6 +47,8 @@ from coordinator.records import EvaluationRecord
 from coordinator.specs import Site, workers_stop_file
 from coordinator.state import State
 from evaljobs.contract import EvaluationPaths
+from evaljobs.files import write_atomic
+from evaljobs.work_queue import QueuedShard, QueueUnavailable, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +57,12 @@ class Performer:
     """Effects of one work folder."""
 
     def __init__(
-        self, *, site: Site, cluster: Cluster, lm_eval_version: Callable[[], str], sigma_table: Path
+        self, *, site: Site, cluster: Cluster, lm_eval_version: Callable[[], str], observations: Path
     ) -> None:
         self.site = site
         self.cluster = cluster
         self.lm_eval_version = lm_eval_version
-        self.observations = sigma_table
+        self.observations = observations
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
 
@@ -93,7 +92,7 @@ class Performer:
 
     # --- request sets and plan -----------------------------------------------------------------------------------
 
-    def _find_request_sets(self, state: State, action: FindRequestSets) -> list[AnyEvent]:
+    def _find_request_sets(self, _state: State, action: FindRequestSets) -> list[AnyEvent]:
         record: EvaluationRecord = action.record
         version = self.lm_eval_version()
         sets: dict[int, dict[str, str]] = {}

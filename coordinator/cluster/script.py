@@ -46,18 +46,12 @@ class SlurmOptions:
         return self.partition
 
 
-def batch_script(job: Job, options: SlurmOptions) -> str:
-    """The script of a job: its environment, the site's prologue, then our process in the shell's place."""
+def batch_script(job: Job) -> str:
+    """The script of a job: its environment, then our process in the shell's place."""
     lines = ["#!/bin/bash", "set -eu"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(job.env.items())]
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
-    trial_side = job.purpose != "metric"
-    if trial_side:
-        lines += ["set +eu", *options.prologue, "set -eu"] if options.prologue else []
-    command = shlex.join(job.argv)
-    if trial_side and options.container:
-        command = options.container.replace("{command}", command)
-    lines.append(f"exec {command}")
+    lines.append(f"exec {shlex.join(job.argv)}")
     return "\n".join(lines) + "\n"
 
 
@@ -100,4 +94,4 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
 
 def log_pattern(job: Job) -> str:
     """Slurm's own file-name pattern of the job's log: "%" of a path is escaped, "%i" is the member."""
-    return job.log.replace("%i", "\0").replace("%", "%%").replace("\0", "%a")
+    return job.log.replace("%i", "\0").replace("%", "%%").replace("\0", "%a" if job.count > 1 else "0")

@@ -106,9 +106,7 @@ class SlurmCli:
     def submit(self, job: Job) -> str:
         """`sbatch`; a failure that may have happened all the same says so."""
         try:
-            out = self._run(
-                ["sbatch", *sbatch_arguments(job, self.options)], stdin=batch_script(job, self.options)
-            )
+            out = self._run(["sbatch", *sbatch_arguments(job, self.options)], stdin=batch_script(job))
         except subprocess.TimeoutExpired as error:
             raise ClusterError(f"sbatch did not answer in {error.timeout:.0f} s", maybe_done=True) from error
         except _CommandFailedError as error:
@@ -133,8 +131,8 @@ class SlurmCli:
         return parse_queue(self._ask(argv), self.options.token)
 
     def nodes(self) -> list[NodeState]:
-        """One `scontrol show node` for the whole cluster; nodes of our partition only."""
-        nodes = parse_nodes(self._ask(["scontrol", "--oneliner", "show", "node"]))
+        """One `scontrol --details show node` for the whole cluster; nodes of our partition only."""
+        nodes = parse_nodes(self._ask(["scontrol", "--details", "--oneliner", "show", "node"]))
         partition = self.options.partition
         return [n for n in nodes if partition is None or partition in n.partitions]
 
@@ -154,11 +152,19 @@ class SlurmCli:
         """`sbatch --test-only`: validated, not submitted."""
         arguments = ["sbatch", "--test-only", *sbatch_arguments(job, self.options)]
         try:
-            self._run(arguments, stdin=batch_script(job, self.options))
+            self._run(arguments, stdin=batch_script(job))
         except subprocess.TimeoutExpired as error:
             raise ClusterError("sbatch --test-only did not answer") from error
         except _CommandFailedError as error:
             raise RefusedError(error.words) from error
+
+    def controller_host(self) -> str:
+        """Where slurmctld runs: the side of this host that faces the cluster is the one that faces it."""
+        text = self._ask(["scontrol", "show", "config"])
+        match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", text, re.MULTILINE)
+        if match is None:
+            raise ClusterError("scontrol show config names no SlurmctldHost")
+        return match.group(2) or match.group(1)
 
     def _ask(self, argv: Sequence[str]) -> str:
         try:
@@ -244,7 +250,7 @@ def _seconds(text: str) -> float | None:
 
 
 def parse_nodes(text: str) -> list[NodeState]:
-    """Lines of `scontrol --oneliner show node`."""
+    """Lines of `scontrol --details --oneliner show node`."""
     nodes = []
     for line in text.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
@@ -259,7 +265,8 @@ def parse_nodes(text: str) -> list[NodeState]:
 def _node(fields: dict[str, str]) -> NodeState:
     state = fields.get("State", "UNKNOWN")
     gpus, gpu_type = _gres(fields.get("CfgTRES", ""), fields.get("Gres", ""))
-    used, _ = _gres(fields.get("AllocTRES", ""), "")
+    # AllocTRES knows GPUs only where the site accounts for them; GresUsed always does
+    used, _ = _gres(fields.get("AllocTRES", ""), fields.get("GresUsed", ""))
     cpus, memory = _number(fields, "CPUTot"), _number(fields, "RealMemory")
     usable = not any(bad in state.upper() for bad in BAD_NODE) and "*" not in state
     return NodeState(

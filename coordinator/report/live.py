@@ -8,7 +8,8 @@ It does not know: how the evaluation is driven.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -58,13 +59,11 @@ def _lanes(running: Running) -> Table | None:
     if running.snapshot is None:
         return None
     table = Table(box=None, padding=(0, 1), show_header=False)
-    shown = 0
-    for trial in sorted(running.state.live_trials):
+    for shown, trial in enumerate(sorted(running.state.live_trials)):
         progress = running.snapshot.trials.get(trial)
         if shown == MAX_LANES:
             table.add_row(f"... and {len(running.state.live_trials) - shown} more", "", "")
             break
-        shown += 1
         lane = running.state.trial_lane[trial]
         if progress is None:
             table.add_row(lane, "pending", "")
@@ -134,6 +133,17 @@ class Watcher:
     def __exit__(self, *_error: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the screen to a question."""
+        if self._live is not None:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.start()
 
     def show(self, runnings: Sequence[Running], trouble: str) -> None:
         if self._live is not None:

@@ -1,0 +1,196 @@
+"""`evalspan eval | prepare | report`: one checkpoint, one suite, now."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from coordinator import ending, preparing, setup
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
+from coordinator.config import Config
+from coordinator.daemon import Coordinator, Signals
+from coordinator.intake import check_cluster, check_tasks, make_record
+from coordinator.records import EvaluationRecord
+from coordinator.report.live import Watcher
+from coordinator.report.model import Report
+from coordinator.report.terminal import show
+from coordinator.running import Running
+from coordinator.state import State
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")],
+    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    cluster: Annotated[str | None, typer.Option(help="local or slurm.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition of the GPU jobs.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Slurm QOS.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="At most this many trials at once.")] = None,
+    shards_per_task: Annotated[int | None, typer.Option(min=1, help="Force this many shards a task.")] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(help='Overrides the suite\'s: a number or "auto".')
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Training step, for reports and trackers.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Evaluate one checkpoint on one suite and print the scores and the makespan.
+
+    Killed and run again, it goes on where it stood. Example:
+
+    evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
+    """
+    settings = setup.load(
+        config,
+        {
+            "work_dir": work_dir,
+            "cluster.kind": cluster,
+            "cluster.partition": partition,
+            "cluster.account": account,
+            "cluster.qos": qos,
+            "cluster.slots": slots,
+        },
+    )
+    record = _record(
+        settings, checkpoint, suite, slots=slots, shards=shards_per_task, batch_size=batch_size, step=step
+    )
+    coordinator = setup.coordinator_of(settings)
+    site = coordinator.performer.site
+    known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
+    if not known:
+        check_tasks(record.suite, site)
+        check_cluster(coordinator.cluster, record)
+    running = _drive(coordinator, record, Console(stderr=as_json))
+    _finish(running.state, Path(site.work_dir) / record.evaluation_id, as_json=as_json)
+
+
+def _record(
+    settings: Config,
+    checkpoint: str,
+    suite: str,
+    *,
+    slots: int | None,
+    shards: int | None,
+    batch_size: str | None,
+    step: int | None,
+) -> EvaluationRecord:
+    options = setup.run_options(settings).model_copy(update={"shards_per_task": shards})
+    if slots is not None:
+        options = options.model_copy(update={"max_trials": slots})
+    return make_record(
+        checkpoint,
+        suite,
+        model=setup.model_options(settings),
+        options=options,
+        step=step,
+        allow_bin=settings.checkpoint.allow_bin,
+        batch_size=batch_size,
+    )
+
+
+def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
+    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels."""
+    with coordinator.in_charge(), Signals() as signals, Watcher(console) as watcher:
+        coordinator.accept(record)
+        asked = 0
+
+        def tick() -> None:
+            nonlocal asked
+            watcher.show(list(coordinator.running.values()), coordinator.trouble)
+            if len(signals.received) > asked:
+                asked = len(signals.received)
+                if signals.received[-1] == signal.SIGTERM or _wants_to_cancel(watcher):
+                    for running in list(coordinator.running):
+                        coordinator.cancel(running, "interrupted")
+
+        def over() -> bool:
+            running = coordinator.running.get(record.evaluation_id)
+            return running is not None and running.state.ended_at is not None
+
+        coordinator.run(over, tick)
+        return coordinator.running[record.evaluation_id]
+
+
+def _wants_to_cancel(watcher: Watcher) -> bool:
+    if not sys.stdin.isatty():
+        return True
+    with watcher.paused():
+        return typer.confirm("Cancel this evaluation? (no: it goes on)", default=False, err=True)
+
+
+def _finish(state: State, root: Path, *, as_json: bool) -> None:
+    results = json.loads((root / "results.json").read_text())
+    if as_json:
+        stdout().print_json(json.dumps(results))
+    else:
+        paths_report = (root / "report.json").read_text()
+        show(stdout(), Report.model_validate_json(paths_report), results)
+        stdout().print(
+            f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
+        )
+    if state.cancelled:
+        raise typer.Exit(130)
+    if any(e.status == "failed" for e in state.entries):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    evaluation: Annotated[str, typer.Argument(help="Evaluation id, or the beginning of one.")],
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    as_json: JSON = False,
+) -> None:
+    """Scores and makespan of an evaluation, running or ended: stages, GPUs by cause, against the lower bound."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    state, paths, events = find_evaluation(settings, evaluation)
+    made = ending.report_of(state, paths, events)
+    results: dict[str, Any] = (
+        json.loads(paths.results.read_text()) if paths.results.exists() else ending.merged_results(state)
+    )
+    if as_json:
+        stdout().print_json(
+            json.dumps({**made.model_dump(mode="json"), "scores": results.get("results", {})})
+        )
+    else:
+        show(stdout(), made, results)
+
+
+@app.command()
+def prepare(
+    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
+    checkpoint: Annotated[
+        str, typer.Option("--tokenizer", help="Folder with config.json and the tokenizer.")
+    ],
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    as_json: JSON = False,
+) -> None:
+    """Build a suite's request sets here, on a machine with internet: data sets and metric scripts are fetched now.
+
+    Every job of an evaluation runs offline and finds them in the work folder and in the Hugging Face cache.
+    """
+    settings = setup.load(config, {"work_dir": work_dir})
+    performer = setup.coordinator_of(settings).performer
+    built = preparing.prepare(
+        suite,
+        checkpoint,
+        site=performer.site,
+        model=setup.model_options(settings),
+        lm_eval_version=performer.lm_eval_version(),
+    )
+    if as_json:
+        stdout().print_json(json.dumps(built))
+    else:
+        for entry, sets in built.items():
+            stdout().print(
+                f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}", highlight=False
+            )

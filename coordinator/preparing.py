@@ -1,0 +1,62 @@
+"""`evalspan prepare`: build a suite's request sets here and now, with the internet that jobs do not have.
+
+Rule: exactly the build that a job would run, in a process of its own, into the same folders; only not offline.
+It does not know: evaluations.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from coordinator import request_sets
+from coordinator.checkpoint import inspect
+from coordinator.errors import OperatorError
+from coordinator.specs import Site
+from coordinator.suites import load_suite
+from evaljobs.contract import BuildSpec, ModelOptions
+
+
+def prepare(
+    suite_name: str, tokenizer: str, *, site: Site, model: ModelOptions, lm_eval_version: str
+) -> dict[str, dict[str, str]]:
+    """Entry -> {leaf task: folder}; what is there already is kept. OperatorError with the build's own last line."""
+    suite = load_suite(suite_name)
+    checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
+    sets: dict[str, dict[str, str]] = {}
+    for index, task in enumerate(suite.tasks):
+        folder = site.paths.request_sets / request_sets.folder_name(suite, index, checkpoint, model, lm_eval_version)
+        there = request_sets.found(folder, suite.batch_size)
+        if there is None:
+            spec = BuildSpec(
+                name=f"prepare-{index}",
+                evaluation_dir=None,
+                suite=suite,
+                entry=index,
+                batch_size=suite.batch_size,
+                model_dir=checkpoint.source,
+                model=model,
+                out_dir=str(folder),
+                offline=False,
+            )
+            _build(spec, site)
+            there = request_sets.found(folder, suite.batch_size)
+        if there is None:
+            raise OperatorError(f"{task.name} was built, but {folder} does not hold it: is the work folder shared?")
+        sets[task.name] = there
+    return sets
+
+
+def _build(spec: BuildSpec, site: Site) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir) as file:
+        file.write(spec.model_dump_json())
+        file.flush()
+        argv = [*site.trial_command, "-m", "evaljobs", "build", file.name]
+        done = subprocess.run(
+            argv, env={**os.environ, **site.trial_env}, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+        )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise OperatorError(f"{spec.suite.tasks[spec.entry].name} could not be built: {last}")

@@ -1,0 +1,253 @@
+"""From settings to a coordinator: which cluster, which Redis, which interpreters. The one place that wires them.
+
+Rule: nothing here decides anything about an evaluation; every default that depends on the machine is made here.
+It does not know: the loop's rules.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import coordinator.config
+import evaljobs
+import priors
+from coordinator.allocation import Limits
+from coordinator.cluster import Cluster
+from coordinator.cluster.local import LocalCluster, gpu_names
+from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.config import Config
+from coordinator.daemon import Coordinator, Keeper, Pace
+from coordinator.errors import OperatorError
+from coordinator.observe import Grace
+from coordinator.perform import Performer
+from coordinator.records import RunOptions
+from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
+from coordinator.specs import Site
+from evaljobs.contract import ModelOptions, WorkPaths
+from evaljobs.redis_address import RedisAddress
+
+LOCAL_CPU_SLOTS = 2
+
+
+def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """The settings in force: file, environment, command line. The work folder is made and checked."""
+    config = coordinator.config.load(path, os.environ, overrides)
+    work = config.work_dir
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        probe = work / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise OperatorError(
+            f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
+        ) from error
+    return config
+
+
+def _python(config: Config) -> str:
+    return config.trial.python or sys.executable
+
+
+def _command(config: Config) -> tuple[str, ...]:
+    """What starts the trial interpreter: the site's prologue, the container, python."""
+    command = (*shlex.split(config.trial.container or ""), _python(config))
+    if config.trial.prologue:
+        return ("bash", "-c", f'{config.trial.prologue.strip()}\nexec "$@"', "bash", *command)
+    return command
+
+
+def site_of(config: Config) -> Site:
+    """Where jobs run."""
+    env = dict(config.trial.env)
+    if config.trial.python or config.trial.container:
+        env["PYTHONPATH"] = os.pathsep.join(
+            [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
+        )
+    threads = _threads(config)
+    if threads is not None:
+        env.setdefault("OMP_NUM_THREADS", str(threads))
+    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return Site(
+        work_dir=str(config.work_dir),
+        trial_command=_command(config),
+        worker_command=(sys.executable,),
+        trial_env=env,
+        stage_roots=config.stage.roots,
+        lease_seconds=config.stage.lease_seconds,
+        readers=config.stage.readers,
+    )
+
+
+def _code_folder(config: Config) -> Path:
+    """A copy of what runs on nodes, for an interpreter that does not have this package; made once a version."""
+    version = importlib.metadata.version("evalspan")
+    folder = WorkPaths(config.work_dir).cache / f"code-{version}"
+    for package in (evaljobs, priors):
+        source = Path(str(package.__file__)).parent
+        target = folder / source.name
+        if not target.exists():
+            temporary = folder / f".{source.name}-{os.getpid()}"
+            shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("__pycache__"))
+            try:
+                temporary.rename(target)
+            except OSError:  # another process was first
+                shutil.rmtree(temporary)
+    return folder
+
+
+def _threads(config: Config) -> int | None:
+    """CPU threads of a trial: said, or this machine's cores shared by the slots; on a GPU, torch's own default."""
+    if config.trial.threads is not None:
+        return config.trial.threads
+    if config.cluster.kind == "local" and not gpu_names():
+        return max(1, (os.cpu_count() or 1) // _slots(config))
+    return None
+
+
+def _slots(config: Config) -> int:
+    return config.cluster.slots or min(LOCAL_CPU_SLOTS, os.cpu_count() or 1)
+
+
+def model_options(config: Config) -> ModelOptions:
+    return ModelOptions(
+        engine=config.trial.engine,
+        model_args=config.trial.model_args,
+        device=config.trial.device,
+        threads=_threads(config),
+    )
+
+
+def run_options(config: Config) -> RunOptions:
+    local = config.cluster.kind == "local"
+    return RunOptions(
+        gpus_per_trial=config.trial.gpus_per_trial,
+        trial_cpus=config.trial.cpus,
+        trial_memory_mb=config.trial.memory_mb,
+        trial_time_limit_seconds=config.trial.time_limit_seconds,
+        max_nodes=config.borrow.max_nodes,
+        build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
+        workers=1 if local else config.metric.workers,
+        worker_cpus=config.metric.cpus,
+        worker_memory_mb=config.metric.memory_mb,
+        stage=config.stage.enabled,
+        host_trials=config.stage.host_trials,
+        allow_unsafe=config.metric.allow_unsafe,
+        bootstrap_iters=config.metric.bootstrap_iters,
+        item_seconds=config.metric.item_seconds,
+    )
+
+
+def cluster_of(config: Config) -> Cluster:
+    """The cluster that the settings name."""
+    work = WorkPaths(config.work_dir)
+    if config.cluster.kind == "local":
+        gpus = gpu_names()
+        return LocalCluster(
+            work.cache / "jobs", slots=config.cluster.slots or len(gpus) or _slots(config), gpus=gpus
+        )
+    if shutil.which("sbatch") is None:
+        raise OperatorError(
+            "there is no sbatch on this machine: run this on a login node, or use --cluster local"
+        )
+    if config.cluster.api == "pyslurm":
+        raise OperatorError('cluster.api = "pyslurm" is not there in this version: use "cli"')
+    return SlurmCli(slurm_options(config))
+
+
+def slurm_options(config: Config) -> SlurmOptions:
+    section = config.cluster
+    extra = section.extra_args
+    return SlurmOptions(
+        partition=section.partition,
+        cpu_partition=section.cpu_partition,
+        account=section.account,
+        qos=section.qos,
+        nice=section.nice,
+        reservation=section.reservation,
+        extra_args=extra,
+        token=f"evalspan:{config.work_dir.name}",
+    )
+
+
+def keeper_of(config: Config, cluster: Cluster) -> Keeper:
+    """The site's Redis where the settings name one, else a server of our own."""
+    work = WorkPaths(config.work_dir)
+    if config.redis.url:
+        password = None
+        if config.redis.password_file is not None:
+            try:
+                password = config.redis.password_file.read_text().strip()
+            except OSError as error:
+                raise OperatorError(
+                    f"redis.password_file {config.redis.password_file}: {error.strerror}"
+                ) from error
+        try:
+            address = RedisAddress.from_url(
+                config.redis.url,
+                username=config.redis.username,
+                password=password,
+                ca_file=str(config.redis.ca_file) if config.redis.ca_file else None,
+            )
+        except ValueError as error:
+            raise OperatorError(str(error)) from error
+        return SiteRedis(work, address)
+    bind = config.redis.bind or "127.0.0.1"
+    if config.redis.bind is None and isinstance(cluster, SlurmCli):
+        bind = local_address_towards(cluster.controller_host())
+    return RedisServer(work, bind, port=config.redis.port)
+
+
+@cache
+def _lm_eval_version_of(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
+    question = "import importlib.metadata as m; print(m.version('lm_eval'))"
+    done = subprocess.run(
+        [*command, "-c", question],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **dict(env)},
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OperatorError(f"the trial interpreter has no lm_eval ({last}): install `evalspan[hf]` there")
+    return done.stdout.strip()
+
+
+def coordinator_of(config: Config) -> Coordinator:
+    """A coordinator for this work folder, not yet in charge of it."""
+    site = site_of(config)
+    cluster = cluster_of(config)
+    local = isinstance(cluster, LocalCluster)
+
+    def lm_eval_version() -> str:
+        if config.trial.python is None and config.trial.container is None:
+            return importlib.metadata.version("lm_eval")
+        return _lm_eval_version_of(site.trial_command, tuple(sorted(site.trial_env.items())))
+
+    performer = Performer(
+        site=site, cluster=cluster, lm_eval_version=lm_eval_version, observations=site.paths.observations
+    )
+    poll = config.cluster.poll_seconds
+    return Coordinator(
+        performer=performer,
+        cluster=cluster,
+        keeper=keeper_of(config, cluster),
+        limits=Limits(
+            max_nodes=config.borrow.max_nodes,
+            max_gpus=config.borrow.max_gpus,
+            leave_nodes_free=config.borrow.leave_nodes_free,
+        ),
+        pace=Pace(tick=0.1, jobs=0.2, nodes=1.0) if local else Pace(jobs=poll, nodes=poll),
+        grace=Grace(lost=2.0, uncertain=1.0) if local else Grace(lost=max(30.0, 3 * poll), outcome=3.0),
+    )

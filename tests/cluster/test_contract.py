@@ -1,0 +1,206 @@
+"""One contract for every cluster: local processes and a real Slurm."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coordinator.cluster import Cluster, ClusterError, Job, JobState, RefusedError
+from coordinator.cluster.local import NODE, LocalCluster
+from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.slurm_cli import SlurmCli
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+if str(SCRIPTS) not in sys.path:
+    sys.path.insert(0, str(SCRIPTS))
+
+
+@dataclass
+class Place:
+    """A cluster under test, where its jobs may write, and what it holds."""
+
+    cluster: Cluster
+    folder: Path
+    node: str
+    slots: int
+
+
+@pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slurm)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "local":
+        yield Place(LocalCluster(tmp_path / "jobs", slots=2, gpus=[]), tmp_path, NODE, 2)
+        return
+    real = request.getfixturevalue("slurm_site")
+    prefix = tuple(real.user_argv(["x"])[:-1])
+    options = SlurmOptions(
+        partition="gpu",
+        cpu_partition="cpu",
+        token=f"evalspan:{uuid.uuid4().hex[:8]}",
+        command_prefix=prefix,
+        env=dict(real.user_env),
+    )
+    folder = Path(real.user_dir) / uuid.uuid4().hex[:8]
+    real.run_as_user(["mkdir", "-p", str(folder)], check=True)
+    yield Place(SlurmCli(options), folder, real.gpu_nodes[0], 2)
+
+
+def job(place: Place, script: str, **more: object) -> Job:
+    defaults: dict[str, object] = {
+        "name": f"es-test-{uuid.uuid4().hex[:8]}",
+        "argv": ("sh", "-c", script),
+        "log": str(place.folder / "log.%i.txt"),
+        "memory_mb": 100,
+        "time_limit_seconds": 600,
+    }
+    return Job(**{**defaults, **more})  # type: ignore[arg-type]
+
+
+def wait(
+    place: Place, name: str, law: Callable[[list[JobState]], bool], seconds: float = 60
+) -> list[JobState]:
+    """The states of the job called `name` once `law` holds for them."""
+    end = time.monotonic() + seconds
+    while True:
+        states = sorted((s for s in place.cluster.jobs() if s.name == name), key=lambda s: s.index)
+        if law(states):
+            return states
+        assert time.monotonic() < end, f"not within {seconds} s: {states}"
+        time.sleep(0.1)
+
+
+def ended(states: list[JobState]) -> bool:
+    return bool(states) and all(s.phase == "ended" for s in states)
+
+
+def test_a_submitted_job_is_found_by_its_name_until_it_has_ended(place: Place) -> None:
+    """The name we gave is how a job is found again; its end is seen."""
+    work = job(place, "true")
+    job_id = place.cluster.submit(work)
+    states = wait(place, work.name, ended)
+    assert [(s.job_id, s.index, s.state) for s in states] == [(job_id, 0, "COMPLETED")]
+
+
+def test_every_member_of_an_array_is_listed_and_knows_its_index(place: Place) -> None:
+    """A job with count n is one submission and n members; EVALSPAN_INDEX tells each which it is."""
+    work = job(place, "echo member $EVALSPAN_INDEX", count=3)
+    place.cluster.submit(work)
+    states = wait(place, work.name, lambda s: len(s) == 3 and ended(s))
+    assert [s.index for s in states] == [0, 1, 2]
+    for index in range(3):
+        assert (place.folder / f"log.{index}.txt").read_text() == f"member {index}\n"
+
+
+def test_environment_and_arguments_arrive_as_they_were_given(place: Place) -> None:
+    """Blanks, quotes, dollars and line breaks in argv and env reach the job unchanged."""
+    odd = "a b'c\"d$HOME\n`e` \\ %j é"
+    work = job(place, "", argv=("sh", "-c", 'printf "%s|%s" "$1" "$ODD"', "x", odd), env={"ODD": odd})
+    place.cluster.submit(work)
+    wait(place, work.name, ended)
+    text = (place.folder / "log.0.txt").read_text()
+    assert text == f"{odd}|{odd}"
+
+
+def test_gpus_bound_how_many_run_at_once(place: Place) -> None:
+    """Members beyond the node's GPUs wait."""
+    work = job(place, "sleep 600", count=3, gpus=1, node=place.node)
+    job_id = place.cluster.submit(work)
+    states = wait(place, work.name, lambda s: sum(x.phase == "running" for x in s) == 2)
+    assert [s.phase for s in states].count("pending") == 1
+    assert {s.node for s in states if s.phase == "running"} == {place.node}
+    free = next(n for n in place.cluster.nodes() if n.name == place.node)
+    assert (free.gpus, free.gpus_free) == (2, 0)
+    place.cluster.cancel([job_id])
+    wait(place, work.name, ended)
+
+
+def test_cancelling_ends_what_was_named_and_nothing_else(place: Place) -> None:
+    """A member, a whole job, and ids that are gone already."""
+    work = job(place, "sleep 600", count=2)
+    job_id = place.cluster.submit(work)
+    wait(place, work.name, lambda s: len(s) == 2 and all(x.phase == "running" for x in s))
+    place.cluster.cancel([f"{job_id}_0"])
+    states = wait(place, work.name, lambda s: s[0].phase == "ended")
+    assert states[1].phase == "running"
+    place.cluster.cancel([job_id])
+    wait(place, work.name, ended)
+    place.cluster.cancel([job_id, "987654"])
+
+
+def test_sigterm_reaches_the_process_itself(place: Place) -> None:
+    """Cancelling gives the job a chance to hand back what it holds."""
+    trap = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    work = job(place, trap, argv=("bash", "-c", trap))
+    job_id = place.cluster.submit(work)
+
+    def log() -> str:
+        return "".join(p.read_text() for p in place.folder.glob("log.*.txt"))
+
+    wait(place, work.name, lambda s: "ready" in log())
+    place.cluster.cancel([job_id])
+    wait(place, work.name, ended)
+    end = time.monotonic() + 20
+    while "told" not in log():
+        assert time.monotonic() < end, log()
+        time.sleep(0.1)
+
+
+def test_what_never_fits_is_refused_in_the_clusters_own_words(place: Place) -> None:
+    """More GPUs than any node has, and a node that is not there: refused, and nothing submitted."""
+    for bad in (job(place, "true", gpus=99), job(place, "true", node="nowhere")):
+        with pytest.raises(RefusedError):
+            place.cluster.check(bad)
+        with pytest.raises(RefusedError):
+            place.cluster.submit(bad)
+        assert all(s.phase == "ended" for s in place.cluster.jobs() if s.name == bad.name)
+
+
+def test_a_check_submits_nothing(place: Place) -> None:
+    work = job(place, "true", gpus=1)
+    place.cluster.check(work)
+    assert not [s for s in place.cluster.jobs() if s.name == work.name]
+
+
+@pytest.mark.slurm
+def test_slurms_refusals_and_silences_are_told_apart(slurm_site: object, tmp_path: Path) -> None:
+    """A bad partition is refused for good; a command that cannot be run or prints garbage is no news."""
+    prefix = tuple(slurm_site.user_argv(["x"])[:-1])  # type: ignore[attr-defined]
+    env = dict(slurm_site.user_env)  # type: ignore[attr-defined]
+    bad = SlurmCli(SlurmOptions(partition="nope", command_prefix=prefix, env=env))
+    with pytest.raises(RefusedError, match="nope|partition"):
+        bad.check(Job(name="x", argv=("true",), log="/dev/null"))
+    away = SlurmCli(SlurmOptions(command_prefix=(str(tmp_path / "missing"),)))
+    with pytest.raises(ClusterError):
+        away.jobs()
+    garbage = tmp_path / "garbage"
+    garbage.write_text("#!/bin/sh\necho what is this\n")
+    garbage.chmod(0o755)
+    with pytest.raises(ClusterError):
+        SlurmCli(SlurmOptions(command_prefix=(str(garbage),))).jobs()
+
+
+def test_a_restarted_coordinator_finds_its_local_jobs(tmp_path: Path) -> None:
+    """Jobs outlive the coordinator that started them, and their end is seen by the next one."""
+    first = LocalCluster(tmp_path / "jobs", slots=1, gpus=[])
+    gate = tmp_path / "gate"
+    work = Job(
+        name="es-a",
+        argv=("sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done"),
+        log=str(tmp_path / "log"),
+        gpus=1,
+    )
+    first.submit(work)
+    first.submit(Job(name="es-b", argv=("true",), log=str(tmp_path / "log"), gpus=1))
+    second = LocalCluster(tmp_path / "jobs", slots=1, gpus=[])
+    assert {s.name: s.phase for s in second.jobs()} == {"es-a": "running", "es-b": "pending"}
+    gate.touch()
+    end = time.monotonic() + 20
+    while not all(s.phase == "ended" for s in second.jobs()):
+        first.jobs()  # reaps its child, as init would for an orphan
+        assert time.monotonic() < end
+        time.sleep(0.05)
