@@ -1,0 +1,57 @@
+"""The second stage: metric jobs on CPU slots, first come first served, as the job queue runs them.
+
+Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs than it may; jobs that wait for
+their own set hold no slot.
+It does not know: GPUs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+MetricJob = tuple[float, float, int]
+"""(ready at, CPU seconds, index of its set)"""
+
+
+def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
+    """When the last job ends; 0.0 without jobs. `parallelism[set]`: jobs of that set at once."""
+    if not jobs:
+        return 0.0
+    counts: dict[int, int] = {}
+    for _, _, index in jobs:
+        counts[index] = counts.get(index, 0) + 1
+    if slots >= len(jobs) and all(parallelism[index] >= count for index, count in counts.items()):
+        return max(ready + seconds for ready, seconds, _ in jobs)
+    return _run(jobs, parallelism, slots)
+
+
+def _run(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
+    arrivals = sorted(jobs)
+    queued: list[tuple[float, int]] = []  # (ready, arrival number) of jobs that wait for a slot
+    held: dict[int, deque[int]] = {}  # arrival numbers that wait for their own set
+    running: dict[int, int] = {}
+    ends: list[tuple[float, int]] = []  # (end, set) of jobs on slots
+    now, last, arrived = 0.0, 0.0, 0
+    while arrived < len(arrivals) or ends:
+        if ends and (arrived == len(arrivals) or ends[0][0] <= arrivals[arrived][0]):
+            now, index = heappop(ends)
+            running[index] -= 1
+            if held.get(index):
+                number = held[index].popleft()
+                heappush(queued, (arrivals[number][0], number))
+        else:
+            now = arrivals[arrived][0]
+            heappush(queued, (now, arrived))
+            arrived += 1
+        while queued and len(ends) < slots:
+            _, number = heappop(queued)
+            _, seconds, index = arrivals[number]
+            if running.get(index, 0) >= parallelism[index]:
+                held.setdefault(index, deque()).append(number)
+                continue
+            running[index] = running.get(index, 0) + 1
+            heappush(ends, (now + seconds, index))
+            last = max(last, now + seconds)
+    return last

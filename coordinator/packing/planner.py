@@ -1,0 +1,219 @@
+"""Request sets and free lanes → a plan: what runs where, in which order, and until when.
+
+Rule: a two-stage flow shop. Shards before long CPU tails run first, longest tail first (Jackson's rule); all others
+longest first, each to the lane that would end it soonest (LPT). A few ways to cut and to order are tried and the
+plan with the earliest predicted end is kept, so the outcome is a pure function of the input. At run time the lanes
+pull in rank order and steal, so a plan need not be right, only a good start.
+It does not know: Redis, Slurm, files, or the time of day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from coordinator.packing.bounds import lower_bound
+from coordinator.packing.cpu_stage import MetricJob, metrics_end
+from coordinator.packing.shards import Cut, Prefix, cut_evenly, cut_guided, shards_of, sizes_for
+from coordinator.packing.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
+
+__all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
+
+URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
+"""A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
+SHARES = (3.0, 6.0)
+"""Shards are 1/(shares x lanes) of the work left; tried in this order."""
+MANY_SHARDS = 20_000
+"""Shards cut, over all tries, after which no other way is tried: planning stays under a second."""
+
+
+def plan(
+    sets: Sequence[WorkSet],
+    lanes: Sequence[Lane],
+    *,
+    load_seconds: float,
+    shard_overhead_seconds: float = 0.05,
+    cpu_slots: int = 1,
+    shards_per_task: int | None = None,
+    stage_seconds: float = 0.0,
+) -> Plan:
+    """Place every batch of every set on a lane, exactly once.
+
+    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its seconds / the lane's
+    speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly equal shards a set.
+    ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
+    """
+    if len({work.name for work in sets}) != len(sets):
+        raise ValueError("two request sets have the same name")
+    if shards_per_task is not None and shards_per_task < 1:
+        raise ValueError("a task needs at least one shard")
+    floor = lower_bound(
+        sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
+    )
+    starts = [max(lane.ready_at_seconds, stage_seconds) + load_seconds for lane in lanes]
+    shop = _Shop(
+        sets=sets,
+        lanes=lanes,
+        starts=starts,
+        load=load_seconds,
+        overhead=shard_overhead_seconds,
+        cpu_slots=cpu_slots,
+    )
+    best: _Try | None = None
+    dealt = 0
+    for cuts, urgent_from in _ways(shop, shards_per_task):
+        attempt = shop.deal(cuts, urgent_from)
+        if best is None or attempt.makespan < best.makespan:
+            best = attempt
+        dealt += len(cuts)
+        if dealt > MANY_SHARDS or best.makespan <= floor * (1 + 1e-6):
+            break
+    assert best is not None
+    return _finished(shop, best, floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    cuts: list[Cut]  # by rank
+    lane_of: list[int]  # lane of each cut
+    makespan: float
+    lane_ends: list[float]
+
+
+class _Shop:
+    """One planning problem; `deal` is list scheduling in rank order on lanes of a few speeds."""
+
+    def __init__(
+        self,
+        *,
+        sets: Sequence[WorkSet],
+        lanes: Sequence[Lane],
+        starts: list[float],
+        load: float,
+        overhead: float,
+        cpu_slots: int,
+    ) -> None:
+        self.sets, self.lanes, self.starts, self.load = sets, lanes, starts, load
+        self.overhead, self.cpu_slots = overhead, cpu_slots
+        self.prefixes = [Prefix(work.batch_seconds) for work in sets]
+        self.total = sum(prefix.total for prefix in self.prefixes)
+        self.width = sum(lane.speed for lane in lanes)
+        self.horizon = self.total / self.width
+        self.tails = [
+            work.metric_seconds / (min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 1)
+            for work in sets
+        ]
+
+    def deal(self, cuts: list[Cut], urgent_from: float) -> _Try:
+        """Order the cuts by rank, give each to the lane that ends it soonest, run the CPU stage behind them."""
+        cuts = sorted(
+            cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
+        )
+        by_speed: dict[float, list[tuple[float, int]]] = {}
+        for index, lane in enumerate(self.lanes):
+            by_speed.setdefault(lane.speed, []).append((self.starts[index], index))
+        groups = sorted(by_speed.items(), reverse=True)
+        for _, heap in groups:
+            heapify(heap)
+        lane_of: list[int] = []
+        ends: list[float] = []
+        lane_ends = list(self.starts)
+        overhead = self.overhead
+        for cut in cuts:
+            speed, heap = groups[0]
+            end = heap[0][0] + cut[3] / speed
+            for other, other_heap in groups[1:]:
+                other_end = other_heap[0][0] + cut[3] / other
+                if other_end < end:
+                    heap, end = other_heap, other_end
+            end += overhead
+            lane_index = heap[0][1]
+            heapreplace(heap, (end, lane_index))
+            lane_of.append(lane_index)
+            ends.append(end)
+            lane_ends[lane_index] = end
+        makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
+        return _Try(cuts, lane_of, makespan, lane_ends)
+
+    def _metrics_end(self, cuts: list[Cut], ends: list[float]) -> float:
+        done: dict[int, float] = {}
+        jobs: list[MetricJob] = []
+        for (index, _, _, seconds, _), end in zip(cuts, ends, strict=True):
+            work = self.sets[index]
+            if work.metric == "execute" and work.metric_seconds:
+                total = self.prefixes[index].total
+                if total:
+                    jobs.append((end, work.metric_seconds * seconds / total, index))
+                    continue
+            done[index] = max(end, done.get(index, 0.0))
+        jobs += [(end, self.sets[index].metric_seconds, index) for index, end in done.items()]
+        return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
+
+
+def _ways(shop: _Shop, shards_per_task: int | None) -> Iterator[tuple[list[Cut], float]]:
+    """(cuts, tail seconds from which a shard is urgent), in the order they are tried."""
+    if shards_per_task is not None:
+        cuts: list[Cut] = []
+        for index, work in enumerate(shop.sets):
+            ends = cut_evenly(shop.prefixes[index], shards_per_task)
+            cuts += shards_of(index, work, shop.prefixes[index], ends, shop.cpu_slots)
+        for urgent in URGENT:
+            yield cuts, urgent * shop.horizon
+        return
+    for shares in SHARES:
+        for urgent in URGENT:
+            yield _guided(shop, urgent * shop.horizon, shares), urgent * shop.horizon
+
+
+def _guided(shop: _Shop, urgent_from: float, shares: float) -> list[Cut]:
+    """Cut sets in the order they will mostly run: urgent ones by tail, then the longest first."""
+    sizes = sizes_for(shop.total, shop.width, shop.overhead, shares)
+    order = sorted(
+        range(len(shop.sets)),
+        key=lambda index: (
+            -shop.tails[index] if shop.tails[index] > urgent_from else 0.0,
+            -shop.prefixes[index].total,
+            index,
+        ),
+    )
+    left = shop.total
+    cuts: list[Cut] = []
+    for index in order:
+        work, prefix = shop.sets[index], shop.prefixes[index]
+        start = limit = sizes.longest
+        if shop.tails[index] > urgent_from:
+            if work.metric == "execute":
+                start = sizes.shortest
+            else:  # its CPU job waits for the last shard, so all lanes share it
+                limit = max(sizes.shortest, prefix.total / shop.width)
+        if work.metric == "execute" and work.metric_seconds:
+            limit = max(sizes.shortest, prefix.total / min(work.metric_parallelism, shop.cpu_slots))
+        ends = cut_guided(prefix, sizes, left, start, limit)
+        cuts += shards_of(index, work, prefix, ends, shop.cpu_slots)
+        left -= prefix.total
+    return cuts
+
+
+def _finished(shop: _Shop, best: _Try, floor: float) -> Plan:
+    shards: list[list[PlannedShard]] = [[] for _ in shop.lanes]
+    names = [work.name for work in shop.sets]
+    for rank, (cut, lane) in enumerate(zip(best.cuts, best.lane_of, strict=True)):
+        index, first, end, seconds, _ = cut
+        shards[lane].append(
+            PlannedShard(
+                set=names[index], first_batch=first, end_batch=end, seconds=seconds, rank=float(rank)
+            )
+        )
+    held = sum(
+        best.lane_ends[index] - shop.starts[index] + shop.load for index, mine in enumerate(shards) if mine
+    )
+    return Plan(
+        lanes=tuple(
+            LanePlan(lane=lane.name, node=lane.node, shards=tuple(mine))
+            for lane, mine in zip(shop.lanes, shards, strict=True)
+        ),
+        makespan_seconds=best.makespan,
+        lower_bound_seconds=floor,
+        gpu_seconds=held,
+    )

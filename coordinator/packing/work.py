@@ -1,0 +1,74 @@
+"""The shapes of packing: what is to be placed, where, and what a plan says.
+
+Rule: plain values; a plan is a pure function of work sets, lanes and five numbers.
+It does not know: where predicted seconds come from (priors), or how shards reach a trial (the work queue).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+UNLIMITED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSet:
+    """A request set to place.
+
+    `batch_seconds`: predicted median GPU seconds of each fixed batch, in batch order, on a lane of speed 1; a shard
+    is consecutive whole batches. `metric_seconds`: CPU seconds of the whole set's metric. A `score` is one CPU job
+    once every batch is done; an `execute` is one CPU job a shard, at most `metric_parallelism` of them at once.
+    `sigma`: spread of log seconds.
+    """
+
+    name: str
+    batch_seconds: Sequence[float]
+    metric_seconds: float = 0.0
+    metric: Literal["score", "execute"] = "score"
+    metric_parallelism: int = UNLIMITED
+    sigma: float = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One trial's GPUs (one or several): free `ready_at_seconds` from now, `speed` times as fast as predicted."""
+
+    name: str
+    node: str
+    ready_at_seconds: float = 0.0
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShard:
+    """Batches `first_batch` … `end_batch - 1` of a set; `seconds` at speed 1, without the shard's overhead.
+
+    `rank` is the global order: lower runs sooner (long CPU tails first, then longest).
+    """
+
+    set: str
+    first_batch: int
+    end_batch: int
+    seconds: float
+    rank: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePlan:
+    """The shards a lane starts with, by rank; a lane may stay empty and live on what it steals."""
+
+    lane: str
+    node: str
+    shards: tuple[PlannedShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`gpu_seconds`: seconds lanes are held, loads and overheads included. Lanes stand in the order given."""
+
+    lanes: tuple[LanePlan, ...]
+    makespan_seconds: float
+    lower_bound_seconds: float
+    gpu_seconds: float
