@@ -84,6 +84,7 @@ class Coordinator:
         self.grace = grace
         self.running: dict[str, Running] = {}
         self.nodes: list[NodeState] = []
+        self.kept_back: set[str] = set()  # nodes that were given back on request: not taken again
         self.trouble: str = ""  # the last thing that was away; shown to whoever watches
         self._due = _Due()
         self._broken: dict[str, Path] = {}
@@ -132,6 +133,41 @@ class Coordinator:
 
     def retry(self, evaluation_id: str) -> None:
         self.running[evaluation_id].take([RetryAsked(at=time.time())])
+
+    def revive(self, evaluation_id: str) -> None:
+        """Take up an evaluation of this folder again, also one that has ended. KeyError where there is none."""
+        if evaluation_id in self.running:
+            return
+        root = self.performer.site.paths.evaluation(evaluation_id).root
+        running = (
+            Running.resume(root, self.performer, self.grace) if (root / "journal.jsonl").exists() else None
+        )
+        if running is None:
+            raise KeyError(evaluation_id)
+        self.running[evaluation_id] = running
+
+    def release(self, node: str, gpus: int, reason: str) -> list[str]:
+        """Give a node back, or as many nodes as hold `gpus` GPUs: those whose trials lose the least work first."""
+        states = [r.state for r in self.running.values() if r.state.ended_at is None]
+        uses = [
+            (s, n) for s in states for n in s.nodes.values() if n.status in ("offered", "staging", "ready")
+        ]
+        if node:
+            chosen = [(s, n) for s, n in uses if n.name == node]
+        else:
+            order = {"offered": 0, "staging": 1, "ready": 2}
+            uses.sort(key=lambda u: (order[u[1].status], len(u[0].live_lanes(u[1].name)), u[1].name))
+            chosen, freed = [], 0
+            for state, use in uses:
+                if freed >= gpus:
+                    break
+                chosen.append((state, use))
+                freed += use.lanes * state.record.options.gpus_per_trial
+        for state, use in chosen:
+            event = NodeWithdrawn(at=time.time(), node=use.name, reason=reason)
+            self.running[state.evaluation_id].take([event])
+            self.kept_back.add(use.name)
+        return [use.name for _, use in chosen]
 
     # --- one tick --------------------------------------------------------------------------------------------------
 
@@ -257,7 +293,8 @@ class Coordinator:
             for n in r.state.nodes.values()
             if n.status in ("staging", "ready")
         )
-        for evaluation_id, offers in allocate(self.nodes, demands, self.limits, gpus_in_use=used).items():
+        free = [n for n in self.nodes if n.name not in self.kept_back]
+        for evaluation_id, offers in allocate(free, demands, self.limits, gpus_in_use=used).items():
             if offers and evaluation_id in self.running:
                 event = NodesOffered(at=now, offers=offers)
                 self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]

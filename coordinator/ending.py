@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from priors.table import Observation
+from priors.table import append as append_observations
+
 from coordinator.messages import AnyEvent
+from coordinator.planning import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.model import Report, ShardSpan, make_report
 from coordinator.state import State
 from coordinator.store import read_events
-from evaljobs.contract import EvaluationPaths
+from evaljobs.contract import EvaluationPaths, parse_shard
 from evaljobs.files import read_frames, write_atomic
 from evaljobs.results import merge_results
 
@@ -59,11 +64,48 @@ def merged_results(state: State) -> dict[str, Any]:
     return results
 
 
+def learnt(state: State, report: Report) -> list[Observation]:
+    """What this evaluation shows of each leaf task that was run whole: GPU and metric seconds against its tokens."""
+    seconds: dict[str, float] = defaultdict(float)
+    for span in report.shards:
+        seconds[parse_shard(span.shard)[0]] += span.seconds
+    loads = [g.imports + g.load for g in report.gpus]
+    rows = []
+    for task, leaf in state.leaves.items():
+        if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):
+            continue
+        sets = read_sets({task: leaf.planned.folder}, state.batch_size)
+        manifest, index = sets[task]
+        entry = state.entries[leaf.planned.entry]
+        rows.append(
+            Observation(
+                task=task,
+                key=manifest.key,
+                model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
+                hardware=hardware_of(n.gpu_type for n in state.nodes.values()),
+                engine=state.record.model.engine,
+                batch_size=state.batch_size,
+                prefill_tokens=sum(index.prefill_tokens),
+                generated_tokens=sum(index.generated_tokens),
+                documents=manifest.documents,
+                inference_seconds=seconds[task],
+                metric_seconds=report.metric_seconds.get(task, 0.0) if entry.status == "scored" else 0.0,
+                load_seconds=min(loads) if loads else None,
+                at=report.accepted_at,
+            )
+        )
+    return rows
+
+
 def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
     """Report first, results last: results.json present means that the evaluation is over."""
     report = report_of(state, paths)
+    try:
+        append_observations(observations, learnt(state, report))
+    except OSError as error:
+        log.warning("the priors learn nothing of %s: %s", state.evaluation_id, error)
     write_atomic(paths.report, report.model_dump_json(indent=1).encode())
     results = merged_results(state)
     results["evalspan"] = {

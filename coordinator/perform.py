@@ -42,7 +42,7 @@ from coordinator.messages import (
     WriteResults,
 )
 from coordinator.metric_queue import MetricQueue
-from coordinator.planning import PlanningError, make_plan
+from coordinator.planning import PlanningError, hardware_of, make_plan
 from coordinator.records import EvaluationRecord
 from coordinator.specs import Site, workers_stop_file
 from coordinator.state import State
@@ -109,7 +109,8 @@ class Performer:
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:
-            planned: Planned = make_plan(state.record, action, self.observations, time.time())
+            hardware = hardware_of(n.gpu_type for n in state.nodes.values())
+            planned: Planned = make_plan(state.record, action, self.observations, hardware, time.time())
         except PlanningError as error:
             return [PlanFailed(at=time.time(), error=str(error))]
         return [planned]

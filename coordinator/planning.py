@@ -6,14 +6,22 @@ It does not know: how batches are placed (packing) or how rates are learnt (prio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from priors.estimate import Features, predict_batches, predict_load, predict_metric
+from priors.table import Observation
+from priors.table import read as read_observations
 from pydantic import ValidationError
 
-from coordinator.messages import MakePlan, Planned
+from coordinator.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
+from coordinator.packing.planner import plan
+from coordinator.packing.work import Lane, PlannedShard, WorkSet
 from coordinator.records import EvaluationRecord
-from evaljobs.contract import BatchIndex, RequestSetManifest, batch_index_file, request_set_manifest
+from evaljobs.contract import BatchIndex, RequestSetManifest, batch_index_file, request_set_manifest, shard_id
+
+BYTES_PER_PARAMETER = 2  # bf16 and fp16, what checkpoints are mostly saved in
 
 
 class PlanningError(Exception):
@@ -39,5 +47,95 @@ def read_sets(
     return sets
 
 
-def make_plan(record: EvaluationRecord, wanted: MakePlan, observations: Path, now: float) -> Planned:
-    raise NotImplementedError
+def hardware_of(gpu_types: Iterable[str]) -> str:
+    """The hardware that priors go by: the first GPU type named, "cpu" where trials run on CPU slots."""
+    named = next((t for t in gpu_types if t), "cpu")
+    return "cpu" if named == "cpu-slot" else named
+
+
+def _work_set(
+    record: EvaluationRecord,
+    manifest: RequestSetManifest,
+    index: BatchIndex,
+    *,
+    hardware: str,
+    history: Sequence[Observation],
+) -> WorkSet:
+    features = Features(
+        task=manifest.task,
+        model_parameters=record.checkpoint.bytes // BYTES_PER_PARAMETER,
+        hardware=hardware,
+        engine=record.model.engine,
+        batch_size=index.batch_size,
+    )
+    batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
+    metric = predict_metric(manifest.task, manifest.documents, manifest.executes, history)
+    return WorkSet(
+        name=manifest.task,
+        batch_seconds=batches.seconds,
+        metric_seconds=metric.seconds,
+        metric="execute" if manifest.executes else "score",
+        sigma=batches.sigma,
+    )
+
+
+def make_plan(
+    record: EvaluationRecord, wanted: MakePlan, observations: Path, hardware: str, now: float
+) -> Planned:
+    """Plan these sets on these lanes. PlanningError where a request set or the observations cannot be read."""
+    try:
+        history = read_observations(observations)
+    except ValueError as error:
+        raise PlanningError(f"{error}; move {observations} away to plan without it") from error
+    entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
+    folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
+    sets = read_sets(folder_of, wanted.batch_size)
+    made = plan(
+        [_work_set(record, m, i, hardware=hardware, history=history) for m, i in sets.values() if i.requests],
+        [Lane(name=lane, node=node) for lane, node in wanted.lanes],
+        load_seconds=predict_load(record.checkpoint.bytes, hardware, history),
+        cpu_slots=max(1, record.options.workers * record.options.worker_cpus),
+        shards_per_task=record.options.shards_per_task,
+    )
+    shards: dict[str, list[PlannedShard]] = defaultdict(list)
+    for lane in made.lanes:
+        for shard in lane.shards:
+            shards[shard.set].append(shard)
+    leaves = []
+    for task, (manifest, index) in sets.items():
+        own = sorted(shards[task], key=lambda s: s.first_batch)
+        leaves.append(
+            PlannedLeaf(
+                task=task,
+                entry=entry_of[task],
+                key=manifest.key,
+                folder=folder_of[task],
+                executes=manifest.executes,
+                sampled=manifest.sampled,
+                documents=manifest.documents,
+                shards=tuple(shard_id(task, s.first_batch, s.end_batch) for s in own),
+                shard_documents=tuple(_documents(index, s) for s in own) if manifest.executes else (),
+            )
+        )
+    return Planned(
+        at=now,
+        batch_size=wanted.batch_size,
+        leaves=tuple(leaves),
+        lanes=tuple(
+            PlannedLane(
+                lane=lane.lane,
+                node=lane.node,
+                shards=tuple(
+                    (shard_id(s.set, s.first_batch, s.end_batch), s.rank, s.seconds) for s in lane.shards
+                ),
+            )
+            for lane in made.lanes
+        ),
+        predicted_makespan_seconds=made.makespan_seconds,
+        lower_bound_seconds=made.lower_bound_seconds,
+        gpu_seconds=made.gpu_seconds,
+    )
+
+
+def _documents(index: BatchIndex, shard: PlannedShard) -> tuple[int, ...]:
+    return tuple(sorted({d for b in index.documents[shard.first_batch : shard.end_batch] for d in b}))

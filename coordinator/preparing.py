@@ -27,7 +27,9 @@ def prepare(
     checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
     sets: dict[str, dict[str, str]] = {}
     for index, task in enumerate(suite.tasks):
-        folder = site.paths.request_sets / request_sets.folder_name(suite, index, checkpoint, model, lm_eval_version)
+        folder = site.paths.request_sets / request_sets.folder_name(
+            suite, index, checkpoint, model, lm_eval_version
+        )
         there = request_sets.found(folder, suite.batch_size)
         if there is None:
             spec = BuildSpec(
@@ -44,7 +46,9 @@ def prepare(
             _build(spec, site)
             there = request_sets.found(folder, suite.batch_size)
         if there is None:
-            raise OperatorError(f"{task.name} was built, but {folder} does not hold it: is the work folder shared?")
+            raise OperatorError(
+                f"{task.name} was built, but {folder} does not hold it: is the work folder shared?"
+            )
         sets[task.name] = there
     return sets
 
@@ -55,7 +59,12 @@ def _build(spec: BuildSpec, site: Site) -> None:
         file.flush()
         argv = [*site.trial_command, "-m", "evaljobs", "build", file.name]
         done = subprocess.run(
-            argv, env={**os.environ, **site.trial_env}, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+            argv,
+            env={**os.environ, **site.trial_env},
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
         )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

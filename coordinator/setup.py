@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -203,8 +204,20 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
         return SiteRedis(work, address)
     bind = config.redis.bind or "127.0.0.1"
     if config.redis.bind is None and isinstance(cluster, SlurmCli):
-        bind = local_address_towards(cluster.controller_host())
+        bind = local_address_towards(controller_host())
     return RedisServer(work, bind, port=config.redis.port)
+
+
+def controller_host() -> str:
+    """Where slurmctld runs: the side of this host that faces it is the one that compute nodes reach."""
+    done = subprocess.run(
+        ["scontrol", "show", "config"], capture_output=True, text=True, timeout=30, check=False
+    )
+    match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", done.stdout, re.MULTILINE)
+    if match is None:
+        why = (done.stderr.strip().splitlines() or ["it names no SlurmctldHost"])[-1]
+        raise OperatorError(f"scontrol show config: {why}; set redis.bind to this host's cluster address")
+    return match.group(2) or match.group(1)
 
 
 @cache

@@ -95,6 +95,7 @@ class Report(Record):
     staged_bytes: int
     storage_bytes: int
     shards: tuple[ShardSpan, ...]
+    metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
     warnings: tuple[str, ...]
 
@@ -138,6 +139,7 @@ class _Gathered:
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.accepted_at = 0.0
+        self.entries: list[str] = []
         self.submitted: dict[str, float] = {}
         self.started: dict[tuple[str, int], float] = {}
         self.built: list[tuple[float, float]] = []
@@ -156,6 +158,7 @@ class _Gathered:
         match event:
             case Accepted():
                 self.accepted_at = event.at
+                self.entries = [t.name for t in event.record.suite.tasks]
             case JobSubmitted():
                 self.submitted.setdefault(event.job, event.at)
             case JobStarted():
@@ -183,7 +186,7 @@ class _Gathered:
             case Executed():
                 self.metric_seconds[outcome.task] += outcome.seconds
             case Scored():
-                self.metric_seconds[outcome.name] += outcome.seconds
+                self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
                 self.scored_at = at
             case _:
                 pass
@@ -296,6 +299,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         staged_bytes=sum(s.bytes for s in gathered.staged),
         storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
+        metric_seconds=dict(gathered.metric_seconds),
         entries=tuple(EntryLine(name=e.name, status=e.status, error=e.error) for e in state.entries),
         warnings=tuple(dict.fromkeys(state.warnings)),
     )

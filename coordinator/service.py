@@ -1,0 +1,194 @@
+"""What makes the loop a daemon: checkpoints come in by notices, people by commands, and nobody watches.
+
+Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so a killed daemon hears it
+again; a checkpoint that is still being written is looked at again until it is whole and has stopped changing.
+It does not know: how evaluations run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from coordinator import intake, setup, triggers
+from coordinator.backlog import Waiting, stale
+from coordinator.config import Config
+from coordinator.daemon import Coordinator
+from coordinator.errors import EvalspanError, OperatorError
+from coordinator.hook import PIN_PREFIX
+from coordinator.records import EvaluationRecord
+from coordinator.running import Running
+from evaljobs.contract import Record, WorkPaths
+from evaljobs.files import write_atomic
+
+log = logging.getLogger(__name__)
+
+STABLE_SECONDS = 2.0  # a checkpoint whose files have not changed for so long is taken for written
+WAIT_SECONDS = 3600.0  # a checkpoint that has not become whole by then is refused
+LOOK_SECONDS = 1.0
+
+
+class Command(Record):
+    """What a person asks of a running daemon, left in its spool folder."""
+
+    command: Literal["cancel", "retry", "release"]
+    evaluation_id: str = ""
+    node: str = ""
+    gpus: int = 0
+    reason: str = "asked"
+
+
+def leave_command(paths: WorkPaths, command: Command) -> None:
+    """Ask the daemon of this work folder."""
+    folder = paths.spool / "commands"
+    write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
+
+
+@dataclass(slots=True)
+class _Gate:
+    """A checkpoint that is announced and not yet whole."""
+
+    delivery: triggers.Delivery
+    since: float
+    signature: str = ""
+    stable_since: float = 0.0
+
+
+class Service:
+    """The daemon's ears. `tick` is called between two ticks of the coordinator."""
+
+    def __init__(self, coordinator: Coordinator, config: Config) -> None:
+        self.coordinator = coordinator
+        self.config = config
+        self.paths = coordinator.performer.site.paths
+        self._gates: dict[tuple[str, str], _Gate] = {}
+        self._looked_at = 0.0
+        watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
+        self._watch = triggers.FolderWatch(self.paths.root / "watched.json", watched)
+        self._pinned: set[str] = set()
+
+    def tick(self) -> None:
+        now = time.time()
+        if now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        for delivery in self._deliveries():
+            key = (delivery.notice.checkpoint, delivery.notice.suite)
+            if key in self._gates:
+                continue
+            self._gates[key] = _Gate(delivery, since=now)
+        for key, gate in list(self._gates.items()):
+            if self._pass(gate, now):
+                del self._gates[key]
+        self._commands()
+        self._drop_stale()
+        self._pins()
+
+    def _deliveries(self) -> Iterator[triggers.Delivery]:
+        yield from triggers.from_spool(self.paths)
+        yield from triggers.from_stream(self.paths)
+        yield from self._watch.look()
+
+    # --- the gate ----------------------------------------------------------------------------------------------------
+
+    def _pass(self, gate: _Gate, now: float) -> bool:
+        """True once the notice is dealt with: accepted, or refused for good."""
+        notice = gate.delivery.notice
+        suite = self.config.watch.suite if notice.suite == "default" else notice.suite
+        try:
+            if suite is None:
+                raise OperatorError("no suite was named and [watch] suite is not set")
+            record = intake.make_record(
+                notice.checkpoint,
+                suite,
+                model=setup.model_options(self.config),
+                options=setup.run_options(self.config),
+                priority=notice.priority,
+                step=notice.step
+                if notice.step is not None
+                else triggers.step_of(Path(notice.checkpoint).name),
+                allow_bin=self.config.checkpoint.allow_bin,
+            )
+        except (EvalspanError, OSError, ValueError) as error:
+            if now - gate.since < WAIT_SECONDS and Path(notice.checkpoint).exists():
+                gate.signature = ""
+                return False  # not whole yet
+            log.warning("%s is not evaluated: %s", notice.checkpoint, error)
+            gate.delivery.acknowledge()
+            return True
+        if record.checkpoint.digest != gate.signature:
+            gate.signature, gate.stable_since = record.checkpoint.digest, now
+            return False
+        if now - gate.stable_since < STABLE_SECONDS:
+            return False
+        return self._accept(record, gate.delivery.acknowledge)
+
+    def _accept(self, record: EvaluationRecord, acknowledge: Callable[[], None]) -> bool:
+        try:
+            self.coordinator.accept(record)
+        except OSError as error:
+            log.warning("%s cannot be accepted yet: %s", record.evaluation_id, error)
+            return False
+        acknowledge()
+        return True
+
+    # --- commands and housekeeping -----------------------------------------------------------------------------------
+
+    def _commands(self) -> None:
+        folder = self.paths.spool / "commands"
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+            try:
+                command = Command.model_validate_json(path.read_bytes())
+                self._obey(command)
+            except (ValidationError, KeyError, ValueError) as error:
+                log.warning("the command in %s is passed over: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _obey(self, command: Command) -> None:
+        if command.command == "cancel":
+            self.coordinator.cancel(command.evaluation_id, command.reason)
+        elif command.command == "retry":
+            self.coordinator.revive(command.evaluation_id)
+            self.coordinator.retry(command.evaluation_id)
+        else:
+            self.coordinator.release(command.node, command.gpus, command.reason)
+
+    def _drop_stale(self) -> None:
+        waiting = [_waiting(r) for r in self.coordinator.running.values() if r.state.ended_at is None]
+        for evaluation_id, why in stale(waiting, self.config.backlog).items():
+            self.coordinator.cancel(evaluation_id, why)
+
+    def _pins(self) -> None:
+        """A marker in each checkpoint that is still needed; the trainer's hook honours it (`hook.pinned`)."""
+        wanted = {
+            str(Path(r.state.record.checkpoint.source) / f"{PIN_PREFIX}{r.state.evaluation_id}")
+            for r in self.coordinator.running.values()
+            if r.state.ended_at is None
+        }
+        for pin in wanted - self._pinned:
+            with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
+                Path(pin).touch()
+        for pin in self._pinned - wanted:
+            with contextlib.suppress(OSError):
+                Path(pin).unlink()
+        self._pinned = wanted
+
+
+def _waiting(running: Running) -> Waiting:
+    state = running.state
+    step = state.record.checkpoint.step
+    return Waiting(
+        evaluation_id=state.evaluation_id,
+        series=json.dumps([str(Path(state.record.checkpoint.source).parent), state.record.suite.name]),
+        order=float(step) if step is not None else state.record.accepted_at,
+        started=bool(state.nodes),
+    )
