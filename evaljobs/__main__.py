@@ -1,0 +1,119 @@
+"""`python -m evaljobs VERB …`: the jobs on nodes.
+
+Rule: a verb reads one spec, does its work and leaves an outcome; the exit status says only whether it failed. Modules
+are imported by the verb that needs them: a holder must not load torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from evaljobs.contract import (
+    SPEC,
+    BuildSpec,
+    EvaluationPaths,
+    ExecuteSpec,
+    Failed,
+    HostSpec,
+    ScoreSpec,
+    StageSpec,
+    TrialSpec,
+)
+from evaljobs.errors import JobError, one_line
+
+log = logging.getLogger("evaljobs")
+
+PASSED_ON = ("worker", "sandbox")  # verbs with arguments of their own
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if arguments[:1] == ["worker"]:
+        from evaljobs import worker  # noqa: PLC0415
+
+        return int(worker.main(arguments[1:]))
+    if arguments[:1] == ["sandbox"]:
+        from evaljobs.sandbox import cli  # noqa: PLC0415
+
+        return int(cli.main(arguments[1:]))
+    parser = argparse.ArgumentParser(prog="python -m evaljobs", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("build", "stage", "trial", "host", "execute", "score"):
+        verbs.add_parser(verb).add_argument("specs", nargs="+", type=Path, metavar="SPEC")
+    for verb in PASSED_ON:
+        verbs.add_parser(verb)
+    tasks = verbs.add_parser("tasks", help="which of these names lm-eval knows, as JSON")
+    tasks.add_argument("--include-path", action="append", default=[])
+    tasks.add_argument("--names", default="")
+    tasks.add_argument("--cache", type=Path)
+    chosen = parser.parse_args(arguments)
+    if chosen.verb == "tasks":
+        from evaljobs.task_names import main as ask  # noqa: PLC0415
+
+        return ask(chosen.include_path, [n for n in chosen.names.split(",") if n], chosen.cache)
+    status = 0
+    for path in chosen.specs:
+        status = max(status, run(path, chosen.verb))
+    return status
+
+
+def run(path: Path, verb: str) -> int:
+    """One spec; the verb must be the spec's own."""
+    spec = SPEC.validate_json(path.read_bytes())
+    if spec.kind != verb:
+        log.error("%s is a %s spec, not a %s spec", path, spec.kind, verb)
+        return 2
+    match spec:
+        case BuildSpec():
+            return _build(spec)
+        case StageSpec():
+            from evaljobs import stage  # noqa: PLC0415
+
+            return stage.main(spec)
+        case TrialSpec():
+            from evaljobs import trial  # noqa: PLC0415
+
+            return trial.main(spec)
+        case HostSpec():
+            from evaljobs import host  # noqa: PLC0415
+
+            host_main: Callable[[HostSpec], int] = host.main
+            return host_main(spec)
+        case ExecuteSpec() | ScoreSpec():
+            from evaljobs import metric  # noqa: PLC0415
+
+            return 1 if isinstance(metric.perform(spec), Failed) else 0
+
+
+def _build(spec: BuildSpec) -> int:
+    from evaljobs import requests  # noqa: PLC0415
+    from evaljobs.files import write_outcome  # noqa: PLC0415
+
+    try:
+        requests.main(spec)
+    except Exception as error:
+        log.exception("%s failed", spec.name)
+        failed = Failed(
+            name=spec.name,
+            job="build",
+            blame=error.blame if isinstance(error, JobError) else "bug",
+            error=one_line(error),
+            detail=traceback.format_exc()[-4000:],
+            entry=spec.entry,
+        )
+        if spec.evaluation_dir is not None:
+            write_outcome(EvaluationPaths(spec.evaluation_dir), failed)
+        sys.stdout.write(json.dumps({"failed": failed.error}) + "\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

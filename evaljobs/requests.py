@@ -1,0 +1,448 @@
+"""lm-eval tasks → request sets: every prompt of a suite entry, built once, tokenised, and cut into fixed batches.
+
+Rule: prompts, tokens and windows come out of lm-eval's own code. The entry is run through `simple_evaluate` with the model
+class itself, less its weights; the first call of the model ends the run, and what was asked of it is written down.
+
+It does not know: which checkpoint's weights will answer, or how the batches are spread over GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaljobs import harness, seam
+from evaljobs.batches import (
+    Kind,
+    Piece,
+    RequestsHead,
+    decode_head,
+    decode_pieces,
+    encode_batches,
+    encode_requests,
+)
+from evaljobs.contract import (
+    BuildSpec,
+    Built,
+    CheckpointFile,
+    EntryManifest,
+    EvaluationPaths,
+    ModelOptions,
+    RequestSetManifest,
+    batch_file,
+    batch_index_file,
+    entry_manifest,
+    request_set_manifest,
+    slug,
+)
+from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.files import read_record, write_atomic, write_outcome, write_record
+from evaljobs.instances import instances_digest
+
+log = logging.getLogger(__name__)
+
+# Arguments of hf model classes that place weights on devices; a model without weights has nothing to place.
+PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_cpu_memory", "peft", "delta")
+
+
+def build(spec: BuildSpec) -> Built:
+    """Build what is missing of an entry's request sets; JobError where somebody must act.
+
+    Keeps what is on disk and unchanged. Several processes may build the same entry: they write the same bytes.
+    """
+    started = time.monotonic()
+    harness.quiet_environment(offline=spec.offline)
+    folder = Path(spec.out_dir)
+    sets = _sets_on_disk(folder)
+    if sets is None:
+        sets = _build_entry(spec, folder)
+        entry = spec.suite.tasks[spec.entry]
+        write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
+    places = {task: str(folder / relative) for task, relative in sets.items()}
+    if spec.batch_size != "auto":
+        for place in places.values():
+            add_batches(Path(place), spec.batch_size)
+    return Built(
+        name=spec.name,
+        entry=spec.entry,
+        batch_size=spec.batch_size,
+        sets=places,
+        seconds=time.monotonic() - started,
+    )
+
+
+def main(spec: BuildSpec) -> None:
+    """`python -m evaljobs build`: build and leave the outcome."""
+    built = build(spec)
+    if spec.evaluation_dir is not None:
+        write_outcome(EvaluationPaths(spec.evaluation_dir), built)
+
+
+# --- what is there -----------------------------------------------------------------------------------------------
+
+
+def read_requests(folder: Path) -> tuple[RequestsHead, list[Piece]]:
+    """Head and pieces of a request set."""
+    with (folder / "requests").open("rb") as lines:
+        head = decode_head(lines.readline())
+        return head, list(decode_pieces(lines))
+
+
+def read_head(folder: Path) -> RequestsHead:
+    with (folder / "requests").open("rb") as lines:
+        return decode_head(lines.readline())
+
+
+def add_batches(folder: Path, batch_size: int) -> None:
+    """Write the batches of a request set at a size, unless they are there."""
+    if batch_index_file(folder, batch_size).exists():
+        return
+    manifest = read_record(request_set_manifest(folder), RequestSetManifest)
+    head, pieces = read_requests(folder)
+    data, index = encode_batches(head, manifest.key, pieces, batch_size)
+    write_atomic(batch_file(folder, batch_size), data)
+    write_record(batch_index_file(folder, batch_size), index)
+
+
+def _sets_on_disk(folder: Path) -> dict[str, str] | None:
+    """Leaf task -> folder name, where every set is whole and the files it was made from are unchanged."""
+    try:
+        entry = read_record(entry_manifest(folder), EntryManifest)
+        manifests = [
+            read_record(request_set_manifest(folder / name), RequestSetManifest)
+            for name in entry.sets.values()
+        ]
+    except (FileNotFoundError, ValueError):
+        return None
+    files = {file.name: file for manifest in manifests for file in manifest.data_files}
+    return entry.sets if all(_describe(Path(f.name)) == f for f in files.values()) else None
+
+
+def _describe(path: Path) -> CheckpointFile | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return CheckpointFile(name=str(path), size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+
+
+# --- the model class without weights -----------------------------------------------------------------------------
+
+
+def weightless_model(model_dir: str, options: ModelOptions) -> Any:
+    """lm-eval's model class with the checkpoint's config and tokenizer, its parameters on the meta device.
+
+    The class is the engine's own where it is an hf one; for other engines `hf` stands in to build prompts and to count
+    tokens, and their batches are kept as text for the engine to tokenise.
+    """
+    import torch  # noqa: PLC0415
+    from lm_eval.api.registry import get_model  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
+
+    own = get_model(options.engine)
+    base: Any = own if issubclass(own, HFLM) else HFLM
+    if base is HFLM and own is not HFLM and "max_model_len" in options.model_args:
+        extra = {"max_length": options.model_args["max_model_len"]}
+    else:
+        extra = {}
+
+    class Weightless(base):  # type: ignore[misc]
+        stops = True
+        asked: Any = None
+
+        def _create_model(self, *_place: Any, **keywords: Any) -> None:
+            trust = bool(keywords.get("trust_remote_code"))
+            with torch.device("meta"):
+                model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
+            model.to = lambda *_where, **_how: model  # no weights to place
+            self._model = model
+
+        def loglikelihood(self, requests: Any, **keywords: Any) -> Any:
+            return self._asked(super().loglikelihood, requests, **keywords)
+
+        def loglikelihood_rolling(self, requests: Any, **keywords: Any) -> Any:
+            return self._asked(super().loglikelihood_rolling, requests, **keywords)
+
+        def generate_until(self, *_requests: Any, **_keywords: Any) -> Any:
+            raise harness.RequestsBuiltError
+
+        def _asked(self, method: Any, requests: Any, **keywords: Any) -> Any:
+            if self.stops:
+                raise harness.RequestsBuiltError
+            return method(requests, **keywords)
+
+        def _loglikelihood_tokens(self, requests: Any, **_keywords: Any) -> Any:
+            self.asked = list(requests)
+            raise harness.RequestsBuiltError
+
+    arguments = {k: v for k, v in options.model_args.items() if k not in PLACEMENT} | extra
+    arguments |= {"pretrained": model_dir, "device": "cpu", "batch_size": 1 << 30}
+    try:
+        lm = Weightless(**arguments)
+    except OSError as error:
+        raise OperatorError(f"{model_dir} has no config or tokenizer: {one_line(error)}") from error
+    lm.is_text = not issubclass(own, HFLM)
+    return lm
+
+
+def _tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
+    """What lm-eval's own method would hand to its forward pass: (strings or None, context ids, continuation ids)."""
+    lm.asked = None
+    lm.stops = False
+    try:
+        getattr(lm, method)(list(instances), disable_tqdm=True)
+    except harness.RequestsBuiltError:
+        return list(lm.asked)
+    finally:
+        lm.stops = True
+    return []  # not one window: an empty text
+
+
+# --- one entry ---------------------------------------------------------------------------------------------------
+
+
+def _build_entry(spec: BuildSpec, folder: Path) -> dict[str, str]:
+    entry = spec.suite.tasks[spec.entry]
+    seam.install()
+    tasks = harness.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    lm = weightless_model(spec.model_dir, spec.model)
+    try:
+        harness.run_entry(
+            lm,
+            spec.suite,
+            entry,
+            model=spec.model,
+            model_dir=spec.model_dir,
+            tasks=tasks,
+            seed_torch=True,
+        )
+    except harness.RequestsBuiltError:
+        pass
+    except JobError:
+        raise
+    except ValueError as error:  # lm-eval's word for settings that do not go together
+        raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
+    sets: dict[str, str] = {}
+    for name, task in tasks.loaded["tasks"].items():
+        sets[name] = _write_set(spec, lm, name, task, folder)
+    return sets
+
+
+def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> str:
+    instances = list(task.instances)
+    head, pieces = describe_requests(lm, name, instances)
+    body = encode_requests(head, pieces)
+    key = _key(spec, lm, task, body)
+    relative = f"{slug(name)}-{key[:12]}"
+    place = folder / relative
+    data_files = tuple(_data_files(task))
+    manifest = RequestSetManifest(
+        task=name,
+        key=key,
+        output_type=str(task.OUTPUT_TYPE),
+        executes=runs_programs(task),
+        documents=len({i.doc_id for i in instances}),
+        requests=head.requests,
+        repeats=max(int(i.repeats or 1) for i in instances),
+        sampled=any(_sampled(s) for s in head.settings),
+        prompt_tokens=sum(p.length for p in pieces),
+        generation_cap_tokens=sum(head.max_gen_tokens[p.settings] for p in pieces if p.settings >= 0),
+        data_files=data_files,
+    )
+    there = request_set_manifest(place)
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if read_record(there, RequestSetManifest) == manifest:
+            return relative
+    write_atomic(place / "requests", body)
+    write_record(there, manifest)
+    return relative
+
+
+def describe_requests(lm: Any, name: str, instances: Sequence[Any]) -> tuple[RequestsHead, list[Piece]]:
+    """A leaf task's instances, cloned for repeats as lm-eval does, as pieces in build order."""
+    from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
+
+    settings: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
+    pieces: list[Piece] = []
+    order: dict[str, list[int]] = {}
+    likelihoods = iter(
+        _tokens_asked(lm, "loglikelihood", chosen)
+        if (chosen := [i for i in instances if i.request_type == "loglikelihood"])
+        else ()
+    )
+    index = 0
+    for instance in instances:
+        forms = list(_forms(lm, instance, likelihoods, settings, numbers))
+        for _ in range(int(instance.repeats or 1)):
+            order.setdefault(instance.request_type, []).append(index)
+            pieces += [
+                Piece(
+                    kind=form.kind,
+                    index=index,
+                    document=form.document,
+                    context=form.context,
+                    continuation=form.continuation,
+                    window=form.window,
+                    length=form.length,
+                    settings=form.settings,
+                )
+                for form in forms
+            ]
+            index += 1
+    head = RequestsHead(
+        task=name,
+        requests=index,
+        digests=instances_digest(instances),
+        order=order if len(order) > 1 else {},
+        settings=settings,
+        max_gen_tokens=[int(normalize_gen_kwargs(s, lm.max_gen_toks)["max_gen_toks"]) for s in settings],
+        text=bool(lm.is_text),
+        grouped=lm.backend == "causal" and bool(lm.logits_cache),
+        max_length=int(lm.max_length),
+    )
+    return head, pieces
+
+
+def _forms(
+    lm: Any,
+    instance: Any,
+    likelihoods: Iterator[Any],
+    settings: list[dict[str, Any]],
+    numbers: dict[str, int],
+) -> Iterator[Piece]:
+    """The pieces of one instance, numbered later."""
+    kind: Kind = instance.request_type
+    document = int(instance.doc_id)
+    make = functools.partial(Piece, kind=kind, index=0, document=document)
+    if kind == "loglikelihood":
+        strings, context, continuation = next(likelihoods)
+        length = len(context) + len(continuation)
+        if lm.is_text:
+            context, continuation = strings
+        yield make(context=context, continuation=continuation, length=length)
+    elif kind == "loglikelihood_rolling":
+        windows = _tokens_asked(lm, "loglikelihood_rolling", [instance])
+        if lm.is_text:
+            length = sum(len(c) + len(t) for _, c, t in windows)
+            yield make(context=instance.args[0], length=length)
+            return
+        for number, (_, context, continuation) in enumerate(windows):
+            length = len(context) + len(continuation)
+            yield make(context=context, continuation=continuation, window=number, length=length)
+    elif kind == "generate_until":
+        context, how = instance.args
+        text = json.dumps(how, sort_keys=False)
+        if text not in numbers:
+            numbers[text] = len(settings)
+            settings.append(dict(how))
+        yield make(context=context, length=len(lm.tok_encode(context)), settings=numbers[text])
+    else:
+        raise OperatorError(f"requests of type {kind!r} are not supported")
+
+
+def runs_programs(task: Any) -> bool:
+    """Whether a task's metric goes through the code seam, or lm-eval marks it as running code."""
+    config = task.config
+    functions = [*getattr(task, "_metric_fn_list", {}).values(), getattr(config, "process_results", None)]
+    functions += [getattr(type(task), "process_results", None)]
+    return bool(getattr(task, "UNSAFE_CODE", False)) or any(seam.uses_seam(f) for f in functions)
+
+
+def _sampled(settings: dict[str, Any]) -> bool:
+    from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
+
+    return bool(normalize_gen_kwargs(settings).get("do_sample"))
+
+
+# --- what decides a set ------------------------------------------------------------------------------------------
+
+
+def _key(spec: BuildSpec, lm: Any, task: Any, body: bytes) -> str:
+    """Digest over everything that decides a prompt, a token or a batch. The requests themselves are most of it."""
+    import transformers  # noqa: PLC0415
+
+    config = task.dump_config()
+    # where the model and the YAML lie does not change a prompt
+    metadata = config.get("metadata")
+    if isinstance(metadata, dict):
+        config["metadata"] = {k: v for k, v in metadata.items() if k not in ("pretrained", "config_source")}
+    what = {
+        "requests": hashlib.sha256(body).hexdigest(),
+        "config": config,
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "transformers": transformers.__version__,
+        "tokenizer": _tokenizer_digest(lm.tokenizer),
+        "engine": spec.model.engine,
+        "seed": spec.suite.seed,
+        "chat": spec.suite.apply_chat_template,
+        "template": getattr(lm.tokenizer, "chat_template", None) if spec.suite.apply_chat_template else None,
+        "system": spec.suite.system_instruction,
+        "multiturn": spec.suite.fewshot_as_multiturn,
+        "limit": spec.suite.tasks[spec.entry].limit,
+        "max_length": lm.max_length,
+        "add_bos_token": lm.add_bos_token,
+        "prefix_token": lm.prefix_token_id,
+        "backend": lm.backend,
+    }
+    text = json.dumps(what, sort_keys=True, default=_stable)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """A text of a value that does not name its address in memory."""
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
+    return str(value)
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    special = json.dumps([tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id])
+    return hashlib.sha256((text + special).encode()).hexdigest()
+
+
+def _data_files(task: Any) -> Iterator[CheckpointFile]:
+    """Local files that the task's data come from."""
+    config = task.config
+    keywords = config.dataset_kwargs or {}
+    named = list(_strings(keywords.get("data_files")))
+    if config.dataset_path and Path(config.dataset_path).exists():
+        named.append(config.dataset_path)
+    source = (config.metadata or {}).get("config_source") if isinstance(config.metadata, dict) else None
+    folders = [Path.cwd(), *([Path(source).parent] if source and source != "inline" else [])]
+    if isinstance(keywords.get("data_dir"), str):
+        folders.append(Path(keywords["data_dir"]))
+    found: dict[str, CheckpointFile] = {}
+    for name in named:
+        for folder in folders:
+            for match in sorted(glob.glob(os.path.join(folder, name), recursive=True)):  # noqa: PTH118, PTH207
+                path = Path(match).resolve()
+                files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+                for file in files:
+                    described = _describe(file)
+                    if described is not None:
+                        found[described.name] = described
+    yield from found.values()
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for member in value.values():
+            yield from _strings(member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            yield from _strings(member)

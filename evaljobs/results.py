@@ -1,0 +1,55 @@
+"""Results of a whole evaluation from those of its entries. Pure, and free of lm-eval.
+
+Rule: the merged value has the shape of lm-eval's own results.json, as if the entries' tasks had been named in one run.
+It does not know: files, or how an entry was scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Parts of lm-eval's results that map a task or group name to a value (lm_eval/evaluator_utils.py, _to_eval_results).
+BY_NAME = (
+    "results",
+    "groups",
+    "group_subtasks",
+    "configs",
+    "versions",
+    "n-shot",
+    "higher_is_better",
+    "n-samples",
+)
+# lm-eval sorts these by name.
+SORTED = ("configs", "versions", "n-shot", "higher_is_better")
+
+
+def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One results value from the entries' score files, in the suite's order.
+
+    A name that two entries share (the same task with other settings) keeps its first value; the later one's is stored
+    as "name#2", and so on. `groups` is there only where an entry has a group with an aggregate, as in lm-eval.
+    """
+    merged: dict[str, Any] = {part: {} for part in BY_NAME}
+    for score in scores:
+        names = {name for part in BY_NAME for name in score.get(part, {})}
+        taken = {name for part in BY_NAME for name in merged[part]}
+        alias = {name: _free(name, taken) for name in names}
+        for part in BY_NAME:
+            merged[part] |= {alias[name]: value for name, value in score.get(part, {}).items()}
+    for part in SORTED:
+        merged[part] = dict(sorted(merged[part].items()))
+    if not merged["groups"]:
+        del merged["groups"]
+    if scores:
+        merged |= {key: scores[0][key] for key in ("config", "lm_eval_version") if key in scores[0]}
+    return merged
+
+
+def _free(name: str, taken: set[str]) -> str:
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}#{number}" in taken:
+        number += 1
+    return f"{name}#{number}"

@@ -1,0 +1,103 @@
+"""The one seam through which lm-eval's tasks run programs: what `evaluate.load("code_eval")` returns.
+
+Rule: in our processes that name is this module's object, on every side and from before a task is loaded, so no program
+runs and no hub is asked because a task was read. Every other name goes to the real `evaluate`, which is imported only
+then: it costs seconds and loads torch where there is one.
+
+It does not know: how a program is run. Whoever scores says so with `computing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Compute = Callable[..., tuple[dict[str, Any], Any]]
+
+
+def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """The answer while tasks are loaded: some of lm-eval's own try the metric when they are read and drop its value."""
+    ks = [k] if isinstance(k, int) else list(k)
+    return {f"pass@{n}": 0.0 for n in ks}, {}
+
+
+class CodeEvalSeam:
+    """lm-eval's handle on our executor: the `compute` of the hub's `code_eval` metric."""
+
+    name = "code_eval"
+
+    def __init__(self) -> None:
+        self._compute: Compute = unrun
+
+    def compute(
+        self,
+        *,
+        predictions: list[list[str]] | None = None,
+        references: list[str] | None = None,
+        **arguments: Any,
+    ) -> tuple[dict[str, Any], Any]:
+        """pass@k of `predictions` (programs per document) against `references` (one test text per document)."""
+        return self._compute(predictions=predictions or [], references=references or [], **arguments)
+
+    @contextlib.contextmanager
+    def computing(self, compute: Compute) -> Iterator[None]:
+        """Answer with `compute` inside the block."""
+        before, self._compute = self._compute, compute
+        try:
+            yield
+        finally:
+            self._compute = before
+
+
+SEAM = CodeEvalSeam()
+
+
+def _load(path: str, *arguments: Any, **keywords: Any) -> Any:
+    if path == SEAM.name:
+        return SEAM
+    return _real_load()(path, *arguments, **keywords)
+
+
+def _real_load() -> Callable[..., Any]:
+    return _import_real().__dict__["_evalspan_load"]  # type: ignore[no-any-return]
+
+
+def _import_real() -> types.ModuleType:
+    if isinstance(sys.modules.get("evaluate"), _LazyEvaluate):
+        del sys.modules["evaluate"]
+    module = importlib.import_module("evaluate")
+    if "_evalspan_load" not in module.__dict__:
+        module.__dict__["_evalspan_load"] = module.load
+        module.load = _load  # type: ignore[attr-defined]
+    return module
+
+
+class _LazyEvaluate(types.ModuleType):
+    """Stands for `evaluate` until something other than `load("code_eval")` is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__("evaluate")
+        self.load = _load
+
+    def __getattr__(self, name: str) -> Any:
+        # importlib asks every module for these; they must not import the real one
+        if name in {"__spec__", "__file__", "__loader__", "__wrapped__", "_initializing"}:
+            raise AttributeError(name)
+        return getattr(_import_real(), name)
+
+
+def install() -> None:
+    """Put the seam in. Idempotent; to be called before any task is loaded."""
+    if "evaluate" not in sys.modules:
+        sys.modules["evaluate"] = _LazyEvaluate()
+    elif not isinstance(sys.modules["evaluate"], _LazyEvaluate):
+        _import_real()
+
+
+def uses_seam(function: Any) -> bool:
+    """Whether a task's function lives in a module that holds the seam: such a task runs programs when it is scored."""
+    return any(value is SEAM for value in getattr(function, "__globals__", {}).values())

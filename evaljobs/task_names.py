@@ -1,0 +1,53 @@
+"""Which task names lm-eval knows, for a coordinator that does not import it.
+
+Rule: the answer is one line of JSON on stdout, {"known": [...], "unknown": {name: [nearest, …]}}. The names of lm-eval's
+own tasks are cached by its version: its index takes seconds to read.
+It does not know: suites, or whether a task's data are there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaljobs import harness
+from evaljobs.files import write_atomic
+
+
+def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None) -> int:
+    harness.quiet_environment(offline=True)
+    os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
+    unknown: dict[str, list[str]] = {}
+    own: list[str] = []
+    if include_path:
+        own = list(_folders(include_path))
+    if any(name not in own for name in names):
+        unknown = harness.unknown_tasks(names, [*own, *default_names(cache)])
+    answer = {"known": [n for n in names if n not in unknown], "unknown": unknown}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+def _folders(include_path: Sequence[str]) -> Sequence[str]:
+    from lm_eval.tasks import TaskManager  # noqa: PLC0415
+
+    names: Sequence[str] = TaskManager(include_path=list(include_path), include_defaults=False).all_tasks
+    return names
+
+
+def default_names(cache: Path | None) -> list[str]:
+    """Names of lm-eval's own tasks, groups and tags, from the cache folder where it has them for this version."""
+    version = importlib.metadata.version("lm_eval")
+    place = None if cache is None else cache / f"lm_eval-{version}-tasks.json"
+    if place is not None and place.exists():
+        return list(json.loads(place.read_text()))
+    from lm_eval.tasks import TaskManager  # noqa: PLC0415
+
+    names = list(TaskManager().all_tasks)
+    if place is not None:
+        write_atomic(place, json.dumps(names).encode())
+    return names

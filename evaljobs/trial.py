@@ -1,0 +1,340 @@
+"""Shards → responses: one model load on k GPUs that runs many shards and ends when none is left.
+
+Rule: a shard counts when its record is on disk, not when Redis was told. The trial stops between two tokens when told
+to: the shard in hand goes back to the queue, what was dumped stays.
+
+It does not know: who plans, how a model class works, or what the answers are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evaljobs import engine, harness
+from evaljobs.contract import (
+    EvaluationPaths,
+    Failed,
+    LaneSpec,
+    Probed,
+    TrialEnded,
+    TrialSpec,
+    parse_shard,
+)
+from evaljobs.errors import JobError, OperatorError, RetryError, one_line
+from evaljobs.files import FrameWriter, write_outcome
+from evaljobs.shards import RequestSet, run_shard
+from evaljobs.work_queue import QueueUnavailable, WorkQueue
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 2.0
+QUEUE_PATIENCE_SECONDS = 120.0  # Redis away for longer: the trial ends, its GPU is of use to somebody else
+FILL_PATIENCE_SECONDS = 600.0  # queue or request sets not there yet
+STAGING_PATIENCE_SECONDS = 600.0
+POLL_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+class TerminatedError(BaseException):
+    """SIGTERM or SIGINT came. A BaseException, so that no model code swallows it."""
+
+
+class QueueLostError(Exception):
+    """Redis was away for longer than a GPU should wait for it."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the heartbeat tells; written by the trial's thread, read by the beating one."""
+
+    phase: str = "wait"
+    shard: str | None = None
+    batches_done: int = 0
+    batches: int = 0
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where the trial's time went, by cause."""
+
+    wait: float = 0.0
+    load: float = 0.0
+    imports: float = 0.0
+    infer: float = 0.0
+    dump: float = 0.0
+    idle: float = 0.0
+
+    @contextlib.contextmanager
+    def spent(self, cause: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            setattr(self, cause, getattr(self, cause) + time.monotonic() - started)
+
+
+def member_index() -> int:
+    """Which member of the array this process is."""
+    for name in ("EVALSPAN_INDEX", "SLURM_ARRAY_TASK_ID"):
+        if os.environ.get(name):
+            return int(os.environ[name])
+    return 0
+
+
+def main(spec: TrialSpec) -> int:
+    """Run one trial. Exit status 0 with `TrialEnded`; 1 with `Failed`, which names the shard in hand."""
+    harness.quiet_environment(offline=True)
+    return Trial(spec, spec.lanes[member_index()]).run()
+
+
+class Trial:
+    """One array member: its claims, its response file, its account."""
+
+    def __init__(self, spec: TrialSpec, lane: LaneSpec) -> None:
+        self.spec = spec
+        self.lane = lane
+        self.paths = EvaluationPaths(spec.evaluation_dir)
+        self.standing = Standing()
+        self.seconds = Seconds()
+        self.shards = 0
+        self._loaded: engine.Loaded | None = None
+        self._queue: WorkQueue | None = None
+        self._sets: dict[str, str] = dict(spec.request_sets)
+        self._open: dict[str, RequestSet] = {}
+        self._batch_size = spec.batch_size
+        self._terminated = False
+        self._uninterruptible = False
+
+    def run(self) -> int:
+        started_at = time.time()
+        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        beating.start()
+        try:
+            reason = self._work()
+        except TerminatedError:
+            reason = "terminated"
+        except QueueLostError as error:
+            log.warning("%s", error)
+            reason = "queue-lost"
+        except Exception as error:
+            log.exception("trial %s failed", self.lane.trial)
+            self._uninterruptible = True
+            self._drop_shard()
+            write_outcome(self.paths, self._failure(error))
+            return 1
+        finally:
+            over.set()
+            self._uninterruptible = True
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        self._drop_shard()
+        write_outcome(self.paths, self._ended(reason, started_at))
+        log.info("trial %s ended: %s after %d shards", self.lane.trial, reason, self.shards)
+        return 0
+
+    # --- the work ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> str:
+        from evaljobs.stage import NotStaged, reading  # noqa: PLC0415
+
+        with contextlib.ExitStack() as held:
+            try:
+                with self.seconds.spent("wait"):
+                    held.enter_context(reading(self.spec.model_path, wait_seconds=STAGING_PATIENCE_SECONDS))
+            except NotStaged as error:
+                raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
+            self._loaded = engine.load(
+                self.spec.model_path, self.spec.model, self.spec.batch_size, phase=self._phase
+            )
+            self.seconds.imports = self._loaded.import_seconds
+            self.seconds.load = self._loaded.load_seconds
+            if self.spec.batch_size == "auto":
+                self._settle_batch_size(self._loaded.lm)
+            self._phase("infer")
+            with FrameWriter(self.paths.response_file(self.lane.trial)) as responses:
+                return self._pull(responses)
+
+    def _settle_batch_size(self, lm: Any) -> None:
+        """Find the size, tell it, and wait for the request sets that are then cut to it."""
+        place = self.spec.request_sets_file
+        if place is None:
+            raise OperatorError('batch_size "auto" needs a request_sets_file to be told the settled size')
+        size = engine.probe_batch_size(lm)
+        write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size))
+        self._phase("wait")
+        with self.seconds.spent("idle"):
+            told = self._wait_for_sets(Path(place))
+        self._batch_size = int(told["batch_size"])
+        self._sets = dict(told["request_sets"])
+        engine.fix_batch_size(lm, self._batch_size)
+
+    def _wait_for_sets(self, place: Path) -> dict[str, Any]:
+        deadline = time.monotonic() + FILL_PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                told: dict[str, Any] = json.loads(place.read_text())
+                return told
+            time.sleep(POLL_SECONDS)
+        raise QueueLostError(f"no request sets in {place} after {FILL_PATIENCE_SECONDS:g} s")
+
+    def _pull(self, responses: FrameWriter) -> str:
+        """Claim shards until none is left, or the queue is not to be had."""
+        idle_since: float | None = None
+        unfilled_since: float | None = None
+        while True:
+            claim = self._insist(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
+            if claim.kind == "shard" and claim.shard is not None:
+                idle_since = unfilled_since = None
+                self._run_one(claim.shard, responses)
+                continue
+            now = time.monotonic()
+            if claim.kind == "wait":
+                idle_since, unfilled_since = None, unfilled_since or now
+                if now - unfilled_since > FILL_PATIENCE_SECONDS:
+                    return "queue-lost"
+            else:
+                # A shard that another trial gives back may still come.
+                idle_since = idle_since or now
+                if now - idle_since >= self.spec.idle_seconds:
+                    return "drained"
+            with self.seconds.spent("idle"):
+                time.sleep(POLL_SECONDS)
+
+    def _run_one(self, shard: str, responses: FrameWriter) -> None:
+        assert self._loaded is not None
+        self.standing.shard, self.standing.batches_done = shard, 0
+        task, first, end = parse_shard(shard)
+        self.standing.batches = end - first
+        with self.seconds.spent("infer"):
+            record = run_shard(
+                self._loaded.lm,
+                self._request_set(task),
+                shard,
+                trial=self.lane.trial,
+                seed=self.spec.seed,
+                tick=self._tick,
+            )
+        self._uninterruptible = True
+        with self.seconds.spent("dump"):
+            responses.append(record)
+        self.shards += 1
+        self.standing.shard = None
+        self._uninterruptible = False
+        if self._terminated:
+            # its record is on disk and will be found; the queue need not hear of it before we go
+            raise TerminatedError
+        size = responses.bytes
+        self._insist(lambda queue: queue.done(self.lane.trial, shard, size))
+
+    def _request_set(self, task: str) -> RequestSet:
+        if task not in self._open:
+            if task not in self._sets:
+                raise RetryError(
+                    f"a shard of task {task} was claimed, which this trial has no request set of"
+                )
+            assert self._batch_size != "auto"
+            self._open[task] = RequestSet(self._sets[task], self._batch_size)
+        return self._open[task]
+
+    # --- queue ---------------------------------------------------------------------------------------------------
+
+    def _insist(self, effect: Callable[[WorkQueue], T]) -> T:
+        """An effect on the queue, again and again with growing pauses while Redis is away."""
+        deadline = time.monotonic() + QUEUE_PATIENCE_SECONDS
+        pause = 0.2
+        while True:
+            try:
+                if self._queue is None:
+                    self._queue = WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
+                return effect(self._queue)
+            except QueueUnavailable as error:
+                if time.monotonic() + pause > deadline:
+                    raise QueueLostError(
+                        f"Redis was away for {QUEUE_PATIENCE_SECONDS:g} s: {one_line(error)}"
+                    ) from error
+                log.warning("queue: %s; again in %.1f s", one_line(error), pause)
+            with self.seconds.spent("idle"):
+                time.sleep(pause)
+            pause = min(pause * 2, 10.0)
+
+    def _drop_shard(self) -> None:
+        if self.standing.shard is None or self._queue is None:
+            return
+        with contextlib.suppress(QueueUnavailable):
+            self._queue.give_back(self.lane.trial, self.standing.shard)
+
+    def _beat(self, over: threading.Event) -> None:
+        """Heartbeats on a connection of their own until `over`; a queue that is away is met by the work, not here."""
+        queue: WorkQueue | None = None
+        while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
+            now = self.standing
+            try:
+                queue = queue or WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
+                queue.heartbeat(
+                    self.lane.trial,
+                    phase=now.phase,
+                    shard=now.shard,
+                    batches_done=now.batches_done,
+                    batches=now.batches,
+                )
+            except QueueUnavailable:
+                continue
+
+    # --- account -------------------------------------------------------------------------------------------------
+
+    def _phase(self, phase: str) -> None:
+        self.standing.phase = phase
+
+    def _tick(self, done: int, of: int) -> None:
+        self.standing.batches_done, self.standing.batches = done, of
+
+    def _on_signal(self, *_signal: object) -> None:
+        self._terminated = True
+        if not self._uninterruptible:
+            raise TerminatedError
+
+    def _ended(self, reason: str, started_at: float) -> TrialEnded:
+        loaded = self._loaded
+        return TrialEnded(
+            name=self.lane.trial,
+            node=self.spec.node or socket.gethostname(),
+            reason=reason,
+            shards=self.shards,
+            started_at=started_at,
+            ended_at=time.time(),
+            wait_seconds=self.seconds.wait,
+            import_seconds=self.seconds.imports,
+            load_seconds=self.seconds.load,
+            infer_seconds=self.seconds.infer,
+            dump_seconds=self.seconds.dump,
+            idle_seconds=self.seconds.idle,
+            devices=loaded.devices if loaded else "",
+            gpus=loaded.gpus if loaded else 0,
+        )
+
+    def _failure(self, error: Exception) -> Failed:
+        blame = error.blame if isinstance(error, JobError) else "retry"
+        return Failed(
+            name=self.lane.trial,
+            job="trial",
+            blame=blame,
+            error=one_line(error),
+            detail=traceback.format_exc()[-4000:],
+            node=self.spec.node,
+            shard=self.standing.shard,
+        )
