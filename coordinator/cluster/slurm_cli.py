@@ -1,100 +1,23 @@
-"""Slurm through its own commands: sbatch, squeue, scontrol, scancel. Text formats that have held since 20.02.
+"""Slurm through its own commands: sbatch, squeue, sinfo, scancel.
 
 Rule: a command that fails, times out or prints what cannot be read is no news (ClusterError), never an empty answer.
-States that are not in our list are "unknown", which the machine takes for "still there".
-It does not know: what the jobs are for.
+One command a call, no retries here: whether to ask again is the machine's to decide.
+It does not know: what the jobs are for, what the text means (slurm_text).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
+import signal
 import subprocess
 from collections.abc import Sequence
 
-from coordinator.cluster import ClusterError, Job, JobPhase, JobState, NodeState, RefusedError
-from coordinator.cluster.script import SlurmOptions, batch_script, sbatch_arguments
+from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
+from coordinator.cluster import slurm_text as text
+from coordinator.cluster.script import SlurmOptions, batch_script, client_environment, sbatch_arguments
 
-SEPARATOR = "\x1f"
-QUEUE_FIELDS = (
-    "%F",
-    "%K",
-    "%i",
-    "%T",
-    "%N",
-    "%V",
-    "%S",
-    "%k",
-    "%j",
-    "%r",
-)  # array id, index, id, state, node, ...
-
-PHASES: dict[str, JobPhase] = {
-    "PENDING": "pending",
-    "CONFIGURING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_FED": "pending",
-    "REQUEUE_HOLD": "pending",
-    "SPECIAL_EXIT": "pending",
-    "RESV_DEL_HOLD": "pending",
-    "POWER_UP_NODE": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "RESIZING": "running",
-    "COMPLETED": "ended",
-    "CANCELLED": "ended",
-    "FAILED": "ended",
-    "TIMEOUT": "ended",
-    "NODE_FAIL": "ended",
-    "PREEMPTED": "ended",
-    "BOOT_FAIL": "ended",
-    "DEADLINE": "ended",
-    "OUT_OF_MEMORY": "ended",
-    "REVOKED": "ended",
-    "LAUNCH_FAILED": "ended",
-    "RECONFIG_FAIL": "ended",
-}
-# the beginnings of what Slurm says when asking again is useless
-REFUSALS = (
-    "invalid partition",
-    "invalid account",
-    "invalid qos",
-    "invalid reservation",
-    "requested node configuration is not available",
-    "node count specification invalid",
-    "user's group not permitted",
-    "access/permission denied",
-    "more processors requested than permitted",
-    "memory specification can not be satisfied",
-    "invalid generic resource",
-    "invalid node name",
-    "job violates accounting/qos policy",
-    "requested time limit is invalid",
-    "requested partition configuration not available",
-    "invalid feature",
-    "invalid job array",
-    "unrecognized option",
-    "invalid number of tasks",
-    "does not exist",
-    "lua",
-    "job submit",
-)
-BAD_NODE = (
-    "DOWN",
-    "DRAIN",
-    "FAIL",
-    "MAINT",
-    "RESERVED",
-    "POWERED_DOWN",
-    "POWERING_DOWN",
-    "NOT_RESPONDING",
-    "UNKNOWN",
-    "PLANNED_",
-)
+IDS_A_CALL = 1000  # keeps a command line far below the kernel's limit
 
 
 class SlurmCli:
@@ -104,198 +27,104 @@ class SlurmCli:
         self.options = options
 
     def submit(self, job: Job) -> str:
-        """`sbatch`; a failure that may have happened all the same says so."""
+        """`sbatch`. A failure that may have happened all the same says so: look for the name before asking again."""
         try:
             out = self._run(["sbatch", *sbatch_arguments(job, self.options)], stdin=batch_script(job))
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(f"sbatch did not answer in {error.timeout:.0f} s", maybe_done=True) from error
-        except _CommandFailedError as error:
-            if _refused(error.words):
+        except _FailedError as error:
+            if text.refused(error.words):
                 raise RefusedError(error.words) from error
-            raise ClusterError(error.words, maybe_done=True) from error
-        job_id = out.strip().split(";", 1)[0]
+            raise ClusterError(error.words, maybe_done=not text.says(error.words, text.NOT_ASKED)) from error
+        job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
         if not job_id.isdigit():
             raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}", maybe_done=True)
         return job_id
 
     def jobs(self) -> list[JobState]:
-        """One `squeue` for all jobs of this user that bear our token."""
-        argv = [
-            "squeue",
-            "--me",
-            "--noheader",
-            "--array",
-            "--states=all",
-            f"--format={SEPARATOR.join(QUEUE_FIELDS)}",
-        ]
-        return parse_queue(self._ask(argv), self.options.token)
+        """One `squeue` for all jobs of this user; those that bear our token."""
+        argv = ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
+        return text.parse_queue(self._ask(argv), self.options.token)
 
     def nodes(self) -> list[NodeState]:
-        """One `scontrol --details show node` for the whole cluster; nodes of our partition only."""
-        nodes = parse_nodes(self._ask(["scontrol", "--details", "--oneliner", "show", "node"]))
-        partition = self.options.partition
-        return [n for n in nodes if partition is None or partition in n.partitions]
+        """One `sinfo`: the nodes of our partitions (of the site's default one where none is named)."""
+        argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
+        return text.parse_nodes(self._ask(argv), self.options)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """One `scancel`; ids that are gone are fine."""
-        if not job_ids:
-            return
-        try:
-            self._run(["scancel", *job_ids])
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError("scancel did not answer") from error
-        except _CommandFailedError as error:
-            if "invalid job id" not in error.words.lower():
-                raise ClusterError(error.words) from error
+        """One `scancel` for up to a thousand jobs; ids that are gone are fine."""
+        for start in range(0, len(job_ids), IDS_A_CALL):
+            try:
+                self._run(["scancel", *job_ids[start : start + IDS_A_CALL]])
+            except _FailedError as error:
+                if error.stderr is None or text.not_cancelled(error.stderr):
+                    raise ClusterError(error.words, maybe_done=True) from error
 
     def check(self, job: Job) -> None:
         """`sbatch --test-only`: validated, not submitted."""
         arguments = ["sbatch", "--test-only", *sbatch_arguments(job, self.options)]
         try:
             self._run(arguments, stdin=batch_script(job))
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError("sbatch --test-only did not answer") from error
-        except _CommandFailedError as error:
-            raise RefusedError(error.words) from error
-
-    def controller_host(self) -> str:
-        """Where slurmctld runs: the side of this host that faces the cluster is the one that faces it."""
-        text = self._ask(["scontrol", "show", "config"])
-        match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", text, re.MULTILINE)
-        if match is None:
-            raise ClusterError("scontrol show config names no SlurmctldHost")
-        return match.group(2) or match.group(1)
+        except _FailedError as error:
+            if error.stderr is None or text.says(error.words, text.AWAY):
+                raise ClusterError(error.words) from error
+            if not text.says(error.words, text.WOULD_WAIT):
+                raise RefusedError(error.words) from error
 
     def _ask(self, argv: Sequence[str]) -> str:
         try:
             return self._run(argv)
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(f"{argv[0]} did not answer in {error.timeout:.0f} s") from error
-        except _CommandFailedError as error:
+        except _FailedError as error:
             raise ClusterError(error.words) from error
 
-    def _run(self, argv: Sequence[str], stdin: str | None = None) -> str:
+    def _run(self, argv: Sequence[str], stdin: str = "") -> str:
+        """Run one command within the time limit; its standard output."""
         command = [*self.options.command_prefix, *argv]
-        env = {**os.environ, **self.options.env, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
         try:
-            done = subprocess.run(
+            child = subprocess.Popen(
                 command,
-                input=stdin,
-                stdin=None if stdin is not None else subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self.options.timeout_seconds,
-                env=env,
-                check=False,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=client_environment(os.environ, self.options),
+                start_new_session=True,  # so that a time-out ends the whole of a prefix or wrapper too
             )
         except OSError as error:
-            raise _CommandFailedError(f"{command[0]} cannot be run: {error.strerror}") from error
-        if done.returncode != 0:
-            raise _CommandFailedError(_words(done.stderr) or f"{argv[0]} exited with {done.returncode}")
-        return done.stdout
+            raise _FailedError(f"{command[0]} cannot be run: {error.strerror}", None) from error
+        try:
+            out, err = child.communicate(
+                stdin.encode("utf-8", "surrogateescape"), timeout=self.options.timeout_seconds
+            )
+        except subprocess.TimeoutExpired as error:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            _abandon(child)
+            raise _FailedError(
+                f"{argv[0]} timed out after {self.options.timeout_seconds:g} s", None
+            ) from error
+        except BaseException:
+            child.kill()
+            _abandon(child)
+            raise
+        if child.returncode != 0:
+            said = err.decode("utf-8", "replace")
+            words = text.own_words(said) or f"{argv[0]} exited with {child.returncode} and said nothing"
+            raise _FailedError(words, said if text.own_words(said) else None)
+        return out.decode("utf-8", "replace")
 
 
-class _CommandFailedError(Exception):
-    """A command exited non-zero; `words` is what it said."""
+def _abandon(child: subprocess.Popen[bytes]) -> None:
+    """Reap what was killed, without waiting for a grandchild that still holds its pipes."""
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
 
-    def __init__(self, words: str) -> None:
+
+class _FailedError(Exception):
+    """A command that did not end well: its words in one line, and its stderr (None where it said nothing itself)."""
+
+    def __init__(self, words: str, stderr: str | None) -> None:
         super().__init__(words)
         self.words = words
-
-
-def _words(stderr: str) -> str:
-    lines = [
-        re.sub(r"^(sbatch|squeue|scontrol|scancel): (error: )?", "", x).strip() for x in stderr.splitlines()
-    ]
-    return "; ".join(dict.fromkeys(x for x in lines if x))
-
-
-def _refused(words: str) -> bool:
-    lower = words.lower()
-    return any(r in lower for r in REFUSALS)
-
-
-def parse_queue(text: str, token: str) -> list[JobState]:
-    """Lines of `squeue` in QUEUE_FIELDS; ClusterError where a line is not of that form."""
-    states = []
-    for line in text.splitlines():
-        if not line.strip():
-            continue
-        fields = line.split(SEPARATOR)
-        if len(fields) != len(QUEUE_FIELDS):
-            raise ClusterError(f"squeue printed a line that cannot be read: {line[:120]!r}")
-        array, index, own, state, node, submitted, started, comment, name, reason = fields
-        if comment != token:
-            continue
-        member = index.isdigit() and array.isdigit()
-        states.append(
-            JobState(
-                job_id=array if member else own,
-                name=name,
-                index=int(index) if member else 0,
-                phase=PHASES.get(state, "unknown"),
-                state=state,
-                node=node or None,
-                reason=reason,
-                submitted_at=_seconds(submitted),
-                started_at=_seconds(started) if PHASES.get(state) != "pending" else None,
-            )
-        )
-    return states
-
-
-def _seconds(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
-
-
-def parse_nodes(text: str) -> list[NodeState]:
-    """Lines of `scontrol --details --oneliner show node`."""
-    nodes = []
-    for line in text.splitlines():
-        fields = dict(re.findall(r"(\w+)=(\S*)", line))
-        if "NodeName" not in fields:
-            if line.strip():
-                raise ClusterError(f"scontrol printed a line that cannot be read: {line[:120]!r}")
-            continue
-        nodes.append(_node(fields))
-    return nodes
-
-
-def _node(fields: dict[str, str]) -> NodeState:
-    state = fields.get("State", "UNKNOWN")
-    gpus, gpu_type = _gres(fields.get("CfgTRES", ""), fields.get("Gres", ""))
-    # AllocTRES knows GPUs only where the site accounts for them; GresUsed always does
-    used, _ = _gres(fields.get("AllocTRES", ""), fields.get("GresUsed", ""))
-    cpus, memory = _number(fields, "CPUTot"), _number(fields, "RealMemory")
-    usable = not any(bad in state.upper() for bad in BAD_NODE) and "*" not in state
-    return NodeState(
-        name=fields["NodeName"],
-        usable=usable,
-        state=state,
-        gpus=gpus,
-        gpus_free=max(0, gpus - used),
-        cpus=cpus,
-        cpus_free=max(0, cpus - _number(fields, "CPUAlloc")),
-        memory_mb=memory,
-        memory_free_mb=max(0, memory - _number(fields, "AllocMem")),
-        gpu_type=gpu_type,
-        partitions=tuple(p for p in fields.get("Partitions", "").split(",") if p),
-    )
-
-
-def _number(fields: dict[str, str], name: str) -> int:
-    value = fields.get(name, "0")
-    return int(value) if value.isdigit() else 0
-
-
-def _gres(tres: str, gres: str) -> tuple[int, str]:
-    """GPUs and their type from a TRES string ("gres/gpu=8,gres/gpu:a100=8") and a Gres string ("gpu:a100:8(S:0)")."""
-    total = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
-    typed = re.findall(r"(?:^|,)gres/gpu:([^=,]+)=(\d+)", tres)
-    count = int(total.group(1)) if total else sum(int(n) for _, n in typed)
-    kind = typed[0][0] if typed else ""
-    listed = re.findall(r"(?:^|,)gpu(?::([A-Za-z][^:,(]*))?:(\d+)", gres)
-    if not count:
-        count = sum(int(n) for _, n in listed)
-    return count, kind or (listed[0][0] if listed else "")
+        self.stderr = stderr
