@@ -174,6 +174,8 @@ class Config(Record):
     borrow: BorrowConfig = BorrowConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     judge: JudgeConfig = JudgeConfig()
+    # checkpoints that wait: evaluate "all", only the "latest" of a series, or every k-th and the latest
+    backlog: Literal["all", "latest"] | Positive = "all"
 
 
 def load(

