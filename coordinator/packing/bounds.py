@@ -13,8 +13,10 @@ It does not know: any plan.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.packing.work import Lane, WorkSet
 
@@ -64,29 +66,29 @@ class Capacity:
         )
         self._starts: list[float] = []  # distinct starts, ascending
         self._speeds: list[float] = []  # summed speed from that start on
-        self._fastest: list[float] = []  # the fastest lane from that start on
+        self._done: list[float] = []  # work that can be done before that start
+        self._faster: list[tuple[float, float]] = []  # (start, speed) of lanes faster than all before them
+        speeds, before, done = 0.0, pairs[0][0], 0.0
         for start, speed in pairs:
+            done += speeds * (start - before)
+            speeds, before = speeds + speed, start
             if self._starts and self._starts[-1] == start:
-                self._speeds[-1] += speed
-                self._fastest[-1] = max(self._fastest[-1], speed)
+                self._speeds[-1] = speeds
             else:
                 self._starts.append(start)
-                self._speeds.append(speed + (self._speeds[-1] if self._speeds else 0.0))
-                self._fastest.append(max(speed, self._fastest[-1] if self._fastest else 0.0))
+                self._speeds.append(speeds)
+                self._done.append(done)
+            if not self._faster or speed > self._faster[-1][1]:
+                self._faster.append((start, speed))
 
     def earliest(self, work: float) -> float:
         """When `work` GPU seconds, infinitely divisible, can be done at the earliest."""
-        done = 0.0
-        for index, (start, speed) in enumerate(zip(self._starts, self._speeds, strict=True)):
-            finish = start + (work - done) / speed
-            if index + 1 == len(self._starts) or finish <= self._starts[index + 1]:
-                return finish
-            done += speed * (self._starts[index + 1] - start)
-        raise AssertionError("unreachable: the last start always returns")
+        at = max(0, bisect_left(self._done, work) - 1)
+        return self._starts[at] + (work - self._done[at]) / self._speeds[at]
 
     def earliest_single(self, work: float) -> float:
         """When one lane can have done `work` GPU seconds at the earliest."""
-        return min(start + work / speed for start, speed in zip(self._starts, self._fastest, strict=True))
+        return min(start + work / speed for start, speed in self._faster)
 
 
 def bound(
@@ -97,17 +99,18 @@ def bound(
     cpu_slots: int,
     stage_seconds: float = 0.0,
 ) -> Bound:
-    """Every term of the lower bound of a plan; ValueError without lanes or CPU slots."""
+    """Every term of the lower bound of a plan (0 where there is no batch); ValueError without lanes or CPU slots."""
     sizes = [
         _Size(
             work.name,
             sum(work.batch_seconds),
-            min(work.batch_seconds, default=0.0),
-            max(work.batch_seconds, default=0.0),
+            min(work.batch_seconds),
+            max(work.batch_seconds),
             work.metric_seconds,
             min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0,
         )
         for work in sets
+        if work.batch_seconds
     ]
     return _bound(sizes, Capacity(lanes, load_seconds, stage_seconds), cpu_slots)
 
@@ -139,8 +142,7 @@ def measured_lower_bound(
     return before_seconds + _bound(sizes, Capacity(lanes, load_seconds, 0.0), cpu_slots).seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
+class _Size(NamedTuple):
     name: str
     gpu_seconds: float
     shortest_batch: float
@@ -152,17 +154,19 @@ class _Size:
 def _bound(sizes: Sequence[_Size], capacity: Capacity, cpu_slots: int) -> Bound:
     if cpu_slots < 1:
         raise ValueError("metrics need at least one CPU slot")
+    if not sizes:
+        return Bound(gpu_seconds=0.0, tail_seconds=0.0, cpu_seconds=0.0, tail_of="")
     gpu = capacity.earliest(sum(size.gpu_seconds for size in sizes))
     tail, tail_of, first_of_all = 0.0, "", float("inf")
-    for size in sizes:
-        if size.slots:
-            first = capacity.earliest_single(size.shortest_batch)
-            least = size.metric_seconds / size.slots
+    for name, total, shortest, longest, metric_seconds, slots in sizes:
+        if slots:
+            first = capacity.earliest_single(shortest)
+            end = first + metric_seconds / slots
         else:
-            first = max(capacity.earliest(size.gpu_seconds), capacity.earliest_single(size.longest_batch))
-            least = size.metric_seconds
+            first = max(capacity.earliest(total), capacity.earliest_single(longest))
+            end = first + metric_seconds
         first_of_all = min(first_of_all, first)
-        if first + least > tail:
-            tail, tail_of = first + least, size.name
-    cpu = first_of_all + sum(size.metric_seconds for size in sizes) / cpu_slots if sizes else 0.0
+        if end > tail:
+            tail, tail_of = end, name
+    cpu = first_of_all + sum(size.metric_seconds for size in sizes) / cpu_slots
     return Bound(gpu_seconds=gpu, tail_seconds=tail, cpu_seconds=cpu, tail_of=tail_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 MetricJob = tuple[float, float, int]
 """(ready at, CPU seconds, index of its set)"""
@@ -22,9 +22,14 @@ def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: in
     counts: dict[int, int] = {}
     for _, _, index in jobs:
         counts[index] = counts.get(index, 0) + 1
-    if slots >= len(jobs) and all(parallelism[index] >= count for index, count in counts.items()):
+    if any(parallelism[index] < count for index, count in counts.items()):
+        return _run(jobs, parallelism, slots)
+    if slots >= len(jobs):
         return max(ready + seconds for ready, seconds, _ in jobs)
-    return _run(jobs, parallelism, slots)
+    free = [0.0] * slots  # an ordered list of equal numbers is a heap
+    for ready, seconds, _ in sorted(jobs):
+        heapreplace(free, max(ready, free[0]) + seconds)
+    return max(free)
 
 
 def _run(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:

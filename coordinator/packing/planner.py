@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from itertools import accumulate
 
 from coordinator.packing.bounds import lower_bound
 from coordinator.packing.cpu_stage import MetricJob, metrics_end
-from coordinator.packing.shards import Cut, Prefix, cut_evenly, cut_guided, shards_of, sizes_for
+from coordinator.packing.shards import Cut, Sizes, cut_evenly, cut_guided, shards_of, sizes_for
 from coordinator.packing.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
 
 __all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
@@ -24,6 +25,8 @@ URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
 SHARES = (3.0, 6.0)
 """Shards are 1/(shares x lanes) of the work left; tried in this order."""
+NEGLIGIBLE = 0.005
+"""A metric job of one shard may take this part of the horizon: shards are not cut for less."""
 MANY_SHARDS = 20_000
 """Shards cut, over all tries, after which no other way is tried: planning stays under a second."""
 
@@ -96,14 +99,21 @@ class _Shop:
     ) -> None:
         self.sets, self.lanes, self.starts, self.load = sets, lanes, starts, load
         self.overhead, self.cpu_slots = overhead, cpu_slots
-        self.prefixes = [Prefix(work.batch_seconds) for work in sets]
-        self.total = sum(prefix.total for prefix in self.prefixes)
+        self.totals = [sum(work.batch_seconds) for work in sets]
+        self.total = sum(self.totals)
         self.width = sum(lane.speed for lane in lanes)
         self.horizon = self.total / self.width
+        self._sums: dict[int, list[float]] = {}
         self.tails = [
             work.metric_seconds / (min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 1)
             for work in sets
         ]
+
+    def sums(self, index: int) -> list[float]:
+        """Running sums of a set's batch seconds, from 0.0 on."""
+        if index not in self._sums:
+            self._sums[index] = list(accumulate(self.sets[index].batch_seconds, initial=0.0))
+        return self._sums[index]
 
     def deal(self, cuts: list[Cut], urgent_from: float) -> _Try:
         """Order the cuts by rank, give each to the lane that ends it soonest, run the CPU stage behind them."""
@@ -139,14 +149,15 @@ class _Shop:
     def _metrics_end(self, cuts: list[Cut], ends: list[float]) -> float:
         done: dict[int, float] = {}
         jobs: list[MetricJob] = []
+        rates = [
+            work.metric_seconds / total if work.metric == "execute" and total else -1.0
+            for work, total in zip(self.sets, self.totals, strict=True)
+        ]
         for (index, _, _, seconds, _), end in zip(cuts, ends, strict=True):
-            work = self.sets[index]
-            if work.metric == "execute" and work.metric_seconds:
-                total = self.prefixes[index].total
-                if total:
-                    jobs.append((end, work.metric_seconds * seconds / total, index))
-                    continue
-            done[index] = max(end, done.get(index, 0.0))
+            if rates[index] > 0:
+                jobs.append((end, rates[index] * seconds, index))
+            elif done.get(index, 0.0) < end:
+                done[index] = end
         jobs += [(end, self.sets[index].metric_seconds, index) for index, end in done.items()]
         return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
 
@@ -156,8 +167,8 @@ def _ways(shop: _Shop, shards_per_task: int | None) -> Iterator[tuple[list[Cut],
     if shards_per_task is not None:
         cuts: list[Cut] = []
         for index, work in enumerate(shop.sets):
-            ends = cut_evenly(shop.prefixes[index], shards_per_task)
-            cuts += shards_of(index, work, shop.prefixes[index], ends, shop.cpu_slots)
+            sums = shop.sums(index)
+            cuts += shards_of(index, work, sums, cut_evenly(sums, shards_per_task), shop.cpu_slots)
         for urgent in URGENT:
             yield cuts, urgent * shop.horizon
         return
@@ -168,31 +179,46 @@ def _ways(shop: _Shop, shards_per_task: int | None) -> Iterator[tuple[list[Cut],
 
 def _guided(shop: _Shop, urgent_from: float, shares: float) -> list[Cut]:
     """Cut sets in the order they will mostly run: urgent ones by tail, then the longest first."""
-    sizes = sizes_for(shop.total, shop.width, shop.overhead, shares)
-    order = sorted(
-        range(len(shop.sets)),
-        key=lambda index: (
-            -shop.tails[index] if shop.tails[index] > urgent_from else 0.0,
-            -shop.prefixes[index].total,
-            index,
-        ),
+    sizes = sizes_for(
+        total=shop.total, lanes=len(shop.lanes), width=shop.width, overhead=shop.overhead, shares=shares
     )
-    left = shop.total
+    tails, totals = shop.tails, shop.totals
+    order = sorted(
+        range(len(totals)),
+        key=lambda index: (-tails[index] if tails[index] > urgent_from else 0.0, -totals[index], index),
+    )
+    left, ahead = shop.total, 0.0
     cuts: list[Cut] = []
     for index in order:
-        work, prefix = shop.sets[index], shop.prefixes[index]
-        start = limit = sizes.longest
-        if shop.tails[index] > urgent_from:
-            if work.metric == "execute":
-                start = sizes.shortest
-            else:  # its CPU job waits for the last shard, so all lanes share it
-                limit = max(sizes.shortest, prefix.total / shop.width)
-        if work.metric == "execute" and work.metric_seconds:
-            limit = max(sizes.shortest, prefix.total / min(work.metric_parallelism, shop.cpu_slots))
-        ends = cut_guided(prefix, sizes, left, start, limit)
-        cuts += shards_of(index, work, prefix, ends, shop.cpu_slots)
-        left -= prefix.total
+        work, total = shop.sets[index], totals[index]
+        count = len(work.batch_seconds)
+        if count == 1 or (count and total < 2 * sizes.shortest):
+            cuts.append((index, 0, count, total, tails[index]))
+        elif count:
+            start, limit = _aims(shop, index, sizes, ahead if tails[index] > urgent_from else None)
+            sums = shop.sums(index)
+            cuts += shards_of(index, work, sums, cut_guided(sums, sizes, left, start, limit), shop.cpu_slots)
+        left -= total
+        ahead += total
     return cuts
+
+
+def _aims(shop: _Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[float, float]:
+    """(seconds of a set's first shard, seconds that none of its shards should pass).
+
+    `ahead`: GPU seconds dealt before this set if its tail is urgent, else None.
+    """
+    work, total = shop.sets[index], shop.totals[index]
+    if work.metric == "execute" and work.metric_seconds:
+        # a shard's job takes one slot: as long as the set's own tail, or as what is not noticed at the end
+        job = max(shop.tails[index], NEGLIGIBLE * shop.horizon)
+        limit = max(sizes.shortest, total * job / work.metric_seconds)
+        return (sizes.longest if ahead is None else sizes.shortest), limit
+    if ahead is None:
+        return sizes.longest, sizes.longest
+    # a score waits for its set's last shard: all lanes share it, and none takes longer than all have taken so far
+    limit = max(sizes.shortest, (ahead + total) / shop.width)
+    return limit, limit
 
 
 def _finished(shop: _Shop, best: _Try, floor: float) -> Plan:

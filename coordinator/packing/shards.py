@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from math import exp
 
 from coordinator.packing.work import WorkSet
 
@@ -18,6 +18,8 @@ OVERHEAD_SHARE = 0.05
 """A shard's fixed overhead is at most this share of its seconds, unless the whole set is shorter."""
 FINEST = 400
 """Shards a lane at most, where the overhead alone would allow more: the queue's and the dump's work is bounded too."""
+MOST = 60_000
+"""Shards of a run, about, where the overhead alone would allow more: planning stays under a second."""
 LONGEST = 12
 """A shard is at most this part of a lane's work: it is also the unit of retry."""
 GROWTH = 1.4
@@ -41,44 +43,40 @@ class Sizes:
         return min(self.longest, max(self.shortest, left / (self.shares * self.width)))
 
 
-def sizes_for(total: float, width: float, overhead: float, shares: float) -> Sizes:
-    """Sizes for `total` GPU seconds on lanes of summed speed `width`."""
+def sizes_for(*, total: float, lanes: int, width: float, overhead: float, shares: float) -> Sizes:
+    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`."""
     lane = total / width
-    shortest = max(overhead / OVERHEAD_SHARE, lane / FINEST)
+    # guided shards number shares x (1 + ln(lane / (shares x shortest))) a lane: solved for the shortest
+    room = MOST / lanes / shares - 1
+    finest = shares * exp(room) if room < 50 else FINEST
+    shortest = max(overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
     return Sizes(
         total=total, width=width, shortest=shortest, longest=max(shortest, lane / LONGEST), shares=shares
     )
 
 
-class Prefix:
-    """Batch seconds of a set and their running sums."""
+def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
+    """Ends of `pieces` shards of nearly equal seconds, fewer if there are fewer batches.
 
-    __slots__ = ("count", "sums", "total")
-
-    def __init__(self, seconds: Sequence[float]) -> None:
-        self.sums = list(accumulate(seconds, initial=0.0))
-        self.count = len(seconds)
-        self.total = self.sums[-1]
-
-
-def cut_evenly(prefix: Prefix, pieces: int) -> list[int]:
-    """Ends of `pieces` shards of nearly equal seconds, fewer if there are fewer batches."""
-    pieces = min(pieces, prefix.count)
+    `sums`: running sums of the batches' seconds, from 0.0 on.
+    """
+    count, total = len(sums) - 1, sums[-1]
+    pieces = min(pieces, count)
     ends: list[int] = []
     first = 0
     for piece in range(1, pieces):
-        goal = prefix.total * piece / pieces
-        end = bisect_left(prefix.sums, goal, first + 1)
-        if end - 1 > first and goal - prefix.sums[end - 1] < prefix.sums[min(end, prefix.count)] - goal:
+        goal = total * piece / pieces
+        end = bisect_left(sums, goal, first + 1)
+        if end - 1 > first and goal - sums[end - 1] < sums[min(end, count)] - goal:
             end -= 1
-        first = min(end, prefix.count - (pieces - piece))
+        first = min(end, count - (pieces - piece))
         ends.append(first)
-    if prefix.count:
-        ends.append(prefix.count)
+    if count:
+        ends.append(count)
     return ends
 
 
-def cut_guided(prefix: Prefix, sizes: Sizes, left: float, start: float, limit: float) -> list[int]:
+def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, limit: float) -> list[int]:
     """Ends of the shards of a set when `left` seconds of the whole run are still to be dealt.
 
     The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit` and to the guided
@@ -86,7 +84,7 @@ def cut_guided(prefix: Prefix, sizes: Sizes, left: float, start: float, limit: f
     """
     ends: list[int] = []
     first, target = 0, start
-    sums, count, total, shortest = prefix.sums, prefix.count, prefix.total, sizes.shortest
+    count, total, shortest = len(sums) - 1, sums[-1], sizes.shortest
     while first < count:
         rest = total - sums[first]
         goal = min(target, limit, sizes.guided(left))
@@ -105,19 +103,15 @@ def cut_guided(prefix: Prefix, sizes: Sizes, left: float, start: float, limit: f
     return ends
 
 
-def shards_of(index: int, work: WorkSet, prefix: Prefix, ends: Iterable[int], slots: int) -> list[Cut]:
+def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[int], slots: int) -> list[Cut]:
     """The cuts of one set with their tails; `slots`: CPU slots there are."""
     cuts: list[Cut] = []
-    first = 0
-    sums, total = prefix.sums, prefix.total
-    if work.metric == "score" or not work.metric_seconds or not total:
-        tail = work.metric_seconds
-        for end in ends:
-            cuts.append((index, first, end, sums[end] - sums[first], tail))
-            first = end
-        return cuts
-    rate = work.metric_seconds / total / min(work.metric_parallelism, slots)
+    first, total = 0, sums[-1]
+    rate = work.metric_seconds / total if work.metric == "execute" and total else 0.0
+    at_once = min(work.metric_parallelism, slots)
     for end in ends:
-        cuts.append((index, first, end, sums[end] - sums[first], rate * (total - sums[first])))
+        seconds = sums[end] - sums[first]
+        tail = max(rate * (total - sums[first]) / at_once, rate * seconds) if rate else work.metric_seconds
+        cuts.append((index, first, end, seconds, tail))
         first = end
     return cuts
