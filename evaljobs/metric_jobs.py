@@ -1,0 +1,189 @@
+"""Metric jobs as RQ keeps them: names, the guarded job class, and recovery of jobs whose worker died.
+
+Rule: whoever can write to Redis must not thereby run code as us. A job read from Redis is data: one of our function
+names with one path, no callbacks, no webhooks, no repeats; anything else is refused where it is read, and nothing is
+imported on its behalf. One queue per evaluation: RQ moves a job of a single queue to an intermediate list while it is
+popped, so that one dying worker cannot lose it.
+It does not know: what a job computes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from typing import Any
+
+import redis
+from rq.exceptions import NoSuchJobError
+from rq.job import Job, JobStatus
+from rq.queue import Queue
+from rq.registry import StartedJobRegistry
+from rq.serializers import JSONSerializer
+
+EXECUTE = "evaljobs.worker.execute"
+SCORE = "evaljobs.worker.score"
+FUNCTIONS = (EXECUTE, SCORE)
+
+# A job is given up HEARTBEAT_TTL after its worker's last sign; with a look every RECOVER_SECONDS that is below 15 s.
+HEARTBEAT_SECONDS = 2
+HEARTBEAT_TTL = 10
+RECOVER_SECONDS = 3.0
+POPPED_MS = 5_000  # a popped job that nobody started by then was lost with its worker
+SEEN_MS = 30_000
+
+MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; ours have a few hundred
+_REFUSED = json.dumps(["refused", None, [], {}]).encode()
+
+
+class GuardedJob(Job):  # type: ignore[misc]
+    """A job from Redis, disarmed: it never imports, calls back or sends anything of its own choosing."""
+
+    @property
+    def func(self) -> Any:
+        """Nobody but our worker (which overrides this) runs jobs."""
+        raise PermissionError(f"job {self.id} may not be run here")
+
+    @property
+    def success_callback(self) -> None:
+        return None
+
+    @property
+    def failure_callback(self) -> None:
+        return None
+
+    @property
+    def stopped_callback(self) -> None:
+        return None
+
+    def restore(self, raw_data: Any) -> None:
+        """Take over what Redis holds; NoSuchJobError where that is no job at all."""
+        try:
+            super().restore(_bounded(raw_data))
+        except NoSuchJobError:
+            raise
+        except Exception as error:
+            raise NoSuchJobError(f"job {self.id} in Redis is malformed: {error!r}") from error
+        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
+        self.webhooks: list[Any] = []
+        self.repeats_left = None
+        self._dependency_ids: list[str] = []
+
+    def order(self) -> tuple[str, str]:
+        """(function name, path); ValueError with the reason where it is not one of ours."""
+        try:
+            name, instance, args, kwargs = self.func_name, self.instance, self.args, self.kwargs
+        except Exception as error:
+            raise ValueError("its payload is not JSON of ours") from error
+        if name not in FUNCTIONS:
+            raise ValueError(f"its function {str(name)[:80]!r} is not on the list")
+        if instance is not None or kwargs != {} or not isinstance(args, list) or len(args) != 1:
+            raise ValueError("it does not have exactly one argument")
+        if not isinstance(args[0], str) or "\0" in args[0]:
+            raise ValueError("its argument is not a path")
+        return name, args[0]
+
+
+def _bounded(raw: Any) -> dict[Any, Any]:
+    """Compressed fields that would grow beyond reason are replaced before RQ unpacks them."""
+    bounded = dict(raw)
+    for field, substitute in ((b"data", _REFUSED), (b"exc_info", b"")):
+        value = bounded.get(field, b"")
+        try:
+            small = len(zlib.decompressobj().decompress(value, MAX_DATA + 1)) <= MAX_DATA
+        except zlib.error:
+            small = len(value) <= MAX_DATA
+        if not small:
+            bounded[field] = substitute
+    return bounded
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def queue_name(evaluation_id: str) -> str:
+    return f"evalspan-{evaluation_id}"
+
+
+def job_id(evaluation_id: str, name: str) -> str:
+    """RQ's id of a metric job: deterministic and, given the evaluation, reversible. RQ allows [A-Za-z0-9_-]."""
+    return f"{_escape(evaluation_id)}-{_escape(name)}"
+
+
+def job_name(evaluation_id: str, rq_id: str) -> str:
+    """Inverse of `job_id`."""
+    return _unescape(rq_id.removeprefix(f"{_escape(evaluation_id)}-"))
+
+
+def _escape(text: str) -> str:
+    return re.sub(rb"[^A-Za-z0-9-]", lambda m: b"_%02X" % m[0][0], text.encode()).decode()
+
+
+def _unescape(text: str) -> str:
+    return re.sub(rb"_([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()).decode()
+
+
+def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJob] = GuardedJob) -> Any:
+    """RQ's queue of an evaluation. Touches nothing."""
+    return Queue(queue_name(evaluation_id), connection=client, job_class=job_class, serializer=JSONSerializer)
+
+
+def started_registry(queue: Any) -> Any:
+    return StartedJobRegistry(
+        queue.name, connection=queue.connection, job_class=queue.job_class, serializer=JSONSerializer
+    )
+
+
+def popped_ids(queue: Any) -> list[str]:
+    """Jobs on their way from the queue into a worker."""
+    return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
+
+
+def is_idle(queue: Any) -> bool:
+    """Nothing is queued, on its way or running."""
+    with queue.connection.pipeline(transaction=True) as pipe:
+        pipe.llen(queue.key)
+        pipe.llen(queue.intermediate_queue_key)
+        pipe.zcard(started_registry(queue).key)
+        return not any(pipe.execute())
+
+
+# --- recovery ----------------------------------------------------------------------------------------------------------
+
+
+def recover(queue: Any) -> None:
+    """Put jobs of dead workers back, within HEARTBEAT_TTL + RECOVER_SECONDS; any number of processes may call it.
+
+    RQ's own clean-up does the same after 1 to 11 minutes.
+    """
+    guard = f"{queue.key}:recovering"
+    if not queue.connection.set(guard, "1", nx=True, px=5_000):
+        return  # another process is at it: two at once would queue a job twice
+    try:
+        started_registry(queue).cleanup()
+        for popped in popped_ids(queue):
+            _recover_popped(queue, popped)
+    finally:
+        queue.connection.delete(guard)
+
+
+def _recover_popped(queue: Any, popped: str) -> None:
+    connection, intermediate = queue.connection, queue.intermediate_queue_key
+    if popped in started_registry(queue):
+        return
+    job = queue.fetch_job(popped)
+    if job is None or job.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
+        connection.lrem(intermediate, 1, popped)
+        return
+    seen = f"{intermediate}:seen:{popped}"
+    if connection.set(seen, "1", nx=True, px=SEEN_MS):
+        return
+    if SEEN_MS - connection.pttl(seen) < POPPED_MS:
+        return
+    waiting = queue.get_job_position(popped) is not None
+    with connection.pipeline() as pipe:
+        pipe.lrem(intermediate, 1, popped)
+        pipe.delete(seen)
+        if not waiting:
+            pipe.lpush(queue.key, popped)
+        pipe.execute()
