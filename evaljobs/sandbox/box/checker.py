@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import json
 import os
-import secrets
 import socket
 from typing import Any, Final
 
@@ -175,7 +174,7 @@ class Link:
 
     def _exchange(self, head: list[Any], arguments: str) -> list[Any]:
         self.send(head, arguments)
-        return self.receive()
+        return self.receive(is_next=head[0] == "next")
 
     def send(self, head: list[Any], arguments: str) -> None:
         """Send a request, its arguments encoded already."""
@@ -186,7 +185,7 @@ class Link:
         except codec.CodecError as error:
             raise self._fail("fail", f"request refused: {error}") from None
 
-    def receive(self) -> list[Any]:
+    def receive(self, *, is_next: bool = False) -> list[Any]:
         """What follows the tag of a good answer: its value, and for a call perhaps the arguments as they are now."""
         try:
             frame = codec.receive_frame(self._channel)
@@ -204,7 +203,7 @@ class Link:
             raise self._fail("fail", "answer refused: not a list")
         if answer[0] == "v" and len(answer) in (2, 3):
             return answer[1:]
-        if answer == ["stop"]:
+        if answer == ["stop"] and is_next:
             raise StopIteration
         raise self._exception(answer)
 
@@ -220,6 +219,9 @@ class Link:
         if name in self._exceptions:
             return self._exceptions[name](message[:_SHORT])
         kind = _builtin_exception(bases)
+        if issubclass(kind, (StopIteration, StopAsyncIteration)):
+            # It would end a loop of the test over map(), unseen.
+            return RuntimeError(f"the program raised {kind.__name__}")
         if not issubclass(kind, Exception):
             return CandidateExitError(f"{name[:_SHORT]}: {message[:_SHORT]}")
         return _make_error(kind, message[:_SHORT])
@@ -301,15 +303,18 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
     test, entry_point = job["test"], job["entry_point"]
     if names.must_share_process(test):
         raise NeedsSharedProcessError("the test inspects, awaits or extends the program's objects")
-    needed = names.needs(test, entry_point)
+    compiled = compile(test, "<test>", "exec")
+    needed = names.needs(test, compiled, entry_point)
     code = job["setup"] + "\n" + job["code"] if job["setup"] else job["code"]
     found = link.ask(["load"], (code, sorted(needed.targets | needed.library)))
     if not isinstance(found, dict):
         return "fail", "answer refused: no names"
     scope: dict[str, Any] = {}
     if entry_point is not None:
-        exec(compile(names.prompt_helpers(job["prompt"], entry_point), "<prompt>", "exec"), scope)  # noqa: S102
-        scope.pop(entry_point, None)
+        helpers = names.prompt_helpers(job["prompt"], entry_point, names.code_names(compiled))
+        if helpers.body:
+            exec(compile(helpers, "<prompt>", "exec"), scope)  # noqa: S102
+            scope.pop(entry_point, None)
     if job["setup"]:
         exec(compile(job["setup"], "<setup>", "exec"), scope)  # noqa: S102
     for name in needed.targets | needed.library:
@@ -320,7 +325,7 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
             and (name in needed.targets or name not in scope)
         ):
             _supply(scope, name, description, link, is_target=name in needed.targets)
-    exec(compile(test, "<test>", "exec"), scope)  # noqa: S102
+    exec(compiled, scope)  # noqa: S102
     return "pass", ""
 
 
@@ -343,7 +348,7 @@ def _judge_in_process(job: dict[str, Any], link: Link) -> Outcome:
     """Program and test in one process, as openai/human-eval does it. A hostile program can fool this one; the record
     says so.
     """
-    token = secrets.token_hex(16)
+    token = os.urandom(16).hex()
     setup = job["setup"] + "\n" if job["setup"] else ""
     answer = link.ask(["in_process"], (setup + job["code"], job["test"], token))
     return ("pass", "") if answer == token else ("fail", "the program did not reach the end of the test")

@@ -258,6 +258,11 @@ def _named(body: Any) -> Any:
     return _NAMED[key](*values)
 
 
+def forget() -> None:
+    """Drop what was kept for one sample's values."""
+    _NAMED.clear()
+
+
 _PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
     "d": dict,
     "O": collections.OrderedDict,
@@ -302,16 +307,17 @@ def receive_frame(sock: socket.socket) -> bytes | None:
     """The next frame, None at the end of the stream; CodecError for one that is too long. Blocks: its caller's
     process has a deadline that another process keeps.
     """
-    head = _receive(sock, _LENGTH.size)
+    head = receive_exactly(sock, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX_FRAME:
         raise CodecError(f"{length} bytes are more than a frame holds")
-    return _receive(sock, length)
+    return receive_exactly(sock, length)
 
 
-def _receive(sock: socket.socket, size: int) -> bytes | None:
+def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
+    """The next `size` bytes, None if the stream ends before."""
     chunk = sock.recv(size) if size else b""
     if len(chunk) == size:
         return chunk

@@ -1,3 +1,5 @@
+# ruff: noqa: PTH112
+# pathlib, and what it imports, would enlarge every fork.
 """System calls that Python has no name for: namespaces, mounts, capabilities, seccomp, Landlock.
 
 Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads. Runs inside the
@@ -10,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import struct
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from evaljobs.sandbox.box import syscalls
@@ -23,7 +23,7 @@ _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _syscall: Final = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-MACHINE: Final = platform.machine()
+MACHINE: Final = os.uname().machine
 _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -166,6 +166,15 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, data and data.encode())  # type: ignore[arg-type]
 
 
+def mount_proc() -> None:
+    """A private /proc at /proc: processes alone where the kernel can do that (5.8), all of it before."""
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    try:
+        mount("proc", "/proc", "proc", flags, "subset=pid")
+    except OSError:
+        mount("proc", "/proc", "proc", flags)
+
+
 def bind_read_only(source: str, target: str, *, device: bool = False) -> None:
     """Show `source` at `target`, read-only; flags that a less privileged namespace must keep are kept."""
     mount(source, target, None, MS_BIND)
@@ -192,8 +201,8 @@ def detach(target: str) -> None:
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
-# PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS, PR_SET_VMA
-_PRCTL_OPTIONS = (3, 4, 15, 16, 21, 23, 39, 0x53564D41)
+# PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS, PR_SET_VMA
+_PRCTL_OPTIONS = (3, 15, 16, 21, 23, 39, 0x53564D41)
 _IOCTL_REQUESTS = (
     0x5401,
     0x5413,
@@ -272,6 +281,7 @@ def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> byte
     table = {**syscalls.ALLOWED, **(syscalls.METADATA if metadata else {})}
     thread = _argument(0) + _op(_AND, 0, 0, _CLONE_MASK) + _op(_JEQ, 0, 1, _CLONE_THREAD) + allow
     program += [
+        *(_when(row[column], _op(_RET, 0, 0, _ERRNO)) for row in syscalls.IGNORED.values()),
         _when(number["kill"], _one_of(0, (pid,))),
         _when(number["tgkill"], _one_of(0, (pid,))),
         _when(number["prlimit64"], _one_of(0, (0, pid))),
@@ -325,7 +335,7 @@ def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> i
         with contextlib.suppress(FileNotFoundError, PermissionError):
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
-                rights = access if Path(path).is_dir() else access & ~READ_DIR
+                rights = access if os.path.isdir(path) else access & ~READ_DIR
                 call("landlock_add_rule", ruleset, 1, struct.pack("=Qi", rights, fd), 0)
             finally:
                 os.close(fd)

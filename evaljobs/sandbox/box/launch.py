@@ -1,3 +1,5 @@
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211
+# pathlib, and what it imports, would enlarge every fork.
 """First code of a lane: shuts the process into its box, then becomes the zygote.
 
 Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`; it loads all its code first, then gives
@@ -11,7 +13,6 @@ CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "path
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import importlib.util
 import json
 import os
@@ -19,7 +20,6 @@ import socket
 import sys
 import types
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from typing import Any, Final
 
 _NOBODY: Final = 65534
@@ -30,10 +30,10 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 def _load_own_code() -> None:
     """Make `evaljobs.sandbox.box` importable without running the packages above it, which the box does not need."""
-    here = Path(__file__).resolve()
-    for name, folder in (("evaljobs", here.parents[2]), ("evaljobs.sandbox", here.parents[1])):
+    sandbox = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for name, folder in (("evaljobs", os.path.dirname(sandbox)), ("evaljobs.sandbox", sandbox)):
         package = types.ModuleType(name)
-        package.__path__ = [str(folder)]
+        package.__path__ = [folder]
         sys.modules[name] = package
 
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 from evaljobs.sandbox.box import kernel, zygote  # noqa: E402
 
 
-class NumpyFinder(importlib.abc.MetaPathFinder):
+class NumpyFinder:
     """Finds numpy and no other installed package."""
 
     def __init__(self, init: str) -> None:
@@ -53,7 +53,7 @@ class NumpyFinder(importlib.abc.MetaPathFinder):
         """Spec of numpy itself; its submodules are found through it."""
         if fullname != "numpy":
             return None
-        folder = str(Path(self._init).parent)
+        folder = os.path.dirname(self._init)
         return importlib.util.spec_from_file_location(
             "numpy", self._init, submodule_search_locations=[folder]
         )
@@ -61,13 +61,13 @@ class NumpyFinder(importlib.abc.MetaPathFinder):
 
 def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
     """What a program may read: the standard library, shared libraries, time zones, numpy. Absolute paths, parents first."""
-    wanted = {path for path in sys.path if Path(path).exists()}
+    wanted = {path for path in sys.path if os.path.exists(path)}
     wanted |= {os.path.realpath(path) for path in wanted}
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in zygote.read_text("/proc/self/maps").splitlines():
         path = line.partition("/")[2]
         if ".so" in path:
             wanted.add(_library_path("/" + path))
-    wanted |= {path for path in _EXTRAS if Path(path).exists()}
+    wanted |= {path for path in _EXTRAS if os.path.exists(path)}
     wanted |= set(numpy["paths"]) if numpy else set()
     kept: list[str] = []
     for path in sorted(wanted):
@@ -78,7 +78,7 @@ def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
 
 def _library_path(path: str) -> str:
     """The folder of a mapped library if it holds libraries only (those loaded later lie there too), else the file."""
-    folder = str(Path(path).parent)
+    folder = os.path.dirname(path)
     if folder == sys.base_prefix + "/lib" or any(
         folder == d or folder.startswith(d + "/") for d in _SYSTEM_LIBRARIES
     ):
@@ -108,27 +108,27 @@ def build_root(readable: list[str]) -> None:
     """Make a read-only root that shows `readable`, four devices, /proc of these namespaces and an empty /tmp."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
-    Path("/tmp/old").mkdir()
+    os.mkdir("/tmp/old")
     kernel.change_root("/tmp", "old")
     for link in ("/lib", "/lib64"):
-        if Path("/old" + link).is_symlink():
-            Path(link).symlink_to(Path("/old" + link).readlink())
+        if os.path.islink("/old" + link):
+            os.symlink(os.readlink("/old" + link), link)
     for path in (*readable, *_DEVICES):
-        source = Path("/old" + path)
-        if not source.exists() or Path(path).exists():
+        source = "/old" + path
+        if not os.path.exists(source) or os.path.exists(path):
             continue
-        if source.is_dir():
-            Path(path).mkdir(parents=True, exist_ok=True)
+        if os.path.isdir(source):
+            os.makedirs(path, exist_ok=True)
         else:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).touch()
-        kernel.bind_read_only(str(source), path, device=path in _DEVICES)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+        kernel.bind_read_only(source, path, device=path in _DEVICES)
     for folder in ("/proc", "/tmp"):
-        Path(folder).mkdir(exist_ok=True)
-    Path("/dev/shm").symlink_to("/tmp")
+        os.makedirs(folder, exist_ok=True)
+    os.symlink("/tmp", "/dev/shm")
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.detach("/old")
-    Path("/old").rmdir()
+    os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", None, flags)
 
@@ -143,36 +143,50 @@ def drop_root() -> None:
 def readable_by_others(path: str) -> bool:
     """Whether a user without rights of its own could reach a path."""
     with contextlib.suppress(OSError):
-        return all(p.stat().st_mode & 1 for p in Path(path).resolve().parents)
+        folder = os.path.realpath(path)
+        while folder != "/":
+            folder = os.path.dirname(folder)
+            if not os.stat(folder).st_mode & 1:
+                return False
+        return True
     return False
+
+
+def _enter_private_root(level: str, readable: list[str]) -> bool:
+    """As root: become nobody, in a private root that root itself has made, if it may. Whether that is still to be made."""
+    if level != "rlimits":
+        # Root makes the mounts, because nobody may not reach an interpreter in root's home. Landlock does the same here,
+        # without a user namespace.
+        try:
+            enter_namespaces(user=False)
+        except PermissionError:
+            pass  # a container's root that may not: go on as any user
+        else:
+            build_root(readable)
+            drop_root()
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+            return False
+    # Never as root outside a private root: kill(-1) there would end every process of the machine.
+    if not readable_by_others(sys.path[-1]):
+        raise PermissionError("started as root with an interpreter that no other user can read")
+    drop_root()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # to name its user in the namespace that it makes next
+    return level == "namespaces"
 
 
 def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
     """Shut this process in; returns what its programs may read."""
     readable = readable_paths(numpy)
-    is_root = os.geteuid() == 0
-    private = level == "namespaces"
-    if private:
-        enter_namespaces(user=not is_root)
-    elif is_root and level == "landlock":
-        # Nobody may not reach an interpreter in root's home; mounts that root makes show it. No user namespace is used.
-        try:
-            enter_namespaces(user=False)
-            private = True
-        except PermissionError:
-            if not readable_by_others(sys.path[-1]):
-                raise
-    if private:
+    private = _enter_private_root(level, readable) if os.geteuid() == 0 else level == "namespaces"
+    if private and os.geteuid() != 0:
+        enter_namespaces(user=True)
         build_root(readable)
-    if is_root and (private or readable_by_others(sys.path[-1])):
-        drop_root()
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     os.chdir("/")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may look at this process through /proc or ptrace
     if level != "rlimits":
         kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    if private:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     return readable
 
 

@@ -18,8 +18,8 @@ import itertools
 import math
 import symtable
 import sys
-from dataclasses import dataclass
-from typing import Any, Final
+import types
+from typing import Any, Final, NamedTuple
 
 _BUILTINS: Final = frozenset(dir(builtins))
 _LIBRARY_OBJECTS: Final[dict[str, str]] = {
@@ -34,8 +34,7 @@ _LIBRARY_OBJECTS: Final[dict[str, str]] = {
 _ALIASES: Final = {"np": "numpy"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Needs(NamedTuple):
     """`targets` are served by the candidate; `library` are library names that it must have imported, or NameError."""
 
     targets: frozenset[str]
@@ -62,13 +61,24 @@ def free_globals(source: str) -> frozenset[str]:
     return frozenset(read - bound)
 
 
-def needs(source: str, entry_point: str | None) -> Needs:
-    """What `source` needs of a candidate. With an entry point that is the only target."""
+def code_names(code: types.CodeType) -> set[str]:
+    """All names that compiled code mentions, attributes and its own among them."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= code_names(constant)
+    return found
+
+
+def needs(source: str, code: types.CodeType, entry_point: str | None) -> Needs:
+    """What a test, as text and compiled, needs of a candidate. With an entry point that is the only target."""
+    if entry_point is not None:
+        # A test may also use helpers of the prompt; they come from the prompt. Names that the test binds itself may be
+        # among these: it then binds them over what it is given.
+        library = {name for name in code_names(code) if is_library(name)}
+        return Needs(targets=frozenset({entry_point}), library=frozenset(library - {entry_point}))
     free = free_globals(source)
     library = {name for name in free if name not in _BUILTINS and is_library(name)}
-    if entry_point is not None:
-        # A test may also use helpers of the prompt; they come from the prompt.
-        return Needs(targets=frozenset({entry_point}), library=frozenset(library - {entry_point}))
     targets = free - _BUILTINS - library
     if not targets:  # a task may be named after a library function (gcd) or a built-in (sum)
         objects = {name for name in library if name not in sys.stdlib_module_names and name not in _ALIASES}
@@ -94,12 +104,15 @@ def is_trusted_module(name: str) -> bool:
     return name.partition(".")[0] in sys.stdlib_module_names or name.partition(".")[0] == "numpy"
 
 
-def prompt_helpers(prompt: str, entry_point: str) -> ast.Module:
+def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
     """The prompt's own imports and finished functions.
 
     A test may call them (HumanEval/32, /38, /50): taken from the prompt, not from the program, which could redefine
-    them. Functions of which the prompt has the docstring only, and the entry point, are left out.
+    them. Functions of which the prompt has the docstring only, and the entry point, are left out. Empty if the prompt
+    mentions no name of `used`, the test's.
     """
+    if not any(name in prompt for name in used - _BUILTINS - {entry_point}):
+        return ast.Module(body=[], type_ignores=[])
     try:
         tree = ast.parse(prompt)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

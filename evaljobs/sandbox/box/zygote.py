@@ -1,3 +1,5 @@
+# ruff: noqa: PTH101, PTH123, PTH208
+# pathlib, and what it imports, would enlarge every fork.
 """The warm process of a lane: for each job it forks a candidate and a checker, keeps the deadline, and reaps.
 
 Rule: this process never reads a program or a test. It reads the header of a job; the checker it has forked reads the
@@ -15,22 +17,21 @@ import os
 import random
 import resource
 import select
-import shutil
 import signal
 import socket
-import tempfile
 import time
-from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.box import candidate, checker, kernel
+from evaljobs.sandbox.box import candidate, kernel
+from evaljobs.sandbox.box.judge import DONE, READ, Judge, serve
 from evaljobs.sandbox.box.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
 
 FILE_BYTES: Final = 16 << 20
 SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"
-CHECKER_MEMORY: Final = 4 << 30
+CHECKER_MEMORY: Final = 2 << 30
 _INNER_ID: Final = 65534
 _THREADS: Final = 64
+_GRACE_STEP: Final = 0.05  # seconds; less starvation than this is not worth another wait
 _NAMESPACES: Final = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
 _PRELOADED: Final = [
     "bisect",
@@ -54,6 +55,7 @@ def preload() -> None:
     """Import what most programs import, once for all of them."""
     for name in _PRELOADED:
         __import__(name)
+    random.seed(0)  # a program that draws numbers fares the same every time
 
 
 class Zygote:
@@ -65,11 +67,17 @@ class Zygote:
         self._level = level
         self._job = job
         self._verdict = verdict
+        self._judge: Judge | None = None
         self._cloner = kernel.Cloner() if level == "namespaces" else None
         self._ruleset = kernel.landlock_ruleset(readable, ["/dev/null"]) if level == "landlock" else None
         self._filter = kernel.seccomp_program(pid=1, metadata=True) if level == "namespaces" else None
         # RLIMIT_NPROC counts all processes of a user; outside a user namespace of its own it can only bound their growth.
         self._processes = _THREADS if level == "namespaces" else 4096 + _tasks_alive()
+        # Limits that suit the zygote and the checker too are set once, and inherited.
+        for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+            _limit(kind, 0)
+        _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+        _limit(resource.RLIMIT_NOFILE, 64)
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -97,45 +105,48 @@ class Zygote:
     def _run(self, length: int, timeout: float, memory: int, flags: int) -> None:
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe() if flags & STDIO else (-1, -1)
-        done_read, done_write = os.pipe()
-        scratch = tempfile.mkdtemp(prefix="evalspan-") if self._level == "rlimits" else "/tmp"
+        scratch = _make_scratch() if self._level == "rlimits" else "/tmp"
         subject = self._cloner.clone(_NAMESPACES) if self._cloner else os.fork()
         if subject == 0:
             self._become_candidate(theirs, output_write, timeout, memory, scratch)
         theirs.close()
-        if output_write >= 0:
-            os.close(output_write)
-        judge = os.fork()
-        if judge == 0:
-            os.close(done_read)
-            self._become_checker(length, ours, output_read, done_write, timeout)
+        judge = self._judge = self._judge or self._new_judge()
+        judge.give(length, ours, output_read)
         ours.close()
-        os.close(done_write)
-        if output_read >= 0:
-            os.close(output_read)
-        try:
-            end = self._watch(done_read, judge, subject, timeout)
-        finally:
-            os.close(done_read)
+        for fd in (output_read, output_write):
+            if fd >= 0:
+                os.close(fd)
+        end = self._watch(judge, subject, timeout)
         if self._level == "rlimits":
-            _end_descendants()
+            _end_descendants(but=self._judge.pid if self._judge else None)
             _remove(scratch)
         self._verdict.send(json.dumps(end).encode())
 
-    def _watch(self, done: int, judge: int, subject: int, timeout: float) -> dict[str, Any]:
-        """Wait for the checker's end or the deadline, then end and reap both."""
-        if os.read(done, 1) != b"r":  # the checker has read its job: the clock starts
+    def _watch(self, judge: Judge, subject: int, timeout: float) -> dict[str, Any]:
+        """Wait for the checker's end or the deadline, then end and reap both.
+
+        Time that the two spent runnable without a core is not theirs: it is added, up to once the timeout, so that a
+        loaded node does not fail honest programs.
+        """
+        if judge.hear() != READ:  # the checker has read its job: the clock starts
             os._exit(3)  # the job socket is out of step; the supervisor starts another lane
         start = time.monotonic()
         poller = select.poll()
-        poller.register(done, select.POLLIN)
+        poller.register(judge.control, select.POLLIN)
         poller.register(self._job, select.POLLHUP)
-        timed_out = True
-        while (left := start + timeout - time.monotonic()) > 0:
+        timed_out, grace = True, 0.0
+        while True:
+            left = start + timeout + grace - time.monotonic()
+            if left <= 0:
+                starved = min(_starved(judge.pid, subject), timeout)
+                if starved - grace < _GRACE_STEP:
+                    break
+                grace = starved
+                continue
             events = dict(poller.poll(left * 1000 + 1))
             if self._job.fileno() in events:
                 os._exit(0)  # the supervisor is gone; the namespace, or the kernel's signal, ends the rest
-            if done in events:
+            if judge.control.fileno() in events:
                 timed_out = False
                 break
         early, status = os.waitpid(subject, os.WNOHANG)
@@ -143,8 +154,10 @@ class Zygote:
             os.kill(subject, signal.SIGKILL)
             os.waitpid(subject, 0)
         if timed_out:
-            os.kill(judge, signal.SIGKILL)
-        os.waitpid(judge, 0)
+            os.kill(judge.pid, signal.SIGKILL)
+        if timed_out or judge.hear() != DONE:
+            judge.close()
+            self._judge = None
         seconds = time.monotonic() - start
         return {
             "end": 1,
@@ -155,36 +168,26 @@ class Zygote:
 
     # --- the two children
 
-    def _become_checker(
-        self, length: int, channel: socket.socket, output: int, done: int, timeout: float
-    ) -> None:
-        outcome = ("crash", "the checker failed")
+    def _new_judge(self) -> Judge:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return Judge(pid, ours)
         try:
+            ours.close()
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            _limit(resource.RLIMIT_AS, CHECKER_MEMORY)
-            _limit(resource.RLIMIT_CPU, int(timeout) + 5)
-            _limit(resource.RLIMIT_CORE, 0)
-            _limit(resource.RLIMIT_NOFILE, 64)
+            for kind, value in (
+                (resource.RLIMIT_AS, CHECKER_MEMORY),
+                (resource.RLIMIT_CORE, 0),
+                (resource.RLIMIT_NOFILE, 64),
+            ):
+                _limit(kind, value)
             gc.enable()
             self._enter_landlock()
             self._install_filter()
-            body = bytearray()
-            while len(body) < length:
-                part = self._job.recv(length - len(body))
-                if not part:
-                    os._exit(0)
-                body += part
-            os.write(done, b"r")
-            job = json.loads(body)
-            del body
-            outcome = checker.judge(job, channel, output)
-        except MemoryError:
-            outcome = ("memory", "out of memory in the checker")
-        except BaseException as error:  # noqa: BLE001  (its end is a verdict, whatever it is)
-            outcome = ("crash", f"the checker failed: {type(error).__name__}")
+            serve(theirs, self._job, self._verdict)
         finally:
-            message = json.dumps({"verdict": outcome[0], "reason": outcome[1][:400]})
-            self._verdict.send(message.encode())
             os._exit(0)
 
     def _become_candidate(
@@ -210,7 +213,7 @@ class Zygote:
         if self._cloner:
             flags = kernel.MS_NOSUID | kernel.MS_NODEV
             kernel.mount("tmpfs", "/tmp", "tmpfs", flags, SCRATCH)
-            kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
+            kernel.mount_proc()
         else:
             os.setsid()
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -224,14 +227,9 @@ class Zygote:
         kernel.close_from(candidate.CHANNEL_FD + 1)
         _limit(resource.RLIMIT_AS, memory)
         _limit(resource.RLIMIT_CPU, int(timeout * 2) + 1)
-        _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
-        _limit(resource.RLIMIT_NOFILE, 64)
-        _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_NPROC, self._processes)
-        _limit(resource.RLIMIT_MEMLOCK, 0)
-        _limit(resource.RLIMIT_MSGQUEUE, 0)
-        random.seed()
         gc.enable()
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if self._cloner:
             kernel.drop_capabilities()
         self._install_filter()
@@ -245,13 +243,30 @@ class Zygote:
 
     def _install_filter(self) -> None:
         """The system call filter; this process may signal itself alone. A candidate is process 1 of its namespace."""
-        if self._level == "rlimits":
-            return
         pid = os.getpid()
         program = self._filter if pid == 1 else None
-        kernel.install_seccomp(
-            program or kernel.seccomp_program(pid=pid, metadata=self._level == "namespaces")
-        )
+        try:
+            kernel.install_seccomp(
+                program or kernel.seccomp_program(pid=pid, metadata=self._level != "landlock")
+            )
+        except OSError:
+            if self._level != "rlimits":  # which promises nothing, and takes the filter where it can have it
+                raise
+
+
+def read_text(path: str) -> str:
+    """A small file."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _starved(*pids: int) -> float:
+    """The longest that one of these processes waited for a core, in seconds (/proc/PID/schedstat, second field, in ns)."""
+    waits = [0.0]
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            waits.append(int(read_text(f"/proc/{pid}/schedstat").split()[1]) / 1e9)
+    return max(waits)
 
 
 def _limit(kind: int, value: int) -> None:
@@ -266,23 +281,29 @@ def _limit(kind: int, value: int) -> None:
 
 def _tasks_alive() -> int:
     """Processes that this process can see."""
-    return sum(entry.name.isdigit() for entry in Path("/proc").iterdir())
+    return sum(name.isdigit() for name in os.listdir("/proc"))
 
 
 def _children() -> list[int]:
     me = os.getpid()
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
             with contextlib.suppress(OSError, IndexError):
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == me:
-                    found.append(int(entry.name))
+                if int(read_text(f"/proc/{name}/stat").rpartition(")")[2].split()[1]) == me:
+                    found.append(int(name))
     return found
 
 
-def _end_descendants() -> None:
+def _make_scratch() -> str:
+    import tempfile  # noqa: PLC0415  (it would enlarge every fork of the other levels)
+
+    return tempfile.mkdtemp(prefix="evalspan-")
+
+
+def _end_descendants(but: int | None) -> None:
     """Kill and reap what a candidate left. Orphans become ours (a subreaper), so repeating finds grandchildren."""
-    while children := _children():
+    while children := [pid for pid in _children() if pid != but]:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -293,7 +314,9 @@ def _end_descendants() -> None:
 
 def _remove(folder: str) -> None:
     """Remove a scratch folder whose program may have taken its permissions away."""
+    import shutil  # noqa: PLC0415
+
     for path, _, _ in os.walk(folder):
         with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)  # noqa: PTH101  (a name may be no valid text)
+            os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,121 @@
+"""The checker's process: takes one job after another until something about it may no longer be as new.
+
+Rule: a checker that met anything unusual is replaced, so that no sample can change how a later one is judged: one that
+was ended, that heard babble, ran out of memory, grew, has threads, or ran a test that may have changed its interpreter.
+It holds tests, and candidates are never its children: they cannot inherit them.
+It does not know: how a test is judged (`checker`), or how long it may take (`zygote`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import resource
+import socket
+import struct
+import sys
+from typing import Any, Final
+
+from evaljobs.sandbox.box import checker, codec
+
+READ, DONE, WORN = (
+    b"r",
+    b"d",
+    b"w",
+)  # what it tells the zygote: job read; verdict sent; verdict sent and I leave
+_LENGTH: Final = struct.Struct("!I")
+_JOBS: Final = 200
+_GROWN_KIB: Final = 300 << 10
+# A test's text that holds one of these may leave traces in the interpreter that runs it.
+_TRACES: Final = (
+    *(
+        "sys",
+        "os.",
+        "environ",
+        "builtins",
+        "setattr",
+        "__",
+        "signal",
+        "thread",
+        "gc.",
+        "mock",
+        "warnings",
+        "open(",
+    ),
+    *("decimal", "locale", "numpy", "import_module"),
+)
+
+
+class Judge:
+    """The zygote's end: a checker's process and the socket to it."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+
+    def give(self, length: int, channel: socket.socket, output: int) -> None:
+        """Let it read a job of `length` bytes and judge it: the channel to its candidate, and the read end of that one's
+        output if it prints.
+        """
+        socket.send_fds(
+            self.control, [_LENGTH.pack(length)], [channel.fileno(), *([output] if output >= 0 else [])]
+        )
+
+    def hear(self) -> bytes:
+        """Its next word; empty if it is dead."""
+        try:
+            return self.control.recv(1)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Reap it. It must have ended, or been killed."""
+        self.control.close()
+        os.waitpid(self.pid, 0)
+
+
+def serve(control: socket.socket, job: socket.socket, verdict: socket.socket) -> None:
+    """Judge jobs until worn, or until the supervisor or the zygote is gone. `job` and `verdict` are the lane's sockets."""
+    state = random.getstate()
+    for left in range(_JOBS - 1, -1, -1):
+        length, fds, _, _ = socket.recv_fds(control, _LENGTH.size, 2)
+        body = codec.receive_exactly(job, *_LENGTH.unpack(length)) if fds else None
+        if body is None:
+            return
+        control.send(READ)
+        outcome, worn = _judge(body, fds)
+        del body
+        random.setstate(state)
+        verdict.send(json.dumps({"verdict": outcome[0], "reason": outcome[1][:400]}).encode())
+        if worn or not left:
+            control.send(WORN)
+            return
+        control.send(DONE)
+
+
+def _judge(body: bytes, fds: list[int]) -> tuple[checker.Outcome, bool]:
+    """Verdict and reason, and whether this process is worn."""
+    try:
+        task: dict[str, Any] = json.loads(body)
+        with socket.socket(fileno=fds[0]) as channel:
+            outcome = checker.judge(task, channel, fds[1] if len(fds) > 1 else None)
+    except MemoryError:
+        return ("memory", "out of memory in the checker"), True
+    except BaseException as error:  # noqa: BLE001  (its end is a verdict, whatever it is)
+        return ("crash", f"the checker failed: {type(error).__name__}"), True
+    finally:
+        for fd in fds[1:]:
+            os.close(fd)
+        codec.forget()
+    return outcome, outcome[0] not in ("pass", "fail", "again") or _is_worn(task)
+
+
+def _is_worn(task: dict[str, Any]) -> bool:
+    text = task.get("test", "") + task.get("setup", "")
+    if any(word in text for word in _TRACES):
+        return True
+    if len(sys._current_frames()) > 1 or sys.gettrace() is not None:  # noqa: SLF001  (importing threading costs each fork)
+        return True
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _GROWN_KIB or bool(gc.garbage)
