@@ -68,7 +68,7 @@ class ClusterConfig(Record):
     reservation: str | None = None
     extra_args: tuple[str, ...] = ()  # of every sbatch, e.g. "--constraint=a100"
     poll_seconds: Annotated[float, Field(ge=1)] = 10.0  # between two looks at Slurm's jobs, and at its nodes
-    slots: Positive | None = None  # local: trials at once; None: one a GPU, else one a core
+    slots: Positive | None = None  # local: trials at once; None: one a GPU, or two CPU slots
 
 
 class TrialConfig(Record):
