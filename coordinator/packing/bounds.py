@@ -53,6 +53,17 @@ class MeasuredSet:
     executes: bool
 
 
+class Size(NamedTuple):
+    """What the bound needs of a set: seconds, and the slots its metric may use at once (0: it needs the whole set)."""
+
+    name: str
+    gpu_seconds: float
+    shortest_batch: float
+    longest_batch: float
+    metric_seconds: float
+    slots: int
+
+
 class Capacity:
     """Work that a group of lanes can have done by a time: Σ speed · max(0, t - start)."""
 
@@ -101,7 +112,7 @@ def bound(
 ) -> Bound:
     """Every term of the lower bound of a plan (0 where there is no batch); ValueError without lanes or CPU slots."""
     sizes = [
-        _Size(
+        Size(
             work.name,
             sum(work.batch_seconds),
             min(work.batch_seconds),
@@ -112,7 +123,7 @@ def bound(
         for work in sets
         if work.batch_seconds
     ]
-    return _bound(sizes, Capacity(lanes, load_seconds, stage_seconds), cpu_slots)
+    return bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
 
 
 def lower_bound(
@@ -138,20 +149,21 @@ def measured_lower_bound(
     for work in sets:
         one = work.gpu_seconds / max(1, work.documents)
         slots = min(cpu_slots, max(1, work.documents)) if work.executes else 0
-        sizes.append(_Size(work.name, work.gpu_seconds, one, one, work.metric_seconds, slots))
-    return before_seconds + _bound(sizes, Capacity(lanes, load_seconds, 0.0), cpu_slots).seconds
+        sizes.append(Size(work.name, work.gpu_seconds, one, one, work.metric_seconds, slots))
+    whole = bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=0.0)
+    return before_seconds + whole.seconds
 
 
-class _Size(NamedTuple):
-    name: str
-    gpu_seconds: float
-    shortest_batch: float
-    longest_batch: float
-    metric_seconds: float
-    slots: int  # 0: the metric needs the whole set
-
-
-def _bound(sizes: Sequence[_Size], capacity: Capacity, cpu_slots: int) -> Bound:
+def bound_of(
+    sizes: Sequence[Size],
+    lanes: Sequence[Lane],
+    *,
+    load_seconds: float,
+    cpu_slots: int,
+    stage_seconds: float,
+) -> Bound:
+    """The bound from sizes alone; ValueError without lanes or CPU slots."""
+    capacity = Capacity(lanes, load_seconds, stage_seconds)
     if cpu_slots < 1:
         raise ValueError("metrics need at least one CPU slot")
     if not sizes:
