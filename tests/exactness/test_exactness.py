@@ -1,0 +1,95 @@
+"""Law 3: scores of `hf`, greedy, equal one lm_eval process per task to the last digit, for any sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pipeline import Case, Outcome, our_run
+
+CASES = {
+    "multiple choice": Case(task="toy_choice"),
+    "one forward for all choices": Case(task="toy_letters"),
+    "acc_mutual_info": Case(task="toy_mutual"),
+    "generation, two filters, repeats": Case(task="toy_sums"),
+    "rolling perplexity": Case(task="toy_pages"),
+    "5-shot": Case(task="toy_choice", entry={"num_fewshot": 5, "limit": 24}),
+    "chat template": Case(
+        task="toy_sums",
+        entry={"num_fewshot": 2, "limit": 10},
+        suite={"apply_chat_template": True, "system_instruction": "Be brief."},
+    ),
+    "chat template, likelihoods": Case(
+        task="toy_letters", entry={"limit": 0.5}, suite={"apply_chat_template": True, "seed": 42}
+    ),
+    "generation settings": Case(task="toy_sums", entry={"gen_kwargs": {"max_gen_toks": 5}, "limit": 12}),
+    "without logits cache": Case(task="toy_letters", model_args={"logits_cache": False}),
+    "begin token, short context": Case(
+        task="toy_pages", entry={"limit": 6}, model_args={"add_bos_token": True, "max_length": 96}
+    ),
+    "programs": Case(task="toy_programs"),
+    "HumanEval": Case(task="local_humaneval"),
+}
+
+
+def assert_equal(ours: Outcome, theirs: Outcome) -> None:
+    assert ours.samples.keys() == theirs.samples.keys()
+    for task, samples in theirs.samples.items():
+        assert ours.samples[task] == samples, task
+    assert ours.results == theirs.results
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_scores_and_samples_equal_lm_eval(
+    name: str,
+    batch_size: int,
+    model_dir: Path,
+    tmp_path: Path,
+    lm_eval_outcome: Callable[[Case, int], Outcome],
+) -> None:
+    """Results, standard errors, configs and every sample's values are lm-eval's own, at 1, 3 and 7 shards."""
+    theirs = lm_eval_outcome(CASES[name], batch_size)
+    for n_shards in (1, 3, 7):
+        ours = our_run(
+            model_dir, CASES[name], batch_size, n_shards, tmp_path / str(n_shards), sets=tmp_path / "sets"
+        )
+        assert_equal(ours, theirs)
+
+
+@pytest.mark.model
+def test_a_weighted_group_equals_lm_eval_at_batch_1(
+    model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
+) -> None:
+    """A group's leaves and their weighted aggregate equal a run of the group where no batch spans two leaves."""
+    theirs = lm_eval_outcome(Case(task="toy_group"), 1)
+    assert "toy_group" in theirs.results["groups"]
+    assert_equal(our_run(model_dir, Case(task="toy_group"), 1, 3, tmp_path), theirs)
+
+
+@pytest.mark.model
+def test_a_groups_leaves_equal_lm_eval_leaf_by_leaf(
+    model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
+) -> None:
+    """At any batch size a leaf of a group scores as that leaf alone does in lm-eval."""
+    ours = our_run(model_dir, Case(task="toy_group"), 8, 3, tmp_path)
+    for leaf in ("toy_part_a", "toy_part_b"):
+        theirs = lm_eval_outcome(Case(task=leaf), 8)
+        assert ours.samples[leaf] == theirs.samples[leaf]
+        assert ours.results["results"][leaf] == theirs.results["results"][leaf]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_sampled_generation_is_the_same_for_any_sharding(
+    batch_size: int, model_dir: Path, tmp_path: Path
+) -> None:
+    """Draws are seeded per batch: shards, trials and order change nothing. Repeats of a prompt differ."""
+    case = Case(task="toy_sampled")
+    runs = [our_run(model_dir, case, batch_size, n, tmp_path / str(n)) for n in (1, 3, 7)]
+    assert_equal(runs[1], runs[0])
+    assert_equal(runs[2], runs[0])
+    answers = [sample["resps"][0] for sample in runs[0].samples["toy_sampled"]]
+    assert any(len(set(repeats)) > 1 for repeats in answers)
