@@ -117,6 +117,11 @@ class RedisServer:
         record = self._record()
         if record is None or record.pid == 0:
             return
+        if record.hostname != socket.gethostname():
+            log.warning(
+                "the server runs on %s and is left there: end it with `kill %d`", record.hostname, record.pid
+            )
+            return
         self._put_down(record)
         self._write_record(record.model_copy(update={"pid": 0, "started_ticks": 0}))
         self.work.redis_address.unlink(missing_ok=True)
@@ -179,20 +184,33 @@ class RedisServer:
     def _start(self, before: ServerRecord | None) -> RedisAddress:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
+        self._end_unrecorded()
         password = (before.address.password if before is not None else None) or secrets.token_urlsafe(32)
         old_port = before.address.port if before is not None and before.address.socket is None else 0
         why = ""
-        for attempt in range(STARTS):
-            port = self.port or (old_port if attempt == 0 else 0) or _free_port(self._listen()[-1])
+        port = self.port or old_port or _free_port(self._listen()[-1])
+        for _ in range(STARTS):
             address = self._address(port, password)
             why = self._try_start(address)
             if not why:
                 self._publish(address)
                 log.info("Redis serves at %s", address.where)
                 return address
-            if attempt > 0 and "append" in why.lower():
+            if any(word in why.lower() for word in ("listening", "bind")):
+                if self.port:
+                    break  # others were told of this port
+                port = _free_port(self._listen()[-1])
+            elif any(word in why.lower() for word in ("aof", "append", "manifest")):
                 self._set_data_aside()
         raise OperatorError(f"the embedded Redis does not start at {address.where}: {why}")
+
+    def _end_unrecorded(self) -> None:
+        """A coordinator killed between starting a server and recording it left one: two must not share a folder."""
+        config = os.fsencode(self.folder.absolute() / "valkey.conf")
+        with suppress(OSError, ValueError):
+            pid = int((self.folder / "valkey.pid").read_text(encoding="ascii"))
+            if config in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                _end(pid, _start_ticks(pid))
 
     def _address(self, port: int, password: str) -> RedisAddress:
         if self.bind == "unix":
@@ -219,7 +237,7 @@ class RedisServer:
         """Start it; "" once it answers, else why not. The record is written before anyone can be told of it."""
         (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.folder / "users.acl", acl_text(address.password or "").encode(), mode=0o600)
-        config = self.folder / "valkey.conf"
+        config = self.folder.absolute() / "valkey.conf"
         write_atomic(config, config_text(self.folder, address, self._listen()).encode(), mode=0o600)
         log_file = self.folder / "valkey.log"
         log_start = log_file.stat().st_size if log_file.exists() else 0
@@ -270,14 +288,10 @@ class RedisServer:
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _put_down(self, record: ServerRecord) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self._alive(record):
-                return
-            with suppress(ProcessLookupError):
-                os.kill(record.pid, number)
-            deadline = time.monotonic() + STOP_SECONDS
-            while self._alive(record) and time.monotonic() < deadline:
-                time.sleep(0.01)
+        if self._alive(record):
+            _end(record.pid, record.started_ticks)
+        if self._process is not None:
+            self._process.poll()
 
 
 class SiteRedis:
@@ -348,6 +362,8 @@ def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
     lines = [
         f"dir {quoted(str(folder.absolute() / 'data'))}",
         f"aclfile {quoted(str(folder.absolute() / 'users.acl'))}",
+        f"pidfile {quoted(str(folder.absolute() / 'valkey.pid'))}",
+        "set-proc-title no",  # its command line stays ours, and says whose it is
         f"logfile {quoted(str(folder.absolute() / 'valkey.log'))}",
         "loglevel notice",
         "daemonize no",
@@ -380,6 +396,17 @@ def _start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _end(pid: int, ticks: int | None) -> None:
+    """SIGTERM, then SIGKILL, to the process that this pid was when it started at `ticks`."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + STOP_SECONDS
+        if ticks is not None and _start_ticks(pid) == ticks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while ticks is not None and _start_ticks(pid) == ticks and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _free_port(host: str) -> int:

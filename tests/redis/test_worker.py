@@ -1,0 +1,200 @@
+"""Laws of the metric workers: real Valkey, real supervisor, workers and work-horses, real metric code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.redis_server import RedisServer
+from evaljobs import metric_jobs, redis_address
+from evaljobs.contract import WorkPaths
+from tests.redis.jobs import Bench, children, running, until
+
+
+@pytest.fixture(scope="module")
+def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subprocess.Popen[bytes]]]:
+    """One supervisor for the tests that leave it whole: importing lm-eval takes seconds."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    with running(bench) as process:
+        yield bench, process
+
+
+def busy_worker(supervisor: int) -> tuple[int, int]:
+    """(worker, work-horse), once a job is being run."""
+    until(lambda: [h for w in children(supervisor) for h in children(w)], 60)
+    (worker,) = children(supervisor)
+    (horse,) = children(worker)
+    return worker, horse
+
+
+def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
+    """A job's outcome is a file; a job whose outcome is there is not run again."""
+    bench, _ = bench_and_supervisor
+    bench.enqueue("plain")
+    until(lambda: bench.failed("plain"), 60)
+    until(lambda: "plain" not in bench.queue.known())
+    first = bench.paths.outcome("failed", "plain").stat().st_mtime_ns
+    bench.enqueue("plain")
+    until(lambda: "plain" not in bench.queue.known())
+    assert bench.paths.outcome("failed", "plain").stat().st_mtime_ns == first
+
+
+def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
+    """kill -9 of the work-horse: the job is run again and ends with an outcome."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("horse", held=True)
+    _, horse = busy_worker(process.pid)
+    os.kill(horse, signal.SIGKILL)
+    until(lambda: [h for h in busy_worker(process.pid) if h != horse])
+    bench.let_go("horse")
+    until(lambda: bench.failed("horse"))
+
+
+def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> None:
+    """A job whose process dies each time ends as a failure with a reason, not as a loop."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("deadly", held=True)
+    for _ in range(3):
+        _, horse = busy_worker(process.pid)
+        os.kill(horse, signal.SIGKILL)
+        until(lambda h=horse: bench.failed("deadly") or h not in busy_worker(process.pid))
+    until(lambda: bench.failed("deadly"))
+    failed = bench.failed("deadly")
+    assert failed is not None
+    assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
+    assert "died" in failed.error
+    assert "deadly" in bench.queue.status().failed
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["worker", "worker and work-horse"])
+def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
+    """kill -9 of the worker, with or without its work-horse: another takes over within the recovery time."""
+    bench, process = bench_and_supervisor
+    name = f"worker-{both}"
+    bench.enqueue(name, held=True)
+    worker, horse = busy_worker(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    if both:
+        os.kill(horse, signal.SIGKILL)
+    until(lambda: horse not in busy_worker(process.pid), 30)
+    bench.let_go(name)
+    until(lambda: bench.failed(name))
+
+
+def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
+    """With write access to Redis one can run nothing but our functions on our own valid specs."""
+    from rq import Callback, Queue, Worker
+    from rq.webhook import Webhook
+
+    bench, _ = bench_and_supervisor
+    client = redis_address.connect(bench.work.redis_address)
+    queue = Queue(metric_jobs.queue_name(bench.evaluation), connection=client, serializer="json")
+    touched = tmp_path / "touched"
+    foreign = tmp_path / "specs" / "x.json"
+    foreign.parent.mkdir()
+    foreign.write_bytes(bench.write_spec("foreign").read_bytes())
+    link = bench.paths.specs / "link.json"
+    link.symlink_to(foreign)
+    good = str(bench.write_spec("good"))
+    attacks = [
+        queue.enqueue("os.system", f"touch {touched}"),
+        queue.enqueue("evaljobs.worker.main", ["--help"]),
+        queue.enqueue("evaljobs.worker.execute", good),  # a score spec
+        queue.enqueue(metric_jobs.SCORE, str(foreign)),
+        queue.enqueue(metric_jobs.SCORE, str(link)),
+        queue.enqueue(metric_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
+        queue.enqueue(metric_jobs.SCORE, "\0"),
+        queue.enqueue(metric_jobs.SCORE, [good]),
+        queue.enqueue(metric_jobs.SCORE, good, good),
+        queue.enqueue(metric_jobs.SCORE, good, work_dir="/"),
+        queue.enqueue(metric_jobs.SCORE, "x" * (1 << 22)),
+    ]
+    armed = queue.enqueue(
+        metric_jobs.SCORE,
+        str(bench.write_spec("armed")),
+        on_success=Callback("os.system"),
+        on_failure=Callback("os.system"),
+        webhooks=[Webhook("http://127.0.0.1:9/", job_status="finished")],
+    )
+    queue.connection.rpush(queue.key, "no-such-job")
+    client.hset("rq:job:garbage", mapping={"data": b"\x80\x04garbage", "origin": queue.name, "status": "?"})
+    queue.connection.rpush(queue.key, "garbage")
+    until(lambda: bench.queue.known() == (), 60)
+    registry = queue.failed_job_registry
+    for attack in attacks:
+        assert attack.id in registry, attack
+        assert "refused" in attack.latest_result().exc_string
+    assert armed.id not in registry
+    assert bench.failed("armed") is not None  # its score was tried, and nothing else
+    assert bench.failed("foreign") is None
+    assert not touched.exists()
+    assert Worker.count(queue=queue) >= 1
+
+
+def test_a_spec_that_cannot_be_read_is_an_outcome(bench_and_supervisor) -> None:
+    """A job of ours whose spec is of another version fails with an outcome instead of being lost for ever."""
+    bench, _ = bench_and_supervisor
+    path = bench.paths.spec("unreadable task/1")
+    path.write_text('{"kind": "score", "version": 99}')
+    bench.queue.enqueue("score", "unreadable task/1", path)
+    until(lambda: bench.failed("unreadable task/1"))
+
+
+def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
+    """Neither server nor supervisor nor workers show the password in /proc."""
+    bench, process = bench_and_supervisor
+    password = redis_address.read(bench.work.redis_address).password
+    server = RedisServer(bench.work).pid()
+    assert password is not None
+    for pid in (process.pid, *children(process.pid), server):
+        for part in ("cmdline", "environ"):
+            assert password.encode() not in Path(f"/proc/{pid}/{part}").read_bytes()
+
+
+def test_enqueuing_twice_is_once_and_urgent_is_first(shared_work: WorkPaths) -> None:
+    """A queued job is not queued again; an urgent one goes before the rest; names of any text come back."""
+    bench = Bench(shared_work, f"e/{uuid.uuid4().hex}".replace("/", "_"))
+    names = ["execute-mmlu_x:y-0", "score é|1", "a_5Fb"]
+    for name in [*names, *names]:
+        bench.enqueue(name)
+    bench.queue.enqueue("score", "soon", bench.write_spec("soon"), urgent=True)
+    assert sorted(bench.queue.known()) == sorted([*names, "soon"])
+    assert bench.queue.status().queued == 4
+    client = redis_address.connect(shared_work.redis_address)
+    first = client.lindex(metric_jobs.open_queue(client, bench.evaluation).key, 0).decode()
+    assert metric_jobs.job_name(bench.evaluation, first) == "soon"
+    bench.queue.remove()
+    assert bench.queue.known() == ()
+    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
+
+
+def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
+    """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run."""
+    server = RedisServer(work)
+    server.ensure()
+    bench = Bench(work, "e")
+    try:
+        with running(bench, "--stop-file", str(bench.paths.release / "workers")) as process:
+            bench.enqueue("during", held=True)
+            _, horse = busy_worker(process.pid)
+            os.kill(server.pid() or 0, signal.SIGKILL)
+            for file in (work.redis / "data").rglob("*"):
+                if file.is_file():
+                    file.unlink()
+            server.ensure()
+            assert bench.queue.known() == ()
+            assert busy_worker(process.pid)[1] == horse
+            bench.let_go("during")
+            until(lambda: bench.failed("during"))
+            bench.enqueue("after")
+            until(lambda: bench.failed("after"))
+            (bench.paths.release / "workers").touch()
+            assert process.wait(30) == 0
+    finally:
+        server.stop()
