@@ -223,19 +223,20 @@ def read_frames(
             file.seek(at)
             prefix = _read_prefix(file.read(_PREFIX.size))
             head = _checked_head(prefix, file.read(prefix.head)) if prefix is not None else None
+            why = "no record begins here"
             if prefix is not None and head is not None:
-                if at + prefix.length > size:
-                    return  # the head is whole, so its sizes are true: the body is still to come
-                if xxhash.xxh3_64_intdigest(file.read(prefix.body)) == prefix.body_sum:
+                body = file.read(prefix.body)
+                if len(body) == prefix.body and xxhash.xxh3_64_intdigest(body) == prefix.body_sum:
                     yield FrameRef(file=path.name, offset=at, length=prefix.length), head
-                else:
-                    report(at, f"the answers of shard {head.shard} do not match their checksum")
-                at += prefix.length
-                continue
+                    at += prefix.length
+                    continue
+                why = f"the answers of shard {head.shard} are torn or do not match their checksum"
             following = _next_whole_head(file, at + 1, size)
             if following is None:
-                return
-            report(at, f"{following - at} bytes are no record")
+                if prefix is None or head is None or at + prefix.length > size:
+                    return  # a tail that may still be being written
+                following = at + prefix.length
+            report(at, why)
             at = following
 
 
