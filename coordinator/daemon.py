@@ -169,6 +169,13 @@ class Coordinator:
             self.kept_back.add(use.name)
         return [use.name for _, use in chosen]
 
+    def forget_ended(self) -> None:
+        """Let go of evaluations that are over: a daemon lives for months."""
+        for evaluation_id, running in list(self.running.items()):
+            if running.state.ended_at is not None:
+                running.journal.close()
+                del self.running[evaluation_id]
+
     # --- one tick --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:

@@ -14,9 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from priors.table import Observation
-from priors.table import append as append_observations
-
 from coordinator.messages import AnyEvent
 from coordinator.planning import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.model import Report, ShardSpan, make_report
@@ -25,6 +22,8 @@ from coordinator.store import read_events
 from evaljobs.contract import EvaluationPaths, parse_shard
 from evaljobs.files import read_frames, write_atomic
 from evaljobs.results import merge_results
+from priors.table import Observation
+from priors.table import append as append_observations
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +51,13 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
         shard_spans(state, paths),
         time.time(),
     )
+
+
+def write_report(state: State, paths: EvaluationPaths) -> Report:
+    """Keep the report as it is now in report.json."""
+    report = report_of(state, paths)
+    write_atomic(paths.report, report.model_dump_json(indent=1).encode())
+    return report
 
 
 def merged_results(state: State) -> dict[str, Any]:
@@ -101,12 +107,11 @@ def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
     """Report first, results last: results.json present means that the evaluation is over."""
-    report = report_of(state, paths)
+    report = write_report(state, paths)
     try:
         append_observations(observations, learnt(state, report))
     except OSError as error:
         log.warning("the priors learn nothing of %s: %s", state.evaluation_id, error)
-    write_atomic(paths.report, report.model_dump_json(indent=1).encode())
     results = merged_results(state)
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,

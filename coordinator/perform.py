@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from coordinator import request_sets
 from coordinator.cluster import Cluster, ClusterError, RefusedError
@@ -182,7 +182,7 @@ class Performer:
     def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
         path = self._paths(state).spec(action.name)
         write_atomic(path, action.spec.model_dump_json(indent=1).encode())
-        kind = "execute" if action.spec.kind == "execute" else "score"
+        kind: Literal["execute", "score"] = "execute" if action.spec.kind == "execute" else "score"
         try:
             self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, urgent=action.urgent)
         except QueueUnavailable as error:

@@ -7,6 +7,7 @@ It does not know: other evaluations, nodes' allocation.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -14,12 +15,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from evaljobs.files import read_frames, write_atomic
-from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
 from pydantic import ValidationError
 
 from coordinator import machine, observe
 from coordinator.cluster import JobState
+from coordinator.ending import write_report
 from coordinator.messages import (
     Accepted,
     Action,
@@ -36,6 +36,8 @@ from coordinator.records import EvaluationRecord
 from coordinator.state import State
 from coordinator.store import Journal
 from evaljobs.contract import OUTCOME, EvaluationPaths, FrameRef
+from evaljobs.files import read_frames, write_atomic
+from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,18 @@ class Running:
             running.take([Restarted(at=time.time())])
         return running
 
+    @classmethod
+    def view(cls, state: State, performer: Performer, grace: observe.Grace) -> Running:
+        """For showing only: a state read from its journal, with what the queue says of it now."""
+        running = cls.__new__(cls)
+        running.state, running.performer, running.grace = state, performer, grace
+        running.paths = performer.site.of(state)
+        running.snapshot = None
+        with contextlib.suppress(QueueUnavailable):
+            if state.leaves and not state.winding_down:
+                running.snapshot = performer.queue(state.evaluation_id).snapshot()
+        return running
+
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
@@ -140,6 +154,9 @@ class Running:
         if now - self._audited_at >= AUDIT_SECONDS:
             self._audited_at = now
             self._audit(now)
+        if self.state.ended_at is not None:
+            # once more: the last jobs told of themselves after the results were written
+            write_report(self.state, self.paths)
 
     def _cancel(self, job_ids: Sequence[str]) -> None:
         if job_ids:

@@ -75,6 +75,11 @@ class Service:
         self._watch = triggers.FolderWatch(self.paths.root / "watched.json", watched)
         self._pinned: set[str] = set()
 
+    @property
+    def waiting(self) -> bool:
+        """Is a checkpoint announced and not dealt with yet?"""
+        return bool(self._gates)
+
     def tick(self) -> None:
         now = time.time()
         if now - self._looked_at < LOOK_SECONDS:

@@ -158,6 +158,7 @@ def trial_spec(
         seed=record.suite.seed if record.suite.seed is not None else 1234,
         redis_file=str(site.paths.redis_address),
         lanes=tuple(LaneSpec(lane=lane, trial=f"{name}.{i}") for i, lane in enumerate(lanes)),
+        idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
         sampled_tasks=tuple(t for t, leaf in state.leaves.items() if leaf.planned.sampled),
     )
 

@@ -131,8 +131,8 @@ def _finish(state: State, root: Path, *, as_json: bool) -> None:
     if as_json:
         stdout().print_json(json.dumps(results))
     else:
-        paths_report = (root / "report.json").read_text()
-        show(stdout(), Report.model_validate_json(paths_report), results)
+        report = Report.model_validate_json((root / "report.json").read_bytes())
+        show(stdout(), report, results)
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )

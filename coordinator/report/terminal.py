@@ -22,6 +22,7 @@ def seconds(value: float | None) -> str:
     """A duration as a person reads it."""
     if value is None:
         return "-"
+    value = max(value, 0.0)  # two clocks may disagree by a moment
     if value < 100:
         return f"{value:.1f} s"
     if value < 3600:

@@ -1,0 +1,300 @@
+"""`evalspan daemon | submit | status | watch | cancel | retry | release | logs`: evaluations that run by themselves."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator import setup
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, replay, stdout
+from coordinator.config import Config
+from coordinator.daemon import Coordinator, Signals
+from coordinator.errors import OperatorError
+from coordinator.intake import make_record
+from coordinator.report.live import Watcher, done_shards, stage_of
+from coordinator.report.terminal import seconds
+from coordinator.running import Running
+from coordinator.service import Command, Service, leave_command
+from coordinator.state import State
+from coordinator.store import read_events
+from coordinator.triggers import Notice, spool
+from evaljobs.contract import EvaluationPaths, WorkPaths
+
+EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
+
+
+@app.command()
+def daemon(
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    until_idle: Annotated[
+        bool, typer.Option(help="End once nothing is left to do, e.g. in a batch job.")
+    ] = False,
+) -> None:
+    """Run until told to stop: evaluate every checkpoint that the hook, `submit` or a watched folder announces.
+
+    SIGTERM or Ctrl-C stops it at once and loses nothing: jobs go on, and the next daemon takes them up.
+    """
+    settings = setup.load(config, {"work_dir": work_dir})
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    coordinator = setup.coordinator_of(settings)
+    service = Service(coordinator, settings)
+    quiet_since = time.monotonic()
+    with coordinator.in_charge(), Signals() as signals, Watcher(Console(stderr=True)) as watcher:
+        coordinator.resume_all()
+
+        def tick() -> None:
+            nonlocal quiet_since
+            service.tick()
+            running = [r for r in coordinator.running.values() if r.state.ended_at is None]
+            if running or service.waiting:
+                quiet_since = time.monotonic()
+            watcher.show(running, coordinator.trouble)
+            coordinator.forget_ended()
+
+        def over() -> bool:
+            return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
+
+        coordinator.run(over, tick)
+
+
+@app.command()
+def submit(
+    checkpoint: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")],
+    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Training step.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Hand a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    record = make_record(
+        checkpoint,
+        suite,
+        model=setup.model_options(settings),
+        options=setup.run_options(settings),
+        priority=priority,
+        step=step,
+        allow_bin=settings.checkpoint.allow_bin,
+    )
+    paths = WorkPaths(settings.work_dir)
+    named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
+    spool(
+        paths,
+        Notice(
+            checkpoint=record.checkpoint.source,
+            step=step,
+            suite=named,
+            priority=priority,
+            noticed_at=time.time(),
+        ),
+    )
+    alive = daemon_alive(paths)
+    if as_json:
+        stdout().print_json(json.dumps({"evaluation_id": record.evaluation_id, "daemon": alive}))
+        return
+    stdout().print(record.evaluation_id, soft_wrap=True, highlight=False)
+    if not alive:
+        note = f"no daemon runs on {paths.root}: it is taken up when one starts"
+        Console(stderr=True).print(note, style="yellow", soft_wrap=True)
+
+
+def daemon_alive(paths: WorkPaths) -> bool:
+    """Does a coordinator hold this work folder's lock?"""
+    try:
+        fd = os.open(paths.lock, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def evaluations(config: Config) -> list[State]:
+    """Every evaluation of the work folder, oldest first."""
+    found = []
+    for journal in Path(config.work_dir).glob("*/journal.jsonl"):
+        events = list(read_events(journal))
+        if events:
+            found.append(replay(events, config))
+    return sorted(found, key=lambda state: state.record.accepted_at)
+
+
+def _row(state: State, paths: EvaluationPaths) -> dict[str, Any]:
+    return {
+        "evaluation_id": state.evaluation_id,
+        "suite": state.record.suite.name,
+        "step": state.record.checkpoint.step,
+        "stage": stage_of(state),
+        "shards_done": done_shards(state),
+        "shards": len(state.shards),
+        "trials": len(state.live_trials),
+        "scored": sum(e.status == "scored" for e in state.entries),
+        "entries": len(state.entries),
+        "age_seconds": time.time() - state.record.accepted_at,
+        "nodes_aside": {n.name: n.why for n in state.nodes.values() if n.status == "aside"},
+        "errors": {e.name: e.error for e in state.entries if e.error},
+        "warnings": list(dict.fromkeys(state.warnings))[-5:],
+        "folder": str(paths.root),
+    }
+
+
+@app.command()
+def status(
+    evaluation: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    as_json: JSON = False,
+) -> None:
+    """What runs, what waits, what failed and why."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    paths = WorkPaths(settings.work_dir)
+    states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
+    rows = [_row(state, paths.evaluation(state.evaluation_id)) for state in states]
+    alive = daemon_alive(paths)
+    if as_json:
+        stdout().print_json(json.dumps({"schema_version": 1, "daemon": alive, "evaluations": rows}))
+        return
+    table = Table(header_style="bold")
+    for name in ("evaluation", "stage", "shards", "trials", "scored", "age"):
+        table.add_column(name, overflow="fold" if name == "evaluation" else "ellipsis")
+    for row in rows:
+        done = f"{row['shards_done']}/{row['shards']}" if row["shards"] else "-"
+        scored = f"{row['scored']}/{row['entries']}"
+        age = seconds(row["age_seconds"])
+        table.add_row(row["evaluation_id"], row["stage"], done, str(row["trials"]), scored, age)
+    stdout().print(
+        table if rows else "no evaluations here yet: `evalspan submit` or `evalspan eval` starts one"
+    )
+    for row in rows:
+        for name, why in {**row["errors"], **row["nodes_aside"]}.items():
+            stdout().print(
+                f"{row['evaluation_id']}: {name}: {why}", style="red", soft_wrap=True, markup=False
+            )
+    stdout().print(f"daemon: {'running' if alive else 'not running'}")
+
+
+@app.command()
+def watch(
+    evaluation: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+) -> None:
+    """A live screen of what runs; Ctrl-C leaves it, the evaluations go on."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    coordinator = setup.coordinator_of(settings)
+    with Signals() as signals, Watcher(Console()) as watcher:
+        while not signals.received:
+            states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
+            views = [
+                Running.view(state, coordinator.performer, coordinator.grace)
+                for state in states
+                if state.ended_at is None
+            ]
+            watcher.show(views, "")
+            if not views:
+                break
+            time.sleep(0.5)
+    if not signals.received:
+        stdout().print("nothing runs (any more): `evalspan status` lists what there is")
+
+
+def _ask(config: Config, evaluation: str, command: Command) -> None:
+    """Through the daemon where one runs; else do it here, with the same loop."""
+    state, _, _ = find_evaluation(config, evaluation)
+    paths = WorkPaths(config.work_dir)
+    command = command.model_copy(update={"evaluation_id": state.evaluation_id})
+    if daemon_alive(paths):
+        leave_command(paths, command)
+        said = f"{command.command} of {state.evaluation_id} is asked for"
+        stdout().print(said, soft_wrap=True, highlight=False)
+        return
+    coordinator = setup.coordinator_of(config)
+    with coordinator.in_charge(), Watcher(Console(stderr=True)) as watcher:
+        coordinator.revive(state.evaluation_id)
+        if command.command == "cancel":
+            coordinator.cancel(state.evaluation_id, command.reason)
+        else:
+            coordinator.retry(state.evaluation_id)
+        coordinator.run(
+            lambda: _over(coordinator, state.evaluation_id),
+            lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
+        )
+
+
+def _over(coordinator: Coordinator, evaluation_id: str) -> bool:
+    running = coordinator.running.get(evaluation_id)
+    return running is not None and running.state.ended_at is not None
+
+
+@app.command()
+def cancel(
+    evaluation: EVALUATION,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    reason: Annotated[str, typer.Option(help="Shown in the report.")] = "asked",
+) -> None:
+    """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays."""
+    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
+
+
+@app.command()
+def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """Try the failed tasks of an evaluation again; what is done is kept."""
+    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
+
+
+@app.command()
+def release(
+    node: Annotated[str | None, typer.Argument(help="Node to give back.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="Or: as many GPUs, wherever the least work is lost.")] = 0,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+) -> None:
+    """Give nodes back to others; their shards go on elsewhere."""
+    if bool(node) == bool(gpus):
+        raise OperatorError("name a node, or say --gpus K")
+    settings = setup.load(config, {"work_dir": work_dir})
+    paths = WorkPaths(settings.work_dir)
+    if not daemon_alive(paths):
+        raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
+    leave_command(paths, Command(command="release", node=node or "", gpus=gpus))
+
+
+@app.command()
+def logs(
+    evaluation: EVALUATION,
+    what: Annotated[str | None, typer.Argument(help="A job, trial or shard, or part of its name.")] = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    lines: Annotated[int, typer.Option("-n", min=1, help="Last lines of each.")] = 40,
+) -> None:
+    """The log of a job; without a name, every log's last line."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    _, paths, _ = find_evaluation(settings, evaluation)
+    chosen = [f for f in sorted(paths.logs.glob("*.log")) if what is None or what in f.name]
+    if not chosen:
+        raise OperatorError(f"no log in {paths.logs} has {what!r} in its name")
+    for file in chosen:
+        text = file.read_text(errors="replace").splitlines()
+        if what is None:
+            last = text[-1] if text else "(empty)"
+            stdout().print(f"{file.name}: {last}", soft_wrap=True, markup=False, highlight=False)
+        else:
+            stdout().print(f"== {file}", style="bold", soft_wrap=True, markup=False)
+            stdout().print("\n".join(text[-lines:]), soft_wrap=True, markup=False, highlight=False)

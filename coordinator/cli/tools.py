@@ -1,0 +1,221 @@
+"""`evalspan plan | simulate | priors | compare | clean | worker | init`: everything beside running evaluations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+import coordinator.config
+from coordinator import config_text, setup
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
+from coordinator.cluster import ClusterError
+from coordinator.errors import OperatorError
+from coordinator.packing import commands as packing
+from evaljobs.contract import WorkPaths
+from priors import commands as prior_commands
+
+priors_app = typer.Typer(no_args_is_help=True, help="What is known beforehand of tasks' run times.")
+app.add_typer(priors_app, name="priors")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise OperatorError(f"{path}: {error.strerror}") from error
+
+
+def _show(data: Any) -> None:
+    stdout().print_json(json.dumps(data, default=str))
+
+
+@app.command()
+def plan(
+    instance: Annotated[Path, typer.Option("--instance", help="A planning instance (JSON).")],
+    as_json: JSON = False,
+) -> None:
+    """Plan an instance: lanes, predicted makespan, lower bound."""
+    try:
+        made = packing.plan_instance(_text(instance))
+    except ValueError as error:
+        raise OperatorError(f"{instance}: {error}") from error
+    if as_json:
+        _show(made)
+        return
+    bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
+    stdout().print(
+        f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
+    )
+    table = Table("GPU", "shards", "first data sets")
+    for lane in made["lanes"]:
+        names = list(dict.fromkeys(s["dataset"] for s in lane["shards"]))
+        table.add_row(str(lane["gpu"]), str(len(lane["shards"])), ", ".join(names[:5]))
+    stdout().print(table)
+
+
+@app.command()
+def simulate(
+    instance: Annotated[Path, typer.Option("--instance", help="A planning instance (JSON).")],
+    policy: Annotated[
+        str, typer.Option(help="per-dataset, opencompass-size, opencompass-num-worker, paper or evalspan.")
+    ],
+    sigma: Annotated[float, typer.Option(min=0, help="Spread of the log prediction error.")] = 0.3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many draws.")] = 50,
+    as_json: JSON = False,
+) -> None:
+    """Simulate a policy on an instance whose run times are not what was predicted."""
+    try:
+        made = packing.simulate_instance(_text(instance), policy, sigma, seeds)
+    except ValueError as error:
+        raise OperatorError(f"{instance}: {error}") from error
+    if as_json:
+        _show(made)
+        return
+    makespan = made["makespan_seconds"]
+    stdout().print(
+        f"{policy}: makespan {makespan['median']:.1f} s (p95 {makespan['p95']:.1f}), "
+        f"lower bound {made['lower_bound_seconds']:.1f} s, GPUs busy {100 * made['gpu_busy_fraction']:.1f} %"
+    )
+
+
+@priors_app.command("show")
+def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """What has been observed, task by task."""
+    _show(_priors(prior_commands.show, config, work_dir))
+
+
+@priors_app.command("fit")
+def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """Rates and residuals as the next plan will use them."""
+    _show(_priors(prior_commands.fit, config, work_dir))
+
+
+@priors_app.command("import")
+def priors_import(file: Path, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """Add the observations of another work folder's file. A corrupt file is refused with its line."""
+    _show(_priors(prior_commands.import_file, config, work_dir, file))
+
+
+@priors_app.command("export")
+def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """All observations as JSON."""
+    _show(_priors(prior_commands.export, config, work_dir))
+
+
+def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
+    settings = setup.load(config, {"work_dir": work_dir})
+    try:
+        return what(WorkPaths(settings.work_dir).observations, *more)
+    except (ValueError, OSError) as error:
+        raise OperatorError(str(error)) from error
+
+
+@app.command()
+def compare(
+    evaluations: Annotated[list[str], typer.Argument(help="Two or more evaluation ids.")],
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    as_json: JSON = False,
+) -> None:
+    """Scores of several evaluations side by side; a drop beyond two standard errors is marked."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    columns = []
+    for name in evaluations:
+        state, paths, _ = find_evaluation(settings, name)
+        if not paths.results.exists():
+            raise OperatorError(f"{state.evaluation_id} has no results yet")
+        columns.append((state.evaluation_id, json.loads(paths.results.read_text())))
+    rows = comparison([results for _, results in columns])
+    if as_json:
+        _show({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
+        return
+    table = Table("task", "metric", *[name.rsplit("-", 1)[-1] for name, _ in columns], "change")
+    for row in rows:
+        values = ["-" if v is None else f"{v:.4f}" for v in row["values"]]
+        change = "-" if row["change"] is None else f"{row['change']:+.4f}"
+        table.add_row(row["task"], row["metric"], *values, change, style="red" if row["regressed"] else "")
+    stdout().print(table)
+
+
+def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per task and metric: each evaluation's value, last minus first, and whether that is a real drop.
+
+    A drop is real beyond two standard errors of the difference.
+    """
+    scores = [column["results"] for column in columns]
+    rows = []
+    for task in dict.fromkeys(t for s in scores for t in s):
+        for metric in dict.fromkeys(
+            k for s in scores for k, v in s.get(task, {}).items() if _is_metric(k, v)
+        ):
+            name, _, which = metric.partition(",")
+            values = [s.get(task, {}).get(metric) for s in scores]
+            ends = [s.get(task, {}).get(f"{name}_stderr,{which}") for s in (scores[0], scores[-1])]
+            spread = sum(e * e for e in ends if isinstance(e, float)) ** 0.5
+            change = values[-1] - values[0] if values[0] is not None and values[-1] is not None else None
+            higher = columns[-1].get("higher_is_better", {}).get(task, {}).get(name, True)
+            drop = change is not None and (change < 0 if higher else change > 0)
+            regressed = drop and change is not None and abs(change) > 2 * spread
+            rows.append(
+                {"task": task, "metric": metric, "values": values, "change": change, "regressed": regressed}
+            )
+    return rows
+
+
+def _is_metric(key: str, value: Any) -> bool:
+    return "," in key and not key.partition(",")[0].endswith("_stderr") and isinstance(value, int | float)
+
+
+@app.command()
+def clean(
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also what still has a live lease.")] = False,
+) -> None:
+    """Remove weights that nobody holds any more from this node's memory. Only our own files, ever."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    site = setup.site_of(settings)
+    for root in settings.stage.roots:
+        argv = [*site.worker_command, "-m", "evaljobs", "clean", "--root", root]
+        done = subprocess.run([*argv, "--all"] if everything else argv, check=False)
+        if done.returncode != 0:
+            raise typer.Exit(done.returncode)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """A metric worker by hand, beside those that the coordinator starts. Further arguments are passed on."""
+    settings = setup.load(config, {"work_dir": work_dir})
+    site = setup.site_of(settings)
+    argv = [*site.worker_command, "-m", "evaljobs", "worker", "--redis-file", str(site.paths.redis_address)]
+    argv += ["--work-dir", site.work_dir, *context.args]
+    raise typer.Exit(subprocess.run(argv, check=False, env=dict(os.environ)).returncode)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(coordinator.config.FILE_NAME),
+    force: Annotated[bool, typer.Option(help="Overwrite what is there.")] = False,
+) -> None:
+    """Write a commented evalspan.toml, after a look at this machine or its Slurm."""
+    if path.exists() and not force:
+        raise OperatorError(f"{path} is there already: --force overwrites it")
+    kind: Literal["local", "slurm"] = "slurm" if shutil.which("sbatch") else "local"
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = setup.load(None, {"cluster.kind": kind, "work_dir": Path(scratch) / "probe"})
+        try:
+            nodes = setup.cluster_of(settings).nodes()
+        except ClusterError as error:
+            raise OperatorError(f"the cluster cannot be asked: {error}") from error
+    path.unlink(missing_ok=True)
+    config_text.write_default(path, config_text.probe_of(kind, nodes))
+    stdout().print(f"wrote {path}", soft_wrap=True)
