@@ -1,149 +1,155 @@
 """One machine as a cluster: subprocesses on N slots. A slot is a GPU where there are GPUs, else a share of the CPU.
 
-Rule: what a job is and how far it got is on disk before and after every step, so a coordinator that was killed finds
-its jobs again: a member writes its own pid before it becomes our process, and a pid counts only with its start time.
-Jobs without GPUs run at once, beside the slots.
-It does not know: what the jobs do.
+Rule: how far a job got is in files written once (local_files), so a coordinator that was killed at any moment finds its
+jobs again: those that wait, those that run, those that ended meanwhile (of these last the exit code is not known:
+"EXITED"). GPU jobs start in the order of their submission, and none overtakes. Nothing here waits: jobs move when the
+coordinator looks.
+It does not know: what the jobs do. A state folder belongs to one coordinator at a time, on one machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
+import logging
 import os
 import shutil
-import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from coordinator.cluster import ClusterError, Job, JobPhase, JobState, NodeState, RefusedError
-from coordinator.cluster.script import INDEX
-from evaljobs.files import write_atomic
+from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
+from coordinator.cluster import local_process as process
+from coordinator.cluster.local_files import Entry, LocalFiles, Member, Stop
+from coordinator.cluster.script import INDEX, log_file
+
+log = logging.getLogger(__name__)
 
 NODE = "local"
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
-# the child writes its own pid before it becomes the job: no moment at which it runs unknown to us
-LAUNCH = 'echo $$ > "$0.tmp" && mv "$0.tmp" "$0" && exec "$@"'
+SIDE_JOBS_A_CPU = (
+    4  # jobs without GPUs wait for one another mostly; the bound is there for arrays of hundreds
+)
+LEAST_SIDE_JOBS = 16
 
 
 def gpu_names() -> list[str]:
-    """This machine's NVIDIA GPUs by index, as `nvidia-smi` lists them; none where there is no such command."""
+    """This machine's NVIDIA GPUs as "index, name", by `nvidia-smi`; none where there is no such command.
+
+    Of those, only the ones that CUDA_VISIBLE_DEVICES leaves us.
+    """
+    return list(_gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+@functools.cache
+def _gpu_names(visible: str | None) -> tuple[str, ...]:
     if shutil.which("nvidia-smi") is None:
-        return []
+        return ()
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"],
+            ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=20,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+        return ()
+    return parse_gpus(done.stdout, visible) if done.returncode == 0 else ()
 
 
-@dataclass(slots=True, kw_only=True)
-class _Member:
-    phase: JobPhase = "pending"
-    state: str = "PENDING"
-    pid: int | None = None
-    birth: str = ""  # start time of the pid, in the kernel's ticks
-    slots: list[int] = field(default_factory=list)
-    started_at: float | None = None
-    told_at: float | None = None  # SIGTERM sent
-
-
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    job: Job
-    job_id: str
-    submitted_at: float
-    members: list[_Member]
+def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
+    """Of each line "index, uuid, name" that `visible` (CUDA_VISIBLE_DEVICES; None: all) names: "index, name"."""
+    rows = [line.split(", ", 2) for line in text.splitlines() if line.count(", ") >= 2]
+    allowed = None if visible is None else {word.strip() for word in visible.split(",")}
+    return tuple(
+        f"{index}, {name}" for index, uuid, name in rows if allowed is None or {index, uuid} & allowed
+    )
 
 
 class LocalCluster:
-    """The Cluster protocol on this machine. `state_dir` belongs to one work folder."""
+    """The Cluster protocol on this machine. `state_dir` belongs to one work folder.
+
+    `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU slots.
+    `kill_seconds`: between SIGTERM and SIGKILL.
+    """
 
     def __init__(
-        self, state_dir: Path, *, slots: int | None = None, gpus: Sequence[str] | None = None
+        self,
+        state_dir: Path,
+        *,
+        slots: int | None = None,
+        gpus: Sequence[str] | None = None,
+        kill_seconds: float = KILL_SECONDS,
     ) -> None:
-        self.state_dir = state_dir
         self.gpus = list(gpu_names() if gpus is None else gpus)
-        self.slots = slots or len(self.gpus) or os.cpu_count() or 1
+        self.cpus = len(os.sched_getaffinity(0))
+        self.slots = slots or len(self.gpus) or self.cpus
         if self.gpus and self.slots > len(self.gpus):
             raise RefusedError(f"{self.slots} slots are more than this machine's {len(self.gpus)} GPUs")
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
-        self._entries: dict[str, _Entry] = {}
-        self._load()
+        self.kill_seconds = kill_seconds
+        self._files = LocalFiles(state_dir.absolute())
+        self._lock = threading.RLock()
+        with self._disk():
+            self._entries = {entry.job_id: entry for entry in self._files.load()}
+        # In the order of submission.
+        self._live = {
+            (entry.job_id, member.index): (entry, member)
+            for entry in self._entries.values()
+            for member in entry.members
+            if member.phase != "ended"
+        }
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> str:
         self.check(job)
-        job_id = str(max((int(i) for i in self._entries), default=0) + 1)
-        entry = _Entry(
-            job=job, job_id=job_id, submitted_at=time.time(), members=[_Member() for _ in range(job.count)]
-        )
-        self._entries[job_id] = entry
-        try:
-            self._save(entry)
-        except OSError as error:
-            del self._entries[job_id]
-            raise ClusterError(f"{self.state_dir} cannot be written: {error}") from error
-        self._advance()
-        return job_id
+        with self._lock:
+            with self._disk():
+                entry = self._files.create(job, after=max((int(i) for i in self._entries), default=0))
+            self._entries[entry.job_id] = entry
+            for member in entry.members:
+                self._live[entry.job_id, member.index] = (entry, member)
+            self._advance()
+            return entry.job_id
 
     def jobs(self) -> list[JobState]:
-        self._advance()
-        return [
-            JobState(
-                job_id=entry.job_id,
-                name=entry.job.name,
-                index=index,
-                phase=member.phase,
-                state=member.state,
-                node=NODE if member.started_at is not None else None,
-                submitted_at=entry.submitted_at,
-                started_at=member.started_at,
-            )
-            for entry in self._entries.values()
-            for index, member in enumerate(entry.members)
-        ]
+        with self._lock:
+            self._advance()
+            return [_state(entry, member) for entry in self._entries.values() for member in entry.members]
 
     def nodes(self) -> list[NodeState]:
-        self._advance()
-        memory = _memory_mb()
-        return [
-            NodeState(
-                name=NODE,
-                usable=True,
-                state="UP",
-                gpus=self.slots,
-                gpus_free=len(self._free_slots()),
-                cpus=os.cpu_count() or 1,
-                cpus_free=os.cpu_count() or 1,
-                memory_mb=memory["MemTotal"],
-                memory_free_mb=memory["MemAvailable"],
-                gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else "cpu-slot",
-            )
-        ]
+        with self._lock:
+            self._advance()
+            memory = _memory_mb()
+            busy = sum(entry.job.cpus for entry, member in self._live.values() if member.phase == "running")
+            return [
+                NodeState(
+                    name=NODE,
+                    usable=True,
+                    state="UP",
+                    gpus=self.slots,
+                    gpus_free=len(self._free_slots()),
+                    cpus=self.cpus,
+                    cpus_free=max(0, self.cpus - busy),
+                    memory_mb=memory["MemTotal"],
+                    memory_free_mb=memory["MemAvailable"],
+                    gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else "cpu-slot",
+                )
+            ]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        for target in job_ids:
-            job_id, _, index = target.partition("_")
-            entry = self._entries.get(job_id)
-            if entry is None:
-                continue
-            for i, member in enumerate(entry.members):
-                if not index or i == int(index):
-                    self._end(member)
-            self._save(entry)
-        self._advance()
+        """SIGTERM now; SIGKILL when the coordinator looks again after `kill_seconds`."""
+        with self._lock:
+            for target in job_ids:
+                job_id, _, index = target.partition("_")
+                for entry, member in list(self._live.values()):
+                    if entry.job_id == job_id and index in ("", str(member.index)):
+                        with self._disk():
+                            self._tell(entry, member, "CANCELLED")
+            self._advance()
 
     def check(self, job: Job) -> None:
         if job.gpus > self.slots:
@@ -156,127 +162,143 @@ class LocalCluster:
     # --- what moves the jobs -----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        for entry in self._entries.values():
-            before = [(m.phase, m.pid) for m in entry.members]
-            for index, member in enumerate(entry.members):
-                if member.phase == "running":
-                    self._look_after(member)
-                elif member.phase == "pending":
-                    self._start_or_adopt(entry, index, member)
-            if before != [(m.phase, m.pid) for m in entry.members]:
-                self._save(entry)
+        for entry, member in list(self._live.values()):
+            if member.phase == "running":
+                self._look_after(entry, member)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        side = sum(not entry.job.gpus for entry, m in self._live.values() if m.phase == "running")
+        overtaking = False
+        for entry, member in list(self._live.values()):
+            if member.phase != "pending" or self._files.adopt(entry, member):
+                continue
+            if member.stop is not None:
+                self._end(entry, member, None)
+            elif entry.job.gpus:
+                free = self._free_slots()
+                overtaking = overtaking or len(free) < entry.job.gpus
+                if not overtaking:
+                    self._start(entry, member, free[: entry.job.gpus])
+            elif side < max(LEAST_SIDE_JOBS, SIDE_JOBS_A_CPU * self.cpus):
+                side += 1
+                self._start(entry, member, [])
 
     def _free_slots(self) -> list[int]:
-        taken = {
-            s for e in self._entries.values() for m in e.members if m.phase == "running" for s in m.slots
-        }
+        taken = {s for _, member in self._live.values() if member.phase == "running" for s in member.slots}
         return [s for s in range(self.slots) if s not in taken]
 
-    def _start_or_adopt(self, entry: _Entry, index: int, member: _Member) -> None:
-        pid_file = self.state_dir / f"{entry.job_id}.{index}.pid"
-        if pid_file.exists():  # an earlier coordinator started it and died before it said so
-            member.pid = int(pid_file.read_text())
-            member.birth = _birth(member.pid)
-            member.phase, member.state, member.started_at = "running", "RUNNING", pid_file.stat().st_mtime
-            return
-        free = self._free_slots()
-        if len(free) < entry.job.gpus:
-            return
-        member.slots = free[: entry.job.gpus]
-        log = Path(entry.job.log.replace("%i", str(index)))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            child = subprocess.Popen(
-                ["/bin/sh", "-c", LAUNCH, str(pid_file), *entry.job.argv],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._environment(entry.job, index, member.slots),
-                start_new_session=True,
+    def _start(self, entry: Entry, member: Member, slots: Sequence[int]) -> None:
+        try:
+            member.child = process.start(
+                entry.job.argv,
+                claim=self._files.path(entry, member, "run"),
+                note=",".join(map(str, slots)),
+                log=Path(log_file(entry.job, member.index)),
+                env=self._environment(entry, member, slots),
             )
-        self._children[child.pid] = child
-        member.pid, member.birth = child.pid, _birth(child.pid)
-        member.phase, member.state, member.started_at = "running", "RUNNING", time.time()
+        except (OSError, ValueError) as error:
+            member.reason = f"cannot start yet: {error}"
+            log.warning("job %s (%s) %s", entry.job_id, entry.job.name, member.reason)
+            return
+        member.phase, member.state, member.reason = "running", "RUNNING", ""
+        member.slots, member.started_at = tuple(slots), time.time()
 
-    def _environment(self, job: Job, index: int, slots: Sequence[int]) -> dict[str, str]:
-        env = {**os.environ, **job.env, INDEX: str(index)}
-        if self.gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
-        return env
+    def _environment(self, entry: Entry, member: Member, slots: Sequence[int]) -> dict[str, str]:
+        own = {INDEX: str(member.index), process.MARK: self._files.mark(entry, member)}
+        if self.gpus:  # a job without a slot shall find no GPU
+            own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
+        return {**os.environ, **entry.job.env, **own}
 
-    def _look_after(self, member: _Member) -> None:
-        """Has it ended? Was it told to, long ago?"""
-        assert member.pid is not None
-        child = self._children.get(member.pid)
-        if child is not None:
-            code = child.poll()
-            if code is None:
-                self._insist(member)
-                return
-            del self._children[member.pid]
-            member.phase = "ended"
-            told = member.told_at is not None
-            member.state = "COMPLETED" if code == 0 else "CANCELLED" if told else "FAILED"
-        elif _birth(member.pid) != member.birth or not member.birth:
-            member.phase, member.state = "ended", "COMPLETED" if member.told_at is None else "CANCELLED"
+    def _look_after(self, entry: Entry, member: Member) -> None:
+        """Has it ended? Is its time up? Was it told to end, long ago?"""
+        if member.process is None:
+            self._files.adopt(entry, member)
+        child, leader = member.child, member.process
+        if child is not None and leader is not None and leader.pid != child.pid:
+            # Another start of this member was first and ours gave way: it is reaped, the other is the job.
+            if child.poll() is not None:
+                member.child = None
+            return
+        mark = self._files.mark(entry, member)
+        if child is not None and process.has_exited(child):
+            process.kill_all(mark, session=child.pid)
+            self._end(entry, member, child.wait())
+        elif child is None and leader is not None and not process.alive(leader):
+            process.kill_all(mark)
+            self._end(entry, member, None)
+        elif leader is not None:
+            self._insist(entry, member, leader)
+
+    def _insist(self, entry: Entry, member: Member, leader: process.Process) -> None:
+        if member.stop is None and leader.age_seconds > entry.job.time_limit_seconds:
+            with contextlib.suppress(OSError):  # a full disk: the next look tries again
+                self._tell(entry, member, "TIMEOUT")
+        stop = member.stop
+        if stop is not None and process.uptime() - stop.at > self.kill_seconds:
+            process.kill_all(self._files.mark(entry, member), session=leader.pid)
+
+    def _tell(self, entry: Entry, member: Member, why: str) -> None:
+        """Put on record that it shall end, then end it: at once where it waits, by SIGTERM where it runs.
+
+        OSError where it cannot be put on record.
+        """
+        if member.stop is not None:
+            return
+        stop = Stop(why=why, boot=process.boot_id(), at=process.uptime())
+        self._files.write_stop(entry, member, stop)
+        member.stop = stop
+        # Who claims after this look sees the order to stop; who claimed before is seen here.
+        claimed = member.process is not None or self._files.adopt(entry, member)
+        if member.phase == "pending" and not claimed:
+            self._end(entry, member, None)
+            return
+        # Where our start was not the first, the child and the process that claimed are two.
+        if member.process is not None and process.alive(member.process):
+            process.tell(member.process.pid)
+        if member.child is not None and not process.has_exited(member.child):
+            process.tell(member.child.pid)
+
+    def _end(self, entry: Entry, member: Member, code: int | None) -> None:
+        """`code`: of the process where we are its parent; negative for a signal."""
+        if member.stop is not None:
+            member.state = member.stop.why
+        elif code is not None:
+            member.state = "COMPLETED" if code == 0 else "FAILED"
+        elif member.process is not None and member.process.boot != process.boot_id():
+            member.state, member.reason = "NODE_FAIL", "the machine was restarted"
         else:
-            self._insist(member)
-        if member.phase == "ended":
-            _signal_group(member.pid, signal.SIGKILL)  # whatever it left in its session
+            member.state = "EXITED"
+        if code:
+            member.reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+        member.phase, member.child, member.ended_at = "ended", None, time.time()
+        self._live.pop((entry.job_id, member.index), None)
+        try:
+            self._files.write_end(entry, member)
+        except OSError as error:  # a successor finds its process gone instead
+            log.warning("the end of job %s cannot be put on record: %s", entry.job_id, error)
 
-    def _insist(self, member: _Member) -> None:
-        if member.told_at is not None and time.time() - member.told_at > KILL_SECONDS and member.pid:
-            _signal_group(member.pid, signal.SIGKILL)
-
-    def _end(self, member: _Member) -> None:
-        if member.phase == "pending":
-            member.phase, member.state = "ended", "CANCELLED"
-        elif member.phase == "running" and member.told_at is None and member.pid is not None:
-            member.told_at = time.time()
-            if _birth(member.pid) == member.birth:
-                _signal_group(member.pid, signal.SIGTERM)
-
-    # --- memory ------------------------------------------------------------------------------------------------------
-
-    def _save(self, entry: _Entry) -> None:
-        data = {
-            "job": {f: _plain(getattr(entry.job, f)) for f in Job.__dataclass_fields__},
-            "job_id": entry.job_id,
-            "submitted_at": entry.submitted_at,
-            "members": [{f: getattr(m, f) for f in _Member.__dataclass_fields__} for m in entry.members],
-        }
-        write_atomic(self.state_dir / f"{entry.job_id}.json", json.dumps(data).encode())
-
-    def _load(self) -> None:
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        for path in sorted(
-            self.state_dir.glob("*.json"), key=lambda p: int(p.stem) if p.stem.isdigit() else 0
-        ):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                data: dict[str, Any] = json.loads(path.read_text())
-                job = Job(**{**data["job"], "argv": tuple(data["job"]["argv"])})
-                members = [_Member(**m) for m in data["members"]]
-                self._entries[data["job_id"]] = _Entry(
-                    job=job, job_id=data["job_id"], submitted_at=data["submitted_at"], members=members
-                )
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ClusterError(f"{self._files.folder} cannot be read or written: {error}") from error
 
 
-def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _birth(pid: int) -> str:
-    """Start time of a process in clock ticks since boot, "" where it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if fields[0] in ("Z", "X") else fields[19]
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+def _state(entry: Entry, member: Member) -> JobState:
+    return JobState(
+        job_id=entry.job_id,
+        name=entry.job.name,
+        index=member.index,
+        phase=member.phase,
+        state=member.state,
+        node=NODE if member.started_at is not None else None,
+        reason=member.reason,
+        submitted_at=entry.submitted_at,
+        started_at=member.started_at,
+    )
 
 
 def _memory_mb() -> dict[str, int]:

@@ -1,0 +1,160 @@
+"""Processes of the local cluster: started so that a coordinator's death loses none, known by more than their pid.
+
+Rule: a process is (pid, start time, boot); a pid alone may be anybody's. A job's process claims its member by a hard
+link before it becomes the job: of two starts of one member (a coordinator that was killed and its successor) one runs.
+It does not know: jobs, queues, slots. It reads Linux's /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "EVALSPAN_LOCAL_JOB"  # in the environment of all of a job's processes, wherever they went
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+# $1: the claim, $2: a note kept in it. exec keeps the pid and the start time that the stat line says. Claim first, then
+# look for the order to stop: who gives the order writes it first and then looks for the claim, so one sees the other.
+LAUNCH = """\
+read -r boot < /proc/sys/kernel/random/boot_id && read -r stat < /proc/$$/stat || exit 125
+printf '%s\\n' "$boot" "$stat" "$2" > "$1.$$" || exit 125
+ln "$1.$$" "$1" 2> /dev/null; lost=$?
+rm -f "$1.$$"
+[ "$lost" = 0 ] || exit 125
+[ ! -e "${1%.run}.stop" ] || exit 143
+shift 2
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of one boot. `birth` is its start in clock ticks since the boot."""
+
+    pid: int
+    birth: int
+    boot: str
+
+    @property
+    def age_seconds(self) -> float:
+        """Since its start, by a clock that nobody sets."""
+        return uptime() - self.birth / TICKS_A_SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    """What /proc/PID/stat says."""
+
+    pid: int
+    state: str
+    session: int
+    birth: int
+
+
+def uptime() -> float:
+    """Seconds since the boot, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start(
+    argv: Sequence[str], *, claim: Path, note: str, log: Path, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start `argv` in a session of its own, output appended to `log`. OSError where that cannot be done now.
+
+    `claim` ends in ".run"; `note` is one line.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", LAUNCH, "sh", str(claim), note, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            start_new_session=True,
+        )
+
+
+def read_claim(path: Path) -> tuple[Process, str] | None:
+    """Who claimed it, and the note; None while nobody has. A claim appears whole."""
+    try:
+        boot, line, note = path.read_text().split("\n")[:3]
+    except FileNotFoundError:
+        return None
+    stat = _parse_stat(line)
+    return Process(pid=stat.pid, birth=stat.birth, boot=boot), note
+
+
+def alive(process: Process) -> bool:
+    """Does it run? A zombie has ended: its parent, or a container's first process, may never reap it."""
+    stat = _stat(process.pid)
+    return (
+        stat is not None
+        and stat.birth == process.birth
+        and stat.state not in "ZX"
+        and process.boot == boot_id()
+    )
+
+
+def has_exited(child: subprocess.Popen[bytes]) -> bool:
+    """Whether a child of ours is over, without reaping it: until then nobody else gets its pid, or its session."""
+    if child.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def tell(pid: int) -> None:
+    """SIGTERM to the process group that `pid` leads; the caller knows that it is alive."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGTERM)
+
+
+def kill_all(mark: str, session: int | None = None) -> int:
+    """SIGKILL to every process that bears the mark, and to a session while its leader is known to be ours; how many."""
+    wanted = f"{MARK}={mark}".encode()
+    count = 0
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        if pid == os.getpid():
+            continue
+        stat = _stat(pid)
+        if stat is None or stat.state in "ZX":
+            continue
+        if (session is not None and stat.session == session) or wanted in _environment(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                count += 1
+    return count
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        return _parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _parse_stat(line: str) -> _Stat:
+    """The second field is the program's name in brackets and may hold anything."""
+    fields = line.rpartition(")")[2].split()
+    return _Stat(
+        pid=int(line.partition(" ")[0]), state=fields[0], session=int(fields[3]), birth=int(fields[19])
+    )
