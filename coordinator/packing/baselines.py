@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import ceil
 
 from coordinator.packing.cpu_stage import MetricJob, metrics_end
@@ -112,7 +112,7 @@ def paper(
 
     `seconds`, `metric_seconds`: the prior of each set. A set above an even share of the run is cut into equal
     pieces; the rest is batched, next-fit decreasing, up to a quarter of that share. Sorted by metric seconds, then
-    by inference seconds, the trials go round-robin to the GPUs: task i runs on GPU i mod `gpus`.
+    by inference seconds, the trials go round the GPUs as these become free.
     """
     share = sum(seconds) / gpus
     trials: list[tuple[float, float, Task]] = []
@@ -166,13 +166,9 @@ def run_tasks(
     *,
     gpus: int,
     gpus_per_node: int,
-    own_gpu: bool = False,
 ) -> list[Ended]:
-    """Run tasks in list order on GPUs as they become free; jobs that load on one node share its NIC equally.
-
-    `own_gpu`: task i waits for GPU i mod `gpus` instead of any.
-    """
-    return _Floor(tasks, truth, costs, gpus, gpus_per_node).run(own_gpu=own_gpu)
+    """Run tasks in list order on GPUs as they become free; jobs that load on one node share its NIC equally."""
+    return _Floor(tasks, truth, costs, gpus, gpus_per_node).run()
 
 
 def metrics_after(ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
@@ -237,23 +233,15 @@ class _Floor:
         self.began: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
 
-    def run(self, *, own_gpu: bool) -> list[Ended]:
+    def run(self) -> list[Ended]:
         waiting = list(range(len(self.tasks)))[::-1]
-        lines = [[job for job in waiting if job % self.gpus == gpu] for gpu in range(self.gpus)]
         idle = list(range(self.gpus))
-        heapify(idle)
-        may_submit = self.costs.start
-        now = self.costs.start
+        may_submit = now = self.costs.start
         while True:
-            if own_gpu:
-                for gpu in [gpu for gpu in idle if lines[gpu]]:
-                    idle.remove(gpu)
-                    self._begin(lines[gpu].pop(), gpu, now)
-            else:
-                while waiting and idle and self.gpus - len(idle) < self.costs.running:
-                    may_submit = max(may_submit, now)
-                    self._begin(waiting.pop(), heappop(idle), may_submit)
-                    may_submit += self.costs.gap
+            while waiting and idle and self.gpus - len(idle) < self.costs.running:
+                may_submit = max(may_submit, now)
+                self._begin(waiting.pop(), heappop(idle), may_submit)
+                may_submit += self.costs.gap
             if not self.events:
                 return [self.ended[job] for job in sorted(self.ended)]
             now, _, what, subject, turn = heappop(self.events)

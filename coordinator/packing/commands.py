@@ -169,7 +169,6 @@ def _baseline(instance: Instance, policy: str, contention: Contention) -> Callab
             costs,
             gpus=instance.gpus,
             gpus_per_node=instance.gpus_per_node,
-            own_gpu=policy == "paper",
         )
         floor = truth.bound(
             lanes, load_seconds=instance.load_seconds, cpu_slots=instance.cpu_slots, stage_seconds=costs.start
