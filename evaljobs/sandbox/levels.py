@@ -169,7 +169,7 @@ def _bait() -> Iterator[dict[str, Any]]:
                 str(secret),
                 "/etc/passwd",
                 "/etc/shadow",
-                str(Path.home() / ".profile"),
+                os.environ.get("HOME", "/root") + "/.profile",
                 f"/proc/{os.getpid()}/environ",
             ],
             "port": tcp.getsockname()[1],

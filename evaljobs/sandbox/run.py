@@ -98,20 +98,24 @@ class _Pool:
 
     def _feed(self) -> None:
         """Give every idle lane a task, and start lanes while there are tasks for them."""
-        while task := self._next_task() if self.idle or self._may_start() else None:
-            if not self.idle:
-                self.again.appendleft(task)
-                self._start()
+        while True:
+            if self.idle:
+                task = self.again.popleft() if self.again else self._pull()
+                if task is None:
+                    return
+                self._send(self.idle.pop(), task)
                 continue
-            self._send(self.idle.pop(), task)
+            if len(self.busy) + len(self.starting) >= self.workers:
+                return
+            if len(self.again) <= len(self.starting):  # those waiting have a lane to come
+                task = self._pull()
+                if task is None:
+                    return
+                self.again.append(task)
+            self._start()
 
-    def _may_start(self) -> bool:
-        waiting = len(self.again)
-        return len(self.busy) + len(self.starting) < self.workers and waiting <= len(self.starting)
-
-    def _next_task(self) -> _Task | None:
-        if self.again and (self.idle or len(self.again) > len(self.starting)):
-            return self.again.popleft()
+    def _pull(self) -> _Task | None:
+        """The next program that can be run; None if there is none, or the window is full."""
         while not self.exhausted and self.pulled - self.yielded < WINDOW:
             try:
                 item = next(self.source)

@@ -1,0 +1,120 @@
+"""A private copy of the package that any user can read, and its command run as root (where we are) and as a user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_USER = 64321  # belongs to nobody
+_SYSTEM_PYTHON = "/usr/bin/python3"
+
+Runner = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user may read and write, outside anybody's home."""
+    folder = Path(tempfile.mkdtemp(prefix="evalspan-tests-", dir="/tmp"))
+    folder.chmod(0o777)
+    (folder / "evaljobs").mkdir()
+    (folder / "evaljobs" / "__init__.py").touch()
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "evaljobs" / "sandbox", folder / "evaljobs" / "sandbox", ignore=ignore)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _interpreter(who: str) -> tuple[str, dict[str, Any]]:
+    if who == "self":
+        return sys.executable, {}
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot become another user")
+    probe = "import sys; sys.exit(sys.version_info < (3, 11))"
+    if (
+        not Path(_SYSTEM_PYTHON).exists()
+        or subprocess.run([_SYSTEM_PYTHON, "-c", probe], check=False).returncode
+    ):
+        pytest.skip(f"no {_SYSTEM_PYTHON} of 3.11 or later that an ordinary user can run")
+    return _SYSTEM_PYTHON, {"user": _USER, "group": _USER, "extra_groups": []}
+
+
+@pytest.fixture(params=["self", "user"])
+def who(request: pytest.FixtureRequest) -> str:
+    """Who runs the sandbox: we (root in CI), or an ordinary user."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["namespaces", "landlock"])
+def level(request: pytest.FixtureRequest) -> str:
+    """Both levels that must hold."""
+    return str(request.param)
+
+
+@pytest.fixture
+def run(shared_folder: Path) -> Runner:
+    """run(programs, level, who): the verdicts of the real command; afterwards none of its processes may be alive."""
+
+    def run(programs: list[dict[str, Any]], level: str, who: str, *options: str) -> list[dict[str, Any]]:
+        python, identity = _interpreter(who)
+        environment = {
+            "PYTHONPATH": str(shared_folder),
+            "PATH": os.environ["PATH"],
+            "EVALSPAN_TEST_TOKEN": "x",
+        }
+
+        def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+            line = [python, "-m", "evaljobs.sandbox", *arguments]
+            return subprocess.run(
+                line,
+                env=environment,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=240,
+                **identity,
+            )
+
+        reports = {r["level"]: r for r in json.loads(command("--probe").stdout)}
+        if not reports[level]["holds"]:
+            pytest.skip(f"{level} does not hold here for {who}: {reports[level]['reason']}")
+        with tempfile.NamedTemporaryFile("w", dir=shared_folder, suffix=".jsonl") as source:
+            source.writelines(json.dumps(program) + "\n" for program in programs)
+            source.flush()
+            Path(source.name).chmod(0o644)
+            done = command(source.name, "--level", level, *options)
+        assert done.returncode == 0, done.stderr
+        _assert_none_alive(shared_folder)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def _assert_none_alive(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while alive := _processes_of(folder):
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def _processes_of(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if str(folder).encode() + b"/evaljobs/sandbox/box" in line:
+            found.append(entry.name)
+    return found

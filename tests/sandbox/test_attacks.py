@@ -1,0 +1,419 @@
+"""Programs that try to get out, to fool the checker or to break the harness; and right ones of unusual shape.
+
+`ATTACKS` are wrong programs whose only hope is to be passed wrongly; `data/adversarial_programs.jsonl` holds more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).with_name("data")
+
+ADD_TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
+ADD = {"entry_point": "add", "test": ADD_TEST}
+ROOT = {  # HumanEval/32: the test calls a helper of the prompt
+    "prompt": "import math\n\ndef poly(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n"
+    'def find_zero(xs):\n    """Find x with poly(xs, x) == 0."""\n',
+    "entry_point": "find_zero",
+    "test": "def check(candidate):\n    import random\n    rng = random.Random(42)\n    for _ in range(20):\n"
+    "        cs = [rng.randint(-10, 10) or 1, rng.randint(1, 10)]\n"
+    "        assert math.fabs(poly(cs, candidate(cs))) < 1e-4\n",
+}
+
+# An object whose every operation says what a test may want to hear.
+_LIAR = """
+class Liar:
+    def _zero(self, *a, **k): return 0
+    def _true(self, *a, **k): return True
+    __sub__ = __rsub__ = __abs__ = __float__ = __int__ = __index__ = __round__ = __mod__ = __rmod__ = __pow__ = _zero
+    __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = _zero
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __bool__ = _true
+    __hash__ = object.__hash__
+    def __array__(self, *a, **k): return 0
+    def __getattr__(self, name): return self
+    def __call__(self, *a, **k): return self
+"""
+
+_RAW = """
+import os, struct, sys, json
+def frame(body):
+    return struct.pack('!I', len(body)) + body
+def say(*bodies):
+    for body in bodies:
+        os.write(3, frame(body))
+"""
+
+
+def _liar(test: str) -> dict[str, object]:
+    return {"code": _LIAR + "def f(*a):\n    return Liar()\n", "test": test}
+
+
+def _raw(after: str, **fields: object) -> dict[str, object]:
+    return {
+        **ADD,
+        "code": _RAW + "def add(a, b):\n" + "".join(f"    {line}\n" for line in after.split("\n")),
+        **fields,
+    }
+
+
+ATTACKS: list[tuple[str, dict[str, object]]] = [
+    (
+        "shadow-abs",
+        {"code": "def f(x):\n    return 0\nabs = lambda x: -1\n", "test": "assert abs(f(3) - 9) < 1e-6"},
+    ),
+    (
+        "shadow-builtins-module",
+        {
+            "code": "import builtins\nbuiltins.abs = lambda x: -1\ndef f(x): return 0\n",
+            "test": "assert abs(f(3) - 9) < 1e-6",
+        },
+    ),
+    (
+        "shadow-math-class",
+        {
+            "code": "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef f(x): return 0\n",
+            "test": "assert math.isclose(f(3), 9)",
+        },
+    ),
+    (
+        "shadow-math-patched",
+        {
+            "code": "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 0\n",
+            "test": "assert math.isclose(f(3), 9)",
+        },
+    ),
+    (
+        "shadow-isclose",
+        {
+            "code": "def isclose(*a, **k): return True\ndef f(x): return 0\n",
+            "test": "assert isclose(f(3), 9)",
+        },
+    ),
+    (
+        "shadow-module-alias",
+        {
+            "code": "import operator as math\nmath.isclose = lambda *a: True\ndef f(x): return 0\n",
+            "test": "assert math.isclose(f(3), 9)",
+        },
+    ),
+    ("shadow-check", {**ADD, "code": "def add(a, b): return 0\ndef check(c): return None\n"}),
+    (
+        "decorate-test",
+        {**ADD, "code": "def add(a, b): return 0\ndef skip(f): return lambda c: None\n@skip\\\n"},
+    ),
+    ("swallow-test", {**ADD, "code": "def add(a, b): return 0\ncheck = lambda c: None\n'''"}),
+    ("redefine-helper", {**ROOT, "completion": "    return 1\n\ndef poly(xs, x):\n    return 0\n"}),
+    ("redefine-fabs", {**ROOT, "completion": "    return 1\n\nmath.fabs = lambda x: 0\n"}),
+    ("liar-tolerance", _liar("assert abs(f(3) - 9) < 1e-6")),
+    ("liar-less", _liar("assert f(3) < 1e-6 and f(3) > 5")),
+    ("liar-contains", _liar("assert 9 in f(3)")),
+    ("liar-element", _liar("assert f(3) in [9, 10]")),
+    (
+        "liar-float",
+        _liar("import math\nassert math.isclose(float(f(3)), 0.0, abs_tol=1e-9) or math.isclose(f(3), 9)"),
+    ),
+    ("liar-round", _liar("assert round(f(3), 2) == 0")),
+    ("liar-list", _liar("assert [f(3)] == [9]")),
+    ("liar-dict", _liar("assert {'a': f(3)} == {'a': 9}")),
+    ("liar-reflected", _liar("assert 9 == f(3)")),
+    ("liar-isinstance", _liar("assert isinstance(f(3), int)")),
+    ("liar-type", _liar("assert type(f(3)) is int")),
+    (
+        "stop-iteration",
+        {
+            "code": "def f(x): raise StopIteration\n",
+            "test": "for got, want in zip(map(f, [1, 2]), [1, 4]):\n    assert got == want",
+        },
+    ),
+    (
+        "stop-frame",
+        {
+            "code": _RAW + "def f(x):\n    say(b'[\"stop\"]')\n",
+            "test": "for got, want in zip(map(f, [1, 2]), [1, 4]):\n    assert got == want",
+        },
+    ),
+    (
+        "raise-exit",
+        {
+            "code": "def f(x): raise SystemExit(0)\n",
+            "test": "try:\n    assert f(2) == 4\nexcept Exception:\n    pass",
+        },
+    ),
+    (
+        "die-in-bare-except",
+        {
+            "code": "import os\ndef f(x): os._exit(0)\n",
+            "test": "try:\n    assert f(2) == 4\nexcept:\n    pass",
+        },
+    ),
+    (
+        "babble-in-bare-except",
+        {
+            "code": _RAW + "def f(x):\n    say(b'[')\n",
+            "test": "try:\n    assert f(2) == 4\nexcept:\n    pass",
+        },
+    ),
+    ("frame-huge-length", _raw("os.write(3, b'\\xff' * 64)\nimport time; time.sleep(0.2)")),
+    ("frame-nested", _raw("say(b'[\"v\",' + b'[' * 200000 + b']' * 200000 + b']')")),
+    ("frame-nested-tags", _raw("say(b'[\"v\",' + b'{\"t\":[' * 50000 + b']}' * 50000 + b']')")),
+    ("frame-not-json", _raw("say(bytes(range(256)))")),
+    ("frame-empty", _raw("say(b'')")),
+    ("frame-unknown-tag", _raw('say(b\'["v",{"__class__":1}]\')')),
+    ("frame-two-tags", _raw('say(b\'["v",{"t":[],"d":[]}]\')')),
+    ("frame-bad-handle", _raw('say(b\'["v",{"h":["x",1]}]\')')),
+    ("frame-callable-everything", _raw('say(b\'["v",{"h":[0,1]}]\')')),
+    ("frame-numpy-object", _raw('say(b\'["v",{"n":["O",[1],[5]]}]\')')),
+    ("frame-datetime64", _raw('say(b\'["v",{"n":["<M8[s]",[1],[5]]}]\')')),
+    ("frame-namedtuple-code", _raw('say(b\'["v",{"N":["x",["a: __import__(1)"],[5]]}]\')')),
+    ("frame-huge-digits", _raw("say(b'[\"v\",' + b'9' * 1000000 + b']')")),
+    ("frame-huge-decimal", _raw('say(b\'["v",{"D":"1E+999999999"}]\')')),
+    ("frame-forged-verdict", _raw('say(b\'{"verdict":"pass","reason":""}\')')),
+    ("frame-arguments-of-other-kind", _raw('say(b\'["v",null,[[9],{"d":[]}]]\')')),
+    ("frame-exception-shape", _raw("say(b'[\"e\",{},[],3]')")),
+    ("frame-many", _raw("say(*[b'[\"v\",0]'] * 20000)")),
+    (
+        "force-in-process",
+        {  # a value that decodes but has no way back must not move the test into the program's process
+            "code": _RAW
+            + 'import sys\ndef enc(x):\n    say(b\'["v",{"T":["datetime","2020-01-01T00:00:00+00:00"]}]\')\n'
+            + "def dec(x): return 0\n"
+            + "import os\nif 'check_in_process' in dir(): os._exit(0)\n",
+            "test": "assert dec(enc('a')) == 'a'",
+        },
+    ),
+    (
+        "find-test-in-memory",
+        {
+            **ADD,
+            "code": "def add(a, b):\n    import re\n    found = None\n    try:\n        maps = open('/proc/self/maps').read().splitlines()\n"
+            "        mem = open('/proc/self/mem', 'rb', 0)\n        for line in maps:\n            span, mode = line.split()[:2]\n"
+            "            if 'rw' not in mode: continue\n            lo, hi = (int(v, 16) for v in span.split('-'))\n            mem.seek(lo)\n"
+            "            m = re.search(rb'candidate.%d, %d. == (-?\\d+)' % (a, b), mem.read(hi - lo))\n            if m: return int(m.group(1))\n"
+            "    except OSError: pass\n    import gc\n    for o in gc.get_objects():\n        for r in gc.get_referents(o):\n"
+            "            if isinstance(r, str) and 'assert candidate' in r:\n                m = re.search(r'candidate\\(%d, %d\\) == (-?\\d+)' % (a, b), r)\n"
+            "                if m: return int(m.group(1))\n",
+        },
+    ),
+    (
+        "patch-agent",
+        {
+            **ADD,
+            "code": "import sys\nfor name, module in list(sys.modules.items()):\n    if name.endswith('checker'):\n"
+            "        module.judge = lambda *a: ('pass', '')\n        module._judge_test = lambda *a: ('pass', '')\n"
+            "    if name.endswith('codec'):\n        module.Encoder.dumps = lambda self, v: '5'\n"
+            "def add(a, b): return 0\n",
+        },
+    ),
+    (
+        "thread-babble",
+        _raw(
+            "import threading\nthreading.Thread(target=lambda: [say(b'[\"v\",5]', b'[\"v\",5]') for _ in range(99)], daemon=True).start()\nreturn 5"
+        ),
+    ),
+    (
+        "exit-thread",
+        {
+            **ADD,
+            "code": "import threading, os\nthreading.Timer(0.0, os._exit, [0]).start()\ndef add(a, b):\n    import time; time.sleep(9)\n",
+        },
+    ),
+    ("stdout-wrong", {"code": "print(input())\n", "stdin": "3\n", "stdout": "9\n"}),
+    ("stdout-flood", {"code": "while True: print('9' * 10000)\n", "stdin": "3\n", "stdout": "9\n"}),
+    ("stdout-then-fail", {"code": "print(9)\nraise SystemExit(1)\n", "stdin": "3\n", "stdout": "9\n"}),
+    (
+        "many-threads",
+        {
+            **ADD,
+            "code": "import threading\ndef spin():\n    while True: pass\nfor _ in range(60): threading.Thread(target=spin, daemon=True).start()\ndef add(a, b): return 0\n",
+        },
+    ),
+    (
+        "many-locks",
+        {
+            **ADD,
+            "code": "import fcntl, os, struct\ndef add(a, b):\n    f = os.open(os.__file__, os.O_RDONLY)\n    for i in range(20000):\n        fcntl.lockf(f, fcntl.LOCK_SH, 1, i * 2)\n    return 0\n",
+        },
+    ),
+    (
+        "pass-descriptors",
+        {
+            **ADD,
+            "code": "import socket\ns = socket.socket(fileno=3)\ndef add(a, b):\n    for _ in range(50):\n        socket.send_fds(s, [b'\\0\\0\\0\\7[\"v\",0]'], [0, 1, 2])\n    return 0\n",
+        },
+    ),
+]
+
+HONEST: list[tuple[str, dict[str, object]]] = [
+    ("builtin-name", {"code": "def sum(a, b):\n    return a * b\n", "test_list": ("assert sum(2, 3) == 6",)}),
+    (
+        "library-name",
+        {
+            "code": "def gcd(a, b):\n    return b if a == 0 else gcd(b % a, a)\n",
+            "test_list": ("assert gcd(4, 6) == 2",),
+        },
+    ),
+    ("imported-name", {"code": "from operator import add\n", **ADD}),
+    ("own-import", {"code": "import math\ndef f(x): return x * x\n", "test": "assert math.isclose(f(3), 9)"}),
+    (
+        "from-import",
+        {"code": "from math import isclose\ndef f(x): return x * x\n", "test": "assert isclose(f(3), 9)"},
+    ),
+    (
+        "setup",
+        {
+            "code": "def f(x): return sqrt(x)\n",
+            "test_setup_code": "from math import sqrt",
+            "test_list": ("assert f(9) == 3", "assert sqrt(9) == f(9)"),
+        },
+    ),
+    (
+        "own-class",
+        {
+            "code": "class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b\ndef longest(ps):\n    return sum(p.b - p.a for p in ps)\n",
+            "test_list": ("assert longest([Pair(1, 3), Pair(2, 5)]) == 5", "assert Pair(1, 2).b == 2"),
+        },
+    ),
+    (
+        "generator",
+        {
+            "code": "def f(n):\n    yield from range(n)\n",
+            "test": "assert list(f(3)) == [0, 1, 2]\nassert next(f(1)) == 0",
+        },
+    ),
+    (
+        "in-place",
+        {"code": "def f(xs):\n    xs.sort()\n", "test": "xs = [3, 1, 2]\nf(xs)\nassert xs == [1, 2, 3]"},
+    ),
+    (
+        "in-place-nested",
+        {
+            "code": "def f(m):\n    m[0][0] = 9\n    m.append([7])\n",
+            "test": "m = [[1], [2]]\nrow = m[0]\nf(m)\nassert row == [9] and m == [[9], [2], [7]]",
+        },
+    ),
+    ("closure", {"code": "def f(n):\n    return lambda x: x + n\n", "test": "assert f(2)(3) == 5"}),
+    ("keyword", {"code": "def f(a, *, b=1):\n    return a - b\n", "test": "assert f(3, b=2) == 1"}),
+    (
+        "exception",
+        {
+            "code": "class Bad(ValueError): pass\ndef f(x):\n    raise Bad('no')\n",
+            "test": "try:\n    f(1)\n    assert False\nexcept Bad as e:\n    assert str(e) == 'no'\ntry:\n    f(1)\nexcept ValueError:\n    pass",
+        },
+    ),
+    (
+        "types",
+        {
+            "code": "from collections import *\nfrom decimal import Decimal\nfrom fractions import Fraction\nimport datetime\nP = namedtuple('P', 'x y')\n"
+            "def f():\n    return [Counter('aab'), OrderedDict(a=1), defaultdict(list, a=[1]), deque([1]), {1, 2}, frozenset({3}), b'x', bytearray(b'y'),\n"
+            "        1j, range(3), Decimal('1.5'), Fraction(1, 3), datetime.date(2020, 1, 2), P(1, 2), (1, (2,)), {1: {2: None}}, 10**5000, '\\ud800', '\\U0001F600', -0.0]\n",
+            "test": "import datetime\nfrom decimal import Decimal\nfrom fractions import Fraction\nr = f()\n"
+            "assert r[:15] == [{'a': 2, 'b': 1}, {'a': 1}, {'a': [1]}, __import__('collections').deque([1]), {1, 2}, {3}, b'x', b'y', 1j, range(3), Decimal('1.5'), Fraction(1, 3), datetime.date(2020, 1, 2), (1, 2), (1, (2,))]\n"
+            "assert r[13].y == 2 and r[15] == {1: {2: None}} and r[16] == 10**5000 and r[17] == '\\ud800' and len(r[18]) == 1 and str(r[19]) == '-0.0'",
+        },
+    ),
+    (
+        "big-answer",
+        {
+            "code": "def f(n):\n    return list(range(n))\n",
+            "test": "assert sum(f(300000)) == 300000 * 299999 // 2",
+        },
+    ),
+    ("prints", {**ADD, "code": "def add(a, b):\n    print('adding', a, b)\n    return a + b\n"}),
+    (
+        "scratch-free-asyncio",
+        {
+            **ADD,
+            "code": "import asyncio\nasync def work(a, b):\n    await asyncio.sleep(0)\n    return a + b\ndef add(a, b): return asyncio.run(work(a, b))\n",
+        },
+    ),
+    ("helper-of-prompt", {**ROOT, "completion": "    return -xs[0] / xs[1]\n"}),
+    (
+        "stdin",
+        {
+            "code": "n = int(input())\nfor line in __import__('sys').stdin: n += int(line)\nprint(n)\n",
+            "stdin": ("1\n2\n", "3\n4\n5"),
+            "stdout": ("3", "12\n\n"),
+        },
+    ),
+    (
+        "stdin-main",
+        {
+            "code": "def main():\n    print(len(input()))\nif __name__ == '__main__':\n    main()\n    exit()\n",
+            "stdin": "x" * 200000 + "\n",
+            "stdout": "200000",
+        },
+    ),
+    (
+        "dataclass",
+        {
+            "code": "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(x)\n",
+            "test": "assert f(3) == P(3) and f(3).x == 3 and isinstance(f(1), P)",
+        },
+    ),
+]
+
+
+def _listed() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    problem = json.loads((DATA / "adversarial_problem.json").read_text())
+    return problem, [
+        json.loads(line) for line in (DATA / "adversarial_programs.jsonl").read_text().splitlines()
+    ]
+
+
+def test_listed_programs_fare_as_expected_and_leave_nothing(run: Any, level: str, who: str) -> None:
+    """No listed hostile program passes, an honest one after each does, and the machine is as it was."""
+    problem, rows = _listed()
+    subprocess.run(["/bin/sh", "-c", problem["setup"]], check=True)
+    fields = {name: problem[name] for name in ("prompt", "entry_point", "test")}
+    programs = []
+    for row in rows:
+        programs.append({**fields, "id": row["id"], "completion": row["code"], "timeout_seconds": 1.0})
+        programs.append({**fields, "id": "honest", "completion": "    return a + b\n"})
+    verdicts = run(programs, level, who)
+    assert [v["id"] for v in verdicts] == [p["id"] for p in programs]
+    wrong = []
+    for row, verdict, honest in zip(rows, verdicts[::2], verdicts[1::2], strict=True):
+        passed = verdict["verdict"] == "pass"
+        if passed != (row["expected"] == "pass") or (
+            row["expected"] == "timeout" and verdict["verdict"] != "timeout"
+        ):
+            wrong.append(verdict)
+        if honest["verdict"] != "pass":
+            wrong.append(("after", row["id"], honest))
+        if subprocess.run(
+            ["/bin/bash", "-c", row["side_effect_check"]], check=False, capture_output=True
+        ).returncode:
+            wrong.append(("side effect of", row["id"]))
+    assert wrong == []
+    assert {v["isolation"] for v in verdicts} == {level}
+
+
+def test_no_further_attack_passes_or_chooses_its_judge(run: Any, level: str, who: str) -> None:
+    """None of our own attacks passes, ends up in the test's process, or spoils the right program after it."""
+    programs = []
+    for name, fields in ATTACKS:
+        programs.append({"id": name, "timeout_seconds": 1.0, **fields})
+        programs.append({"id": "honest", "completion": "def add(a, b):\n    return a + b\n", **ADD})
+    verdicts = run(programs, level, who)
+    assert [v for v in verdicts[::2] if v["verdict"] in ("pass", "refused") or v["isolation"] != level] == []
+    assert [v for v in verdicts[1::2] if v["verdict"] != "pass"] == []
+
+
+def test_right_programs_of_unusual_shape_pass(run: Any, level: str, who: str) -> None:
+    """The data-only boundary costs no honest program its pass."""
+    verdicts = run([{"id": name, **fields} for name, fields in HONEST], level, who)
+    assert [v for v in verdicts if v["verdict"] != "pass" or v["isolation"] != level] == []
+
+
+def test_rlimits_are_refused_unless_allowed(run: Any, who: str) -> None:
+    """Resource limits alone are used only by who asks for them, and never as root."""
+    honest = {"id": "honest", "completion": "def add(a, b):\n    return a + b\n", **ADD}
+    with pytest.raises(AssertionError, match="allow-unsafe"):
+        run([honest], "rlimits", who)
+    (verdict,) = run([honest], "rlimits", who, "--allow-unsafe")
+    assert (verdict["verdict"], verdict["isolation"]) == ("pass", "rlimits")
