@@ -7,11 +7,12 @@ are imported by the verb that needs them: a holder must not load torch.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from evaljobs.contract import (
@@ -82,10 +83,7 @@ def run(path: Path, verb: str) -> int:
 
             return trial.main(spec)
         case HostSpec():
-            from evaljobs import host  # noqa: PLC0415
-
-            host_main: Callable[[HostSpec], int] = host.main
-            return host_main(spec)
+            return int(importlib.import_module("evaljobs.host").main(spec))
         case ExecuteSpec() | ScoreSpec():
             from evaljobs import metric  # noqa: PLC0415
 

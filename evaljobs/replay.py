@@ -8,6 +8,7 @@ prompts. It does not know: how answers are scored. Imports no torch.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,8 +138,6 @@ class ChatTemplate:
     """The chat template of a checkpoint, applied as lm-eval's HFLM.apply_chat_template does."""
 
     def __init__(self, model_dir: str, options: ModelOptions) -> None:
-        from transformers import AutoTokenizer  # noqa: PLC0415
-
         arguments = options.model_args
         keywords: dict[str, Any] = {
             "trust_remote_code": arguments.get("trust_remote_code", False),
@@ -147,7 +146,7 @@ class ChatTemplate:
         if arguments.get("add_bos_token") is not None:
             keywords["add_bos_token"] = arguments["add_bos_token"]
         source = arguments.get("tokenizer") or model_dir
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(source, **keywords)
+        self.tokenizer: Any = _tokenizer(source, keywords)
         self._fill_pad_token(model_dir)
         extra = dict(arguments.get("chat_template_args") or {})
         if arguments.get("enable_thinking") is not None:
@@ -180,3 +179,22 @@ class ChatTemplate:
             return rendered(history)
         except jinja2.exceptions.TemplateError:  # a template without a system role
             return rendered([message for message in history if message["role"] != "system"])
+
+
+def _tokenizer(source: str, keywords: dict[str, Any]) -> Any:
+    """A tokenizer, without torch unless it is loaded already: transformers 5 imports it for its model code wherever it can."""
+    import transformers.utils  # noqa: PLC0415
+    import transformers.utils.import_utils  # noqa: PLC0415
+
+    places: list[Any] = [transformers.utils, transformers.utils.import_utils]
+    before = [place.is_torch_available for place in places]
+    if "torch" not in sys.modules:
+        for place in places:
+            place.is_torch_available = lambda: False
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415
+
+        return AutoTokenizer.from_pretrained(source, **keywords)
+    finally:
+        for place, function in zip(places, before, strict=True):
+            place.is_torch_available = function

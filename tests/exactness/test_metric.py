@@ -1,0 +1,165 @@
+"""Scoring: nothing partial, nothing of other prompts, nothing run twice, and no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pipeline import Case, our_run, run_shards
+
+from evaljobs import engine, metric, replay, requests
+from evaljobs.contract import (
+    BuildSpec,
+    EvaluationPaths,
+    Executed,
+    ExecuteSpec,
+    Failed,
+    ModelOptions,
+    Scored,
+    ScoreSpec,
+)
+from evaljobs.files import write_record
+from evaljobs.results import merge_results
+
+
+def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
+    """All of a case but its score."""
+    options = ModelOptions(device="cpu", threads=1, model_args=case.model_args)
+    suite = case.suite_spec(batch_size)
+    built = requests.build(
+        BuildSpec(
+            name="build",
+            evaluation_dir=str(folder),
+            suite=suite,
+            entry=0,
+            batch_size=batch_size,
+            model_dir=str(model_dir),
+            model=options,
+            out_dir=str(folder / "sets"),
+        )
+    )
+    lm = engine.load(str(model_dir), options, batch_size).lm
+    frames = run_shards(lm, built.sets, batch_size, n_shards, EvaluationPaths(folder))
+    return ScoreSpec(
+        name="score",
+        evaluation_dir=str(folder),
+        suite=suite,
+        entry=0,
+        request_sets=built.sets,
+        frames=frames,
+        model_dir=str(model_dir),
+        model=options,
+        bootstrap_iters=10,
+        allow_unsafe=True,
+    )
+
+
+@pytest.mark.model
+def test_a_task_that_lacks_a_shard_is_not_scored(model_dir: Path, tmp_path: Path) -> None:
+    """Law 4: one missing record, and there is no score but a failure that says so."""
+    spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
+    short = spec.model_copy(update={"frames": {t: f[1:] for t, f in spec.frames.items()}})
+    outcome = metric.perform(short)
+    assert isinstance(outcome, Failed)
+    assert "no partial score" in outcome.error
+    assert not list((tmp_path / "scores").glob("*"))
+
+
+@pytest.mark.model
+def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    """The rebuilt task must ask what was answered, digest for digest; records of another set are refused by key."""
+    spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
+    other = spec.suite.model_copy(update={"system_instruction": "Be brief."})
+    with pytest.raises(replay.ReplayError, match="other prompts"):
+        metric.score(spec.model_copy(update={"suite": other}))
+    letters = dumped(model_dir, Case(task="toy_letters"), tmp_path / "letters")
+    (tmp_path / "responses" / "other").write_bytes(
+        (tmp_path / "letters" / "responses" / "trial0.frames").read_bytes()
+    )
+    stray = letters.frames["toy_letters"][0].model_copy(update={"file": "other", "offset": 0})
+    with pytest.raises(replay.ReplayError, match="answers toy_letters"):
+        metric.score(spec.model_copy(update={"frames": {"toy_choice": (stray,)}}))
+
+
+@pytest.mark.model
+def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_path: Path) -> None:
+    """`execute` jobs for parts of the documents leave nothing for the score to run, and change no value."""
+    case = Case(task="toy_programs")
+    spec = dumped(model_dir, case, tmp_path / "a")
+    halves = (tuple(range(8)), tuple(range(8, 16)))
+    for number, documents in enumerate(halves):
+        outcome = metric.perform(
+            ExecuteSpec(
+                name=f"execute-{number}",
+                evaluation_dir=spec.evaluation_dir,
+                suite=spec.suite,
+                entry=0,
+                task="toy_programs",
+                request_set=spec.request_sets["toy_programs"],
+                documents=documents,
+                frames=spec.frames["toy_programs"],
+                model_dir=spec.model_dir,
+                model=spec.model,
+                allow_unsafe=True,
+            )
+        )
+        assert isinstance(outcome, Executed)
+        assert (outcome.documents, outcome.programs, outcome.failed) == (
+            8,
+            8,
+            {},
+        )  # two equal answers a document
+    scored = metric.perform(spec)
+    assert isinstance(scored, Scored)
+    assert scored.programs_run == 0
+    score = json.loads(Path(scored.result_file).read_text())
+    alone = our_run(model_dir, case, 4, 1, tmp_path / "b")
+    assert score["results"] == alone.results["results"]
+    assert score["results"]["toy_programs"]["pass@1,create_test"] == 0.5
+
+
+@pytest.mark.model
+def test_a_score_run_twice_is_the_same_score(model_dir: Path, tmp_path: Path) -> None:
+    """A retried job rewrites the same files."""
+    spec = dumped(model_dir, Case(task="toy_mutual"), tmp_path)
+    contents = []
+    for _ in range(2):
+        scored = metric.score(spec)
+        [samples] = (tmp_path / "samples").glob("samples_toy_mutual_*.jsonl")
+        contents.append((json.loads(Path(scored.result_file).read_text())["results"], samples.read_text()))
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.model
+def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
+    """Programs and a chat template are scored in processes that never import torch."""
+    program = (
+        "import sys; from evaljobs.__main__ import main; status = main(['score', *sys.argv[1:]]); "
+        "print(sorted(m for m in sys.modules if m == 'torch')); sys.exit(status)"
+    )
+    specs = []
+    chat = Case(task="toy_sums", entry={"limit": 4}, suite={"apply_chat_template": True})
+    for number, case in enumerate((Case(task="toy_programs"), chat)):
+        spec = dumped(model_dir, case, tmp_path / str(number))
+        write_record(tmp_path / f"{number}.json", spec)
+        specs.append(str(tmp_path / f"{number}.json"))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *specs], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_merged_results_have_the_shape_of_one_run() -> None:
+    """Entries merge by name, in order; a name that comes twice keeps both values; no groups, no key."""
+    one = {"results": {"b": {"acc,none": 1}}, "versions": {"b": 1}, "n-samples": {"b": {"effective": 2}}}
+    two = {"results": {"a": {"acc,none": 2}}, "versions": {"a": 1}}
+    merged = merge_results([one, two, one])
+    assert list(merged["results"]) == ["b", "a", "b#2"]
+    assert list(merged["versions"]) == ["a", "b", "b#2"]
+    assert merged["n-samples"] == {"b": {"effective": 2}, "b#2": {"effective": 2}}
+    assert "groups" not in merged
+    assert merge_results([{**two, "groups": {"g": {}}}])["groups"] == {"g": {}}

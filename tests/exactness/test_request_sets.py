@@ -1,0 +1,200 @@
+"""Request sets: built once, kept, and refused where they no longer fit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline import TASKS, Case, our_run
+
+from evaljobs import requests, shards
+from evaljobs.contract import (
+    BatchIndex,
+    BuildSpec,
+    Built,
+    Failed,
+    ModelOptions,
+    RequestSetManifest,
+    SuiteSpec,
+    TaskEntry,
+    batch_index_file,
+    request_set_manifest,
+)
+from evaljobs.errors import OperatorError
+from evaljobs.files import read_record, write_record
+
+
+def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:
+    suite = {"include_path": (str(TASKS),)} | changes.pop("suite", {})
+    options = {"batch_size": 4, "evaluation_dir": str(folder / "evaluation")} | changes
+    return BuildSpec(
+        name="build",
+        suite=SuiteSpec(name="s", tasks=(TaskEntry(name=task),), **suite),
+        entry=0,
+        model_dir=str(model_dir),
+        model=ModelOptions(),
+        out_dir=str(folder / "sets"),
+        **options,
+    )
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_sums", "toy_pages"])
+def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Path, tmp_path: Path) -> None:
+    """Whatever the size, batches partition the requests and their windows; costs and documents are told per batch."""
+    built = requests.build(spec(model_dir, tmp_path, task))
+    folder = Path(built.sets[task])
+    head, pieces = requests.read_requests(folder)
+    wanted = sorted((p.index, p.window) for p in pieces)
+    for size in (1, 3, 4, 1000):
+        requests.add_batches(folder, size)
+        there = shards.RequestSet(folder, size)
+        batches = list(there.batches(0, len(there.index.requests)))
+        assert sorted((p.index, p.window) for b in batches for p in b.pieces) == wanted
+        assert [len(b.pieces) for b in batches] == list(there.index.requests)
+        assert [tuple(sorted({p.document for p in b.pieces})) for b in batches] == list(there.index.documents)
+        assert len(there.index.offsets) == len(batches) + 1
+        if head.digests.keys() != {"loglikelihood_rolling"}:
+            longest = [max(p.length for p in b.pieces) for b in batches]
+            assert all(a >= b for a, b in itertools.pairwise(longest))
+
+
+@pytest.mark.model
+def test_a_manifest_counts_documents_requests_and_tokens(model_dir: Path, tmp_path: Path) -> None:
+    """Clones for repeats count as requests; the cap on generated tokens is that of the settings."""
+    built = requests.build(spec(model_dir, tmp_path, "toy_programs"))
+    manifest = read_record(request_set_manifest(built.sets["toy_programs"]), RequestSetManifest)
+    assert (manifest.documents, manifest.requests, manifest.repeats) == (16, 32, 2)
+    assert manifest.generation_cap_tokens == 32 * 8
+    assert manifest.executes
+    assert not manifest.sampled
+    sampled = requests.build(spec(model_dir, tmp_path / "2", "toy_sampled")).sets["toy_sampled"]
+    other = read_record(request_set_manifest(sampled), RequestSetManifest)
+    assert other.sampled
+    assert not other.executes
+
+
+@pytest.mark.model
+def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
+    """A second build touches no file and loads no task; a further size adds its batches and nothing else."""
+    auto = requests.build(spec(model_dir, tmp_path, batch_size="auto"))
+    place = Path(auto.sets["toy_choice"])
+    assert not list(place.glob("batches-*"))
+    before = snapshot(tmp_path / "sets")
+    four = requests.build(spec(model_dir, tmp_path, batch_size=4))
+    after = snapshot(tmp_path / "sets")
+    assert before.items() <= after.items()
+    assert {Path(p).name for p in after.keys() - before.keys()} == {"batches-4.jsonl", "batches-4.index.json"}
+    gone = spec(model_dir, tmp_path, batch_size=4).model_copy(update={"model_dir": "/nowhere"})
+    again = requests.build(gone)
+    assert again.sets == four.sets == auto.sets
+    assert snapshot(tmp_path / "sets") == after
+
+
+@pytest.mark.model
+def test_the_same_set_comes_out_of_another_checkpoint_with_the_same_tokenizer(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Keys do not depend on where the checkpoint lies; they do on settings that change a prompt."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in model_dir.iterdir():
+        if file.suffix != ".safetensors":
+            (copy / file.name).write_bytes(file.read_bytes())
+    keys = []
+    for number, (model, suite) in enumerate(
+        [(model_dir, {}), (copy, {}), (model_dir, {"system_instruction": "Be brief."})]
+    ):
+        built = requests.build(spec(model, tmp_path / str(number), suite=suite))
+        keys.append(read_record(request_set_manifest(built.sets["toy_choice"]), RequestSetManifest).key)
+    assert keys[0] == keys[1]
+    assert keys[0] != keys[2]
+
+
+@pytest.mark.model
+def test_changed_data_files_are_built_anew(model_dir: Path, tmp_path: Path) -> None:
+    """A set made from a local file is not reused once the file has changed; the old one stays for who still uses it."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"q": f"q{i} is", "a": i % 2}) + "\n" for i in range(6)))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "local.yaml").write_text(
+        f"task: toy_local\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {rows}}}}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_target: a\ndoc_to_choice: ['no', 'yes']\n"
+    )
+    given = spec(model_dir, tmp_path, "toy_local", suite={"include_path": (str(tmp_path / "tasks"),)})
+    first = requests.build(given)
+    manifest = read_record(request_set_manifest(first.sets["toy_local"]), RequestSetManifest)
+    assert [f.name for f in manifest.data_files] == [str(rows)]
+    rows.write_text(rows.read_text() + json.dumps({"q": "a new one is", "a": 1}) + "\n")
+    second = requests.build(given)
+    assert second.sets != first.sets
+    assert Path(first.sets["toy_local"]).exists()
+
+
+@pytest.mark.model
+def test_an_unknown_task_names_the_nearest(model_dir: Path, tmp_path: Path) -> None:
+    """The operator is told which names come near."""
+    with pytest.raises(OperatorError, match="nearest: toy_choice"):
+        requests.build(spec(model_dir, tmp_path, "toy_choise"))
+
+
+@pytest.mark.model
+def test_a_data_set_that_is_not_here_says_to_prepare(model_dir: Path, tmp_path: Path) -> None:
+    """Offline, a hub data set that is not cached is the operator's to fetch; the job leaves that as its outcome."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "hub.yaml").write_text(
+        "task: toy_hub\ndataset_path: nobody/has_this_data_set\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_target: a\ndoc_to_choice: ['no', 'yes']\n"
+    )
+    given = spec(model_dir, tmp_path, "toy_hub", suite={"include_path": (str(tmp_path / "tasks"),)})
+    write_record(tmp_path / "spec.json", given)
+    done = subprocess.run(
+        [sys.executable, "-m", "evaljobs", "build", str(tmp_path / "spec.json")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    failed = read_record(tmp_path / "evaluation" / "outcomes" / "build.failed.json", Failed)
+    assert failed.blame == "operator"
+    assert "evalspan prepare" in failed.error
+
+
+@pytest.mark.model
+def test_the_build_command_leaves_an_outcome_and_no_noise(model_dir: Path, tmp_path: Path) -> None:
+    """`python -m evaljobs build` of several specs: an outcome each, and no progress bars in the log."""
+    for number, task in enumerate(("toy_choice", "toy_sums")):
+        given = spec(model_dir, tmp_path / task, task).model_copy(
+            update={"name": f"b{number}", "evaluation_dir": str(tmp_path / "evaluation")}
+        )
+        write_record(tmp_path / f"{number}.json", given)
+    done = subprocess.run(
+        [sys.executable, "-m", "evaljobs", "build", str(tmp_path / "0.json"), str(tmp_path / "1.json")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "it/s" not in done.stdout + done.stderr
+    for number in range(2):
+        built = read_record(tmp_path / "evaluation" / "outcomes" / f"b{number}.built.json", Built)
+        [place] = built.sets.values()
+        assert read_record(batch_index_file(place, 4), BatchIndex).batch_size == 4
+
+
+@pytest.mark.model
+def test_scores_do_not_depend_on_who_built_the_set(model_dir: Path, tmp_path: Path) -> None:
+    """A set built earlier, in another process's name, gives the same scores."""
+    case = Case(task="toy_choice", entry={"limit": 8})
+    first = our_run(model_dir, case, 4, 2, tmp_path / "1", sets=tmp_path / "sets")
+    second = our_run(model_dir, case, 4, 3, tmp_path / "2", sets=tmp_path / "sets")
+    assert first == second
