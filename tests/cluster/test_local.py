@@ -236,7 +236,7 @@ def test_only_the_gpus_left_to_us_are_counted() -> None:
 
 def test_a_pid_that_is_somebody_elses_is_not_our_job(tmp_path: Path) -> None:
     """A claim whose pid lives, but was born at another time or in another boot, belongs to a job that has ended."""
-    killed_coordinator(tmp_path, [sh(tmp_path, "a", "true"), sh(tmp_path, "b", "true")])
+    killed_coordinator(tmp_path, [sh(tmp_path, "a", "exec sleep 600"), sh(tmp_path, "b", "exec sleep 600")])
     until(lambda: all((tmp_path / "jobs" / f"{n}.0.run").exists() for n in (1, 2)), "both claimed")
     boot, line, note = (tmp_path / "jobs" / "1.0.run").read_text().split("\n")[:3]
     other_pid = f"{os.getpid()} {line.partition(' ')[2]}"
@@ -246,6 +246,7 @@ def test_a_pid_that_is_somebody_elses_is_not_our_job(tmp_path: Path) -> None:
     seen = states(cluster(tmp_path))
     assert seen["a.0"].state == "EXITED"
     assert (seen["b.0"].state, seen["b.0"].reason) == ("NODE_FAIL", "the machine was restarted")
+    until(lambda: _gone(int(line.split()[0])), "what bears the mark of an ended job is ended")
 
 
 def test_a_state_folder_that_cannot_be_written_is_a_cluster_error(tmp_path: Path) -> None:
