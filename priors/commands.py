@@ -1,0 +1,98 @@
+"""What `evalspan priors show | fit | import | export` print, as JSON-able values.
+
+Rule: ValueError, naming file and line, for whatever is no table of observations.
+It does not know: argument parsing or a terminal.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from priors.estimate import percentile_95
+from priors.fit import Learnt
+from priors.hardware import cold_rates
+from priors.table import Observation, merge, parse, read
+
+
+def show(path: Path) -> dict[str, Any]:
+    """Every observed task on every hardware and engine: runs, the last one's seconds, what was learnt of it."""
+    learnt = Learnt(read(path))
+    history = learnt.timed
+    rows = []
+    for task, hardware, engine in sorted({(one.task, one.hardware, one.engine) for one in history}):
+        own = [one for one in history if (one.task, one.hardware, one.engine) == (task, hardware, engine)]
+        own_residual = learnt.residual(task, hardware, engine)
+        rows.append(
+            {
+                "task": task,
+                "hardware": hardware,
+                "engine": engine,
+                "observations": len(own),
+                "documents": own[-1].documents,
+                "inference_seconds": own[-1].inference_seconds,
+                "metric_seconds": own[-1].metric_seconds,
+                "factor": exp(own_residual.mean),
+                "sigma": own_residual.sigma,
+                "p95_over_median": percentile_95(1.0, own_residual.sigma),
+                "at": own[-1].at,
+            }
+        )
+    return {"schema_version": 1, "observations": len(history), "tasks": rows}
+
+
+def fit(path: Path) -> dict[str, Any]:
+    """Rates learnt of every hardware and engine, for the model size and batch size seen last."""
+    learnt = Learnt(read(path))
+    history = learnt.timed
+    rows = []
+    for hardware, engine in sorted({(one.hardware, one.engine) for one in history}):
+        last = [one for one in history if (one.hardware, one.engine) == (hardware, engine)][-1]
+        speed = learnt.speed(hardware, engine)
+        cold = cold_rates(
+            model_parameters=last.model_parameters,
+            hardware=hardware,
+            engine=engine,
+            batch_size=last.batch_size,
+        )
+        rows.append(
+            {
+                "hardware": hardware,
+                "engine": engine,
+                "observations": speed.observations,
+                "model_parameters": last.model_parameters,
+                "batch_size": last.batch_size,
+                "prefill_tokens_per_second": cold.prefill_per_second / exp(speed.prefill),
+                "generated_tokens_per_second": cold.generated_per_second / exp(speed.generated),
+                "prefill_factor": exp(speed.prefill),
+                "generated_factor": exp(speed.generated),
+            }
+        )
+    return {"schema_version": 1, "speeds": rows}
+
+
+def import_file(path: Path, file: Path) -> dict[str, Any]:
+    """Add a table's observations to the one at `path`, those it holds already left out.
+
+    ValueError: `file` cannot be read or a line of it is no observation; then nothing is added.
+    """
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror or error}") from error
+    if text and not text.endswith(b"\n"):
+        text += b"\n"  # a file that is handed over is whole: its last line counts like any other
+    observations = parse(text, str(file))
+    added = merge(path, observations)
+    return {"schema_version": 1, "read": len(observations), "added": added}
+
+
+def export(path: Path) -> list[dict[str, Any]]:
+    """Every observation, oldest line first; one JSON object a line of these is what `import` reads."""
+    return [_row(one) for one in read(path)]
+
+
+def _row(one: Observation) -> dict[str, Any]:
+    row: dict[str, Any] = one.model_dump(mode="json")
+    return row

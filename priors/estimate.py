@@ -1,0 +1,168 @@
+"""Predicts seconds, each with a spread: of every batch, of a metric, of a model load.
+
+Rule: medians; the spread is of log seconds, so the 95th percentile is median · exp(1.645 sigma). Pure.
+It does not know: lanes, shards, or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+from priors.fit import Learnt, Residual, expected_generated, learnt_of, residual
+from priors.hardware import Rates, cold_rates, nominal
+from priors.sizes import known
+from priors.table import Observation
+
+__all__ = [
+    "BatchPrediction",
+    "Features",
+    "History",
+    "Learnt",
+    "MetricPrediction",
+    "Rates",
+    "percentile_95",
+    "predict_batches",
+    "predict_load",
+    "predict_metric",
+    "rates",
+]
+
+History = Sequence[Observation] | Learnt
+"""What was observed; `Learnt(observations)` spares the work of many predictions from one history."""
+
+SIGMA_HARDWARE = 0.5
+"""Added spread where the hardware is not in the table of nominal figures and was never seen."""
+SIGMA_METRIC = 0.7
+"""Spread of log metric seconds between tasks: most shipped figures are estimates."""
+SIGMA_METRIC_RUN = 0.2
+SCORE_SECONDS = 0.0005
+"""A document's metric where nothing is known: exact match, likelihoods, BLEU (0.5 ms measured)."""
+EXECUTE_SECONDS = 0.25
+"""A document's program where nothing is known: MBPP 0.24 s, HumanEval 0.26 s, time-outs included."""
+JOB_SECONDS = 1.0
+"""A metric job's start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a prediction goes by. `hardware`: a GPU type as Slurm names it, or `cpu`."""
+
+    task: str
+    model_parameters: int
+    hardware: str
+    engine: str
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPrediction:
+    """Median GPU seconds of every batch; `sigma`: spread of the log of their sum."""
+
+    seconds: tuple[float, ...]
+    sigma: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricPrediction:
+    """Median CPU seconds of a task's whole metric."""
+
+    seconds: float
+    sigma: float
+
+
+def percentile_95(median: float, sigma: float) -> float:
+    """Seconds that one run in twenty passes."""
+    return median * exp(1.645 * sigma)
+
+
+def rates(features: Features, history: History) -> Rates:
+    """Tokens a second of a model on this hardware and engine, as learnt so far, before the task's own residual."""
+    cold = _cold(features)
+    speed = learnt_of(history).speed(features.hardware, features.engine)
+    return Rates(
+        prefill_per_second=cold.prefill_per_second / exp(speed.prefill),
+        generated_per_second=cold.generated_per_second / exp(speed.generated),
+        batch_seconds=cold.batch_seconds,
+    )
+
+
+def predict_batches(
+    features: Features,
+    prefill_tokens: Sequence[int],
+    generated_tokens: Sequence[int],
+    history: History,
+) -> BatchPrediction:
+    """Seconds of every batch from its prefill tokens and its summed cap of generated tokens.
+
+    ValueError: the two sequences differ in length.
+    """
+    if len(prefill_tokens) != len(generated_tokens):
+        raise ValueError("every batch needs its prefill and its generated tokens")
+    learnt = learnt_of(history)
+    at = rates(features, learnt)
+    own = learnt.residual(features.task, features.hardware, features.engine)
+    factor = exp(own.mean)
+    seconds = tuple(
+        factor
+        * (
+            at.batch_seconds
+            + prefill / at.prefill_per_second
+            + expected_generated(cap, features.batch_size) / at.generated_per_second
+        )
+        for prefill, cap in zip(prefill_tokens, generated_tokens, strict=True)
+    )
+    return BatchPrediction(seconds=seconds, sigma=_spread(features, learnt, own))
+
+
+def predict_metric(task: str, documents: int, executes: bool, history: History) -> MetricPrediction:
+    """CPU seconds of a task's metric over `documents` documents; `executes`: programs are run or a judge is asked."""
+    logs = [
+        log(one.metric_seconds / _cold_metric(task, one.documents, executes))
+        for one in learnt_of(history).by_task.get(task, ())
+        if one.metric_seconds > 0 and one.documents > 0
+    ]
+    own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
+    return MetricPrediction(
+        seconds=_cold_metric(task, documents, executes) * exp(own.mean) if documents else 0.0, sigma=own.sigma
+    )
+
+
+def predict_load(model_bytes: int, hardware: str, history: History) -> float:
+    """Seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
+    logs = [
+        log(one.load_seconds / _cold_load(2 * one.model_parameters, hardware))
+        for one in learnt_of(history).all
+        if one.hardware == hardware and one.load_seconds
+    ]
+    own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
+    return _cold_load(model_bytes, hardware) * exp(own.mean)
+
+
+def _cold(features: Features) -> Rates:
+    return cold_rates(
+        model_parameters=features.model_parameters,
+        hardware=features.hardware,
+        engine=features.engine,
+        batch_size=features.batch_size,
+    )
+
+
+def _spread(features: Features, learnt: Learnt, own: Residual) -> float:
+    seen = any(one.hardware == features.hardware for one in learnt.timed)
+    if seen or features.hardware == "cpu" or nominal(features.hardware) is not None:
+        return own.sigma
+    return sqrt(own.sigma**2 + SIGMA_HARDWARE**2)
+
+
+def _cold_metric(task: str, documents: int, executes: bool) -> float:
+    row = known(task)
+    if row is not None and row.documents and executes == (row.kind in {"code", "judge"}):
+        return JOB_SECONDS + documents * row.metric_seconds / row.documents
+    return JOB_SECONDS + documents * (EXECUTE_SECONDS if executes else SCORE_SECONDS)
+
+
+def _cold_load(model_bytes: int, hardware: str) -> float:
+    """14 GB to a GPU in about 10 s, start-up included (shipped portfolio); safetensors from tmpfs read 4.8 GB/s."""
+    return 7.0 + max(0, model_bytes) / (2e9 if hardware == "cpu" else 4.8e9)

@@ -1,0 +1,83 @@
+"""Rates before anything was observed: from nominal figures of the hardware and the size of the model.
+
+Rule: figures are of dense bf16 and of one GPU (one core for `cpu`); they only have to be right to within the spread
+that a first prediction states, the first run corrects them.
+It does not know: tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PREFILL_EFFICIENCY = 0.4
+"""Of nominal FLOP/s in prefill: 9,000 tokens/s of a 7B model on an A100 (shipped portfolio)."""
+BATCH_SECONDS = 0.005
+"""Of every batch, whatever its tokens: tokenising, padding, launching."""
+HOST_STEP_SECONDS = {"hf": 0.0225, "": 0.004}
+"""Of every generated token of a batch, outside the GPU's memory reads: transformers' Python, else (vLLM, SGLang) CUDA
+graphs. With hf a 7B model on an A100 at batch size 8 then makes 270 tokens/s (shipped portfolio)."""
+CPU_PREFILL_FLOPS = 2 * 135e6 * 250
+"""A core: a 135M model measured at 150 to 400 prefill tokens/s."""
+CPU_GENERATED = 13.0 * 135e6
+"""A core: a 135M model measured at 11 to 16 generated tokens/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Tokens a second of one model on one trial, and seconds of every batch."""
+
+    prefill_per_second: float
+    generated_per_second: float
+    batch_seconds: float
+
+
+NOMINAL: dict[str, tuple[float, float]] = {
+    # name: (dense bf16 or fp16 FLOP/s, memory bytes/s), from the vendors' data sheets
+    "gb200": (2.5e15, 8.0e12),
+    "gh200": (989e12, 4.0e12),
+    "b200": (2.25e15, 8.0e12),
+    "b100": (1.75e15, 8.0e12),
+    "h200": (989e12, 4.8e12),
+    "h100": (989e12, 3.35e12),
+    "h800": (989e12, 3.35e12),
+    "h20": (148e12, 4.0e12),
+    "a100": (312e12, 2.0e12),
+    "a800": (312e12, 2.0e12),
+    "a40": (150e12, 0.696e12),
+    "a30": (165e12, 0.933e12),
+    "a10": (125e12, 0.6e12),
+    "l40": (362e12, 0.864e12),
+    "l4": (121e12, 0.3e12),
+    "v100": (125e12, 0.9e12),
+    "t4": (65e12, 0.32e12),
+    "4090": (165e12, 1.0e12),
+    "3090": (71e12, 0.936e12),
+    "mi300": (1307e12, 5.3e12),
+    "mi250": (383e12, 3.2e12),
+}
+UNKNOWN = NOMINAL["a100"]
+
+
+def nominal(hardware: str) -> tuple[float, float] | None:
+    """(FLOP/s, bytes/s) of a name as Slurm's or the driver's, e.g. `nvidia_h100_80gb_hbm3`; None if unknown."""
+    name = hardware.lower()
+    matches = [key for key in NOMINAL if key in name]
+    return NOMINAL[max(matches, key=len)] if matches else None
+
+
+def cold_rates(*, model_parameters: int, hardware: str, engine: str, batch_size: int) -> Rates:
+    """Rates by size and hardware alone; unknown hardware counts as an A100."""
+    parameters = max(1, model_parameters)
+    if hardware == "cpu":
+        return Rates(
+            prefill_per_second=CPU_PREFILL_FLOPS / (2 * parameters),
+            generated_per_second=CPU_GENERATED / parameters,
+            batch_seconds=BATCH_SECONDS,
+        )
+    flops, memory = nominal(hardware) or UNKNOWN
+    step = 2 * parameters / memory + HOST_STEP_SECONDS.get(engine, HOST_STEP_SECONDS[""])
+    return Rates(
+        prefill_per_second=flops * PREFILL_EFFICIENCY / (2 * parameters),
+        generated_per_second=batch_size / step,
+        batch_seconds=BATCH_SECONDS,
+    )

@@ -1,0 +1,140 @@
+"""What evaluations were observed to take: one JSON line an observation, appended by any number of processes.
+
+Rule: an append holds the file's lock and is on disk before it returns; a last line that a killed writer left torn is
+dropped by the next append and skipped by readers; any other line that is no observation is refused by number.
+It does not know: what the figures are used for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Observation(BaseModel):
+    """One task of one evaluation.
+
+    `generated_tokens` is the sum of the requests' caps, as predictions are given it; `inference_seconds` and
+    `metric_seconds` are of all documents, 0 where unknown; `load_seconds` is a trial's import and load; `at` is unix
+    seconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    task: str = Field(min_length=1)
+    key: str
+    model_parameters: Count
+    hardware: str
+    engine: str
+    batch_size: int = Field(ge=1)
+    prefill_tokens: Count
+    generated_tokens: Count
+    documents: Count
+    inference_seconds: Seconds
+    metric_seconds: Seconds
+    load_seconds: Seconds | None
+    at: float = Field(allow_inf_nan=False)
+
+
+def append(path: Path, observations: Iterable[Observation]) -> None:
+    """Add observations; makes the file and its folder if there are none. OSError where the disk refuses."""
+    lines = _lines(observations)
+    if not lines:
+        return
+    with _locked(path) as file:
+        _write(file, lines)
+
+
+def merge(path: Path, observations: Iterable[Observation]) -> int:
+    """Add those observations that the table does not hold yet; how many were added. ValueError: a corrupt table."""
+    with _locked(path) as file:
+        held = {_line(one) for one in parse(_whole(file), str(path))}
+        fresh = [one for one in dict.fromkeys(observations) if _line(one) not in held]
+        if fresh:
+            _write(file, _lines(fresh))
+    return len(fresh)
+
+
+def read(path: Path) -> list[Observation]:
+    """All observations, oldest line first; none where there is no file. ValueError names a corrupt line."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return parse(text, str(path))
+
+
+def parse(text: bytes, name: str) -> list[Observation]:
+    """Observations of a table's bytes; `name` stands in errors. A torn last line is skipped."""
+    *lines, last = text.split(b"\n")
+    observations = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            observations.append(Observation.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            said = f"{place}: {first['msg']}" if place else first["msg"]
+            raise ValueError(f"{name}: line {number} is no observation: {said}") from error
+    if last:
+        with suppress(ValidationError):  # a writer was killed in this line
+            observations.append(Observation.model_validate_json(last))
+    return observations
+
+
+def _line(observation: Observation) -> bytes:
+    return observation.model_dump_json().encode()
+
+
+def _lines(observations: Iterable[Observation]) -> bytes:
+    return b"".join(_line(one) + b"\n" for one in observations)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)  # releases the lock
+
+
+def _whole(file: int) -> bytes:
+    parts = []
+    offset = 0
+    while part := os.pread(file, 1 << 20, offset):
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def _write(file: int, lines: bytes) -> None:
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        lines = _mend(file) + lines
+    while lines:
+        lines = lines[os.write(file, lines) :]
+    os.fsync(file)
+
+
+def _mend(file: int) -> bytes:
+    """Drop a torn last line; what must be written first where that line is whole and only its end is missing."""
+    text = _whole(file)
+    start = text.rfind(b"\n") + 1
+    try:
+        Observation.model_validate_json(text[start:])
+    except ValidationError:
+        os.ftruncate(file, start)
+        return b""
+    return b"\n"
