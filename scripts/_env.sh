@@ -41,6 +41,11 @@ ensure_venv() {
     fi
     say "making $venv"
     "$python" -m venv "${site[@]}" "$venv" || die "$python -m venv failed: see above"
+    if [ ${#site[@]} -gt 0 ] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+      # $python is an environment itself, and its packages are not the system's: name their folders.
+      "$python" -c 'import sysconfig as s; print(s.get_path("purelib"), s.get_path("platlib"), sep="\n")' > \
+        "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
+    fi
   fi
   constraints=$venv/constraints.txt
   cp "$top/constraints.txt" "$constraints"
