@@ -118,21 +118,43 @@ return 1
 """
 )
 
-# takes token ("" outside of a fill), lane, "1" to take shards from whoever claims them, then shard, priority, seconds
+# takes token, lane, then shard, priority, seconds. The queue is empty but for earlier calls of the same fill.
+FILL = (
+    _COMMON
+    + """
+if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
+local lane, load, queued = ARGV[2], 0, false
+for i = 3, #ARGV, 3 do
+  local shard = ARGV[i]
+  redis.call('HSET', key('info'), shard, cjson.encode({lane, ARGV[i + 1], ARGV[i + 2]}))
+  if redis.call('HEXISTS', key('claims'), shard) == 0 then
+    redis.call('HSET', key('where'), shard, lane)
+    redis.call('ZADD', key('lane:' .. lane), ARGV[i + 1], shard)
+    load = load + tonumber(ARGV[i + 2])
+    queued = true
+  end
+end
+if queued then
+  redis.call('ZINCRBY', key('load'), string.format('%.17g', load), lane)
+  redis.call('SADD', key('lanes'), lane)
+end
+return 1
+"""
+)
+
+# takes lane, then shard, priority, seconds: from wherever each is now
 ADD = (
     _COMMON
     + """
-if ARGV[1] ~= '' and redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
-local added = 0
-for i = 4, #ARGV, 3 do
+for i = 2, #ARGV, 3 do
   local shard = ARGV[i]
   unqueue(shard)
-  redis.call('HSET', key('info'), shard, cjson.encode({ARGV[2], ARGV[i + 1], ARGV[i + 2]}))
+  unclaim(shard)
+  redis.call('HSET', key('info'), shard, cjson.encode({ARGV[1], ARGV[i + 1], ARGV[i + 2]}))
   redis.call('SREM', key('withdrawn'), shard)
-  if ARGV[3] == '1' then unclaim(shard) end
-  if not owner(shard) then enqueue(shard); added = added + 1 end
+  enqueue(shard)
 end
-return added
+return 1
 """
 )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -101,24 +101,20 @@ class WorkQueue:
         Claimed shards stay claimed even where a lane names them. Trials wait until the fill is complete; one that
         was broken off leaves the queue unfilled. Safe to repeat.
         """
+        count = sum(len(shards) for shards in lanes.values())
+        if len({s.shard for shards in lanes.values() for s in shards}) != count:
+            raise ValueError("a fill names a shard twice")
+        calls = [(lane, values) for lane, shards in lanes.items() for values in _chunks(shards)]
         token = uuid.uuid4().hex
         self._run(queue_scripts.BEGIN_FILL, token)
-        for lane, shards in lanes.items():
-            self._add(token, lane, shards, seize=False)
+        for lane, values in calls:
+            self._run(queue_scripts.FILL, token, lane, *values)
         self._run(queue_scripts.END_FILL, token, epoch)
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
         """Queue these shards wherever they are now: queued elsewhere, withdrawn, or claimed by someone given up."""
-        self._add("", lane, shards, seize=True)
-
-    def _add(self, token: str, lane: str, shards: Sequence[QueuedShard], *, seize: bool) -> None:
-        for start in range(0, len(shards), CHUNK):
-            values: list[str] = []
-            for s in shards[start : start + CHUNK]:
-                if not s.seconds >= 0:
-                    raise ValueError(f"{s.shard} is predicted to take {s.seconds} s")
-                values += (s.shard, repr(float(s.priority)), repr(float(s.seconds)))
-            self._run(queue_scripts.ADD, token, lane, "1" if seize else "0", *values)
+        for values in _chunks(shards):
+            self._run(queue_scripts.ADD, lane, *values)
 
     def withdraw(self, shards: Sequence[str]) -> None:
         """Nobody shall claim these any more, nor shall they return when a claim of them is given back."""
@@ -252,6 +248,17 @@ class WorkQueue:
         if address != self._address:
             self._client.close()
             self._use(redis_address.client(address), address)
+
+
+def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:
+    """Shards as script arguments, CHUNK of them at a time."""
+    for start in range(0, len(shards), CHUNK):
+        values: list[str] = []
+        for s in shards[start : start + CHUNK]:
+            if not 0 <= s.seconds < float("inf"):
+                raise ValueError(f"{s.shard} is predicted to take {s.seconds} s")
+            values += (s.shard, repr(float(s.priority)), repr(float(s.seconds)))
+        yield values
 
 
 def _progress(fields: dict[str, Any]) -> Progress:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -332,5 +333,7 @@ def main(argv: Sequence[str]) -> int:
         importlib.import_module("evaljobs.metric").warm()
     except Exception:  # every job will leave an outcome that says so
         log.exception("the metric code cannot be imported")
+    gc.collect()
+    gc.freeze()  # what was imported stays shared: a work-horse's collections would otherwise copy its pages
     work_here = functools.partial(work, options.redis_file, options.work_dir, options.queue)
     return Supervisor(options, work_here).run()

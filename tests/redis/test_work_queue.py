@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from evaljobs import redis_address
+from evaljobs import queue_scripts, redis_address
 from evaljobs.contract import WorkPaths
 from evaljobs.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
 
@@ -141,7 +141,7 @@ def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client:
     """Of two fills at once the one that began last decides; the other's rest is refused."""
     queue.fill({"a": shards(*(f"x{i}" for i in range(3)))}, "1")
     client.hset(f"{queue._prefix}meta", "filling", "another's")
-    queue._add("mine", "a", shards("late"), seize=False)
+    queue._run(queue_scripts.FILL, "mine", "a", "late", "0.0", "1.0")
     assert "late" not in queue.unclaimed()
 
 
@@ -170,6 +170,8 @@ def test_odd_predictions_are_refused(queue: WorkQueue) -> None:
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="predicted"):
             queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=seconds)]}, "1")
+    with pytest.raises(ValueError, match="twice"):
+        queue.fill({"a": shards("x"), "b": shards("x")}, "1")
 
 
 # --- many processes --------------------------------------------------------------------------------------------------

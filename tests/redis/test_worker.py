@@ -174,6 +174,36 @@ def test_enqueuing_twice_is_once_and_urgent_is_first(shared_work: WorkPaths) -> 
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
+def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> None:
+    """A worker that died with a job popped and not begun: the job is known all the while, and queued again once."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("popped")
+    client = redis_address.connect(shared_work.redis_address)
+    queue = metric_jobs.open_queue(client, bench.evaluation)
+    client.lmove(queue.key, queue.intermediate_queue_key)
+
+    def back() -> bool:
+        bench.queue.recover()
+        assert bench.queue.known() == ("popped",)
+        return bool(queue.count == 1)
+
+    until(back)
+    assert metric_jobs.popped_ids(queue) == []
+    bench.queue.recover()
+    assert queue.count == 1
+    bench.queue.remove()
+
+
+def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
+    """--burst-idle ends them by themselves, with success."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("only")
+    with running(bench, "--burst-idle", "1", "--count", "2") as process:
+        assert process.wait(60) == 0
+    assert bench.failed("only")
+    assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
+
+
 def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
     """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run."""
     server = RedisServer(work)
@@ -183,6 +213,11 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
         with running(bench, "--stop-file", str(bench.paths.release / "workers")) as process:
             bench.enqueue("during", held=True)
             _, horse = busy_worker(process.pid)
+            key = f"rq:job:{metric_jobs.job_id('e', 'during')}"
+            client = redis_address.connect(work.redis_address)
+            until(
+                lambda: client.hget(key, "status") == b"started"
+            )  # the work-horse is past its own word to Redis
             os.kill(server.pid() or 0, signal.SIGKILL)
             for file in (work.redis / "data").rglob("*"):
                 if file.is_file():
