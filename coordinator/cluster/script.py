@@ -88,12 +88,16 @@ def batch_script(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
+def minutes_of(job: Job) -> int:
+    """Slurm's time limits are whole minutes."""
+    return max(1, math.ceil(job.time_limit_seconds / 60))
+
+
 def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     """The arguments of `sbatch` for this job; the script itself comes on standard input.
 
     RefusedError for a log path that Slurm's file-name pattern cannot say.
     """
-    minutes = max(1, math.ceil(job.time_limit_seconds / 60))
     arguments = [
         "--parsable",
         f"--job-name={job.name}",
@@ -105,7 +109,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         "--ntasks=1",
         f"--cpus-per-task={job.cpus}",
         f"--mem={job.memory_mb}M",
-        f"--time={minutes}",
+        f"--time={minutes_of(job)}",
         "--export=ALL",
     ]
     # `--signal` may come up to a minute early: a short job would be told to end before it began.
