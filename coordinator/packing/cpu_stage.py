@@ -1,6 +1,7 @@
 """The second stage: metric jobs on CPU slots, first come first served, as the job queue runs them.
 
-Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs than it may; jobs that wait for
+An `execute` metric is divisible by document: a shard's work is dealt out as several jobs, as many as its set may run
+at once. Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs than it may; jobs that wait for
 their own set hold no slot.
 It does not know: GPUs.
 """
@@ -13,6 +14,20 @@ from heapq import heappop, heappush, heapreplace
 
 MetricJob = tuple[float, float, int]
 """(ready at, CPU seconds, index of its set)"""
+
+
+FINEST = 0.002
+"""Of the whole CPU work a slot gets: pieces of a shard's work need not be shorter."""
+
+
+def divided(
+    ready: float, seconds: float, index: int, *, at_once: int, documents: int, grain: float
+) -> list[MetricJob]:
+    """The jobs of one shard of an `execute` set: at most `at_once`, one document and `grain` seconds at least each."""
+    pieces = min(at_once, documents, int(seconds / grain)) if grain > 0 else 1
+    if pieces <= 1:
+        return [(ready, seconds, index)]
+    return [(ready, seconds / pieces, index)] * pieces
 
 
 def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:

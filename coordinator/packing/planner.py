@@ -15,7 +15,7 @@ from heapq import heapify, heapreplace
 from itertools import accumulate
 
 from coordinator.packing.bounds import lower_bound
-from coordinator.packing.cpu_stage import MetricJob, metrics_end
+from coordinator.packing.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.packing.shards import Cut, Sizes, cut_evenly, cut_guided, shards_of, sizes_for
 from coordinator.packing.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
 
@@ -104,10 +104,11 @@ class _Shop:
         self.width = sum(lane.speed for lane in lanes)
         self.horizon = self.total / self.width
         self._sums: dict[int, list[float]] = {}
-        self.tails = [
-            work.metric_seconds / (min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 1)
-            for work in sets
+        self.metric_total = sum(work.metric_seconds for work in sets)
+        self.at_once = [
+            min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 1 for work in sets
         ]
+        self.tails = [work.metric_seconds / slots for work, slots in zip(sets, self.at_once, strict=True)]
 
     def sums(self, index: int) -> list[float]:
         """Running sums of a set's batch seconds, from 0.0 on."""
@@ -153,9 +154,16 @@ class _Shop:
             work.metric_seconds / total if work.metric == "execute" and total else -1.0
             for work, total in zip(self.sets, self.totals, strict=True)
         ]
-        for (index, _, _, seconds, _), end in zip(cuts, ends, strict=True):
+        grain = FINEST * (self.metric_total / self.cpu_slots + self.horizon)
+        for (index, first, stop, seconds, _), end in zip(cuts, ends, strict=True):
             if rates[index] > 0:
-                jobs.append((end, rates[index] * seconds, index))
+                cost = rates[index] * seconds
+                if cost < 2 * grain or self.at_once[index] == 1:
+                    jobs.append((end, cost, index))
+                else:
+                    jobs += divided(
+                        end, cost, index, at_once=self.at_once[index], documents=stop - first, grain=grain
+                    )
             elif done.get(index, 0.0) < end:
                 done[index] = end
         jobs += [(end, self.sets[index].metric_seconds, index) for index, end in done.items()]

@@ -111,7 +111,7 @@ def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[i
     at_once = min(work.metric_parallelism, slots)
     for end in ends:
         seconds = sums[end] - sums[first]
-        tail = max(rate * (total - sums[first]) / at_once, rate * seconds) if rate else work.metric_seconds
+        tail = rate * (total - sums[first]) / at_once if rate else work.metric_seconds
         cuts.append((index, first, end, seconds, tail))
         first = end
     return cuts

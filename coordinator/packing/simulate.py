@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from coordinator.packing.cpu_stage import MetricJob, metrics_end
+from coordinator.packing.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.packing.truth import Truth
 from coordinator.packing.work import Lane, Plan, PlannedShard
 
@@ -75,22 +75,32 @@ def simulate(
         heappush(free, (end, number))
     last = max((span.end for span in spans), default=0.0)
     return Run(
-        makespan_seconds=max(last, metrics_end(metric_jobs(spans, truth), _parallelism(truth), cpu_slots)),
+        makespan_seconds=max(
+            last, metrics_end(metric_jobs(spans, truth, cpu_slots), _parallelism(truth), cpu_slots)
+        ),
         busy_fraction=busy / held if held else 0.0,
         lower_bound_seconds=bound.seconds,
         spans=tuple(spans),
     )
 
 
-def metric_jobs(spans: Sequence[Span], truth: Truth) -> list[MetricJob]:
-    """One job a shard of an `execute` set when that shard ends; one a `score` set when its last shard ends."""
+def metric_jobs(spans: Sequence[Span], truth: Truth, cpu_slots: int) -> list[MetricJob]:
+    """The jobs of an `execute` set's shard when that shard ends; one a `score` set when its last shard ends."""
     jobs: list[MetricJob] = []
+    grain = FINEST * (sum(truth.metric_seconds) / cpu_slots + max((span.end for span in spans), default=0.0))
     done: dict[int, float] = {}
     for span in spans:
         index = truth.index[span.shard.set]
         if truth.sets[index].metric == "execute":
             seconds = truth.metric_share(index, span.shard.first_batch, span.shard.end_batch)
-            jobs.append((span.end, seconds, index))
+            jobs += divided(
+                span.end,
+                seconds,
+                index,
+                at_once=min(truth.sets[index].metric_parallelism, cpu_slots),
+                documents=span.shard.end_batch - span.shard.first_batch,
+                grain=grain,
+            )
         else:
             done[index] = max(span.end, done.get(index, 0.0))
     return jobs + [(end, truth.metric_seconds[index], index) for index, end in done.items()]
