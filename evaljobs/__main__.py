@@ -36,6 +36,8 @@ PASSED_ON = ("worker", "sandbox")  # verbs with arguments of their own
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("lm_eval", "httpx", "filelock"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     if arguments[:1] == ["worker"]:
         from evaljobs import worker  # noqa: PLC0415
 

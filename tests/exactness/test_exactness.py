@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,3 +97,38 @@ def test_sampled_generation_is_the_same_for_any_sharding(
     assert_equal(runs[2], runs[0])
     answers = [sample["resps"][0] for sample in runs[0].samples["toy_sampled"]]
     assert any(len(set(repeats)) > 1 for repeats in answers)
+
+
+@pytest.mark.model
+def test_scores_and_samples_equal_the_lm_eval_commands(model_dir: Path, tmp_path: Path) -> None:
+    """The command itself, in a process of its own, with its own defaults: same scores, same samples, same settings."""
+    case = Case(
+        task="toy_sums",
+        entry={"num_fewshot": 2, "limit": 6},
+        suite={"apply_chat_template": True},
+        bootstrap=0,
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "lm_eval",
+        "run",
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model_dir}",
+    ]
+    argv += ["--tasks", "toy_sums", "--include_path", case.include_path, "--num_fewshot", "2", "--limit", "6"]
+    argv += ["--batch_size", "4", "--device", "cpu", "--apply_chat_template"]
+    argv += ["--log_samples", "--output_path", str(tmp_path / "command")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(argv, env=environment, check=True, capture_output=True)
+    [results] = (tmp_path / "command").rglob("results_*.json")
+    [samples] = (tmp_path / "command").rglob("samples_toy_sums_*.jsonl")
+    theirs = json.loads(results.read_text())
+    ours = our_run(model_dir, case, 4, 3, tmp_path / "ours")
+    assert ours.samples["toy_sums"] == [json.loads(line) for line in samples.read_text().splitlines()]
+    for part in ("configs", "versions", "n-shot", "higher_is_better", "n-samples", "group_subtasks"):
+        assert ours.results[part] == theirs[part], part
+    values = {k: v for k, v in theirs["results"]["toy_sums"].items() if "stderr" not in k}
+    assert values == {k: v for k, v in ours.results["results"]["toy_sums"].items() if "stderr" not in k}

@@ -1,0 +1,207 @@
+"""Trials as the cluster runs them: processes of their own, shards from a real Redis, responses on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.redis_server import RedisServer
+from evaljobs import requests
+from evaljobs.contract import (
+    BatchIndex,
+    BuildSpec,
+    EvaluationPaths,
+    Failed,
+    LaneSpec,
+    ModelOptions,
+    Probed,
+    SuiteSpec,
+    TaskEntry,
+    TrialEnded,
+    TrialSpec,
+    WorkPaths,
+    batch_file,
+    batch_index_file,
+    shard_id,
+)
+from evaljobs.files import read_frames, read_record, write_atomic, write_record
+from evaljobs.work_queue import QueuedShard, WorkQueue
+
+TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
+TASK = "toy_sums"
+OPTIONS = ModelOptions(device="cpu", threads=1)
+DEADLINE = 60.0
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[WorkPaths]:
+    folder = Path(tempfile.mkdtemp(prefix="evalspan-trial-"))
+    server = RedisServer(WorkPaths(folder))
+    server.ensure()
+    yield WorkPaths(folder)
+    server.stop()
+    shutil.rmtree(folder)
+
+
+class Evaluation:
+    """A request set in one-batch shards, its queue, and trials on it."""
+
+    def __init__(self, work: WorkPaths, model: Path, name: str) -> None:
+        self.work, self.model, self.name = work, model, name
+        self.paths = work.evaluation(name)
+        self.queue = WorkQueue.connect(work.redis_address, name)
+        self.sets = self.build(2)
+        index = read_record(batch_index_file(self.sets[TASK], 2), BatchIndex)
+        self.shards = [shard_id(TASK, n, n + 1) for n in range(len(index.requests))]
+
+    def build(self, batch_size: int) -> dict[str, str]:
+        spec = BuildSpec(
+            name="build",
+            evaluation_dir=str(self.paths.root),
+            suite=SuiteSpec(name="s", include_path=(str(TASKS),), tasks=(TaskEntry(name=TASK, limit=6),)),
+            entry=0,
+            batch_size=batch_size,
+            model_dir=str(self.model),
+            model=OPTIONS,
+            out_dir=str(self.work.request_sets / self.name),
+        )
+        return requests.build(spec).sets
+
+    def fill(self, lanes: int = 1) -> None:
+        queued = [QueuedShard(shard=s, priority=0.0, seconds=1.0) for s in self.shards]
+        self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
+
+    def spec(self, **changes: object) -> TrialSpec:
+        fields = {
+            "name": "trial",
+            "evaluation_dir": str(self.paths.root),
+            "evaluation_id": self.name,
+            "node": "here",
+            "model_path": str(self.model),
+            "model": OPTIONS,
+            "batch_size": 2,
+            "request_sets": self.sets,
+            "redis_file": str(self.work.redis_address),
+            "lanes": tuple(LaneSpec(lane=f"lane{i}", trial=f"trial.{i}") for i in range(2)),
+            "idle_seconds": 0.0,
+        }
+        return TrialSpec.model_validate(fields | changes)
+
+    def start(self, member: int = 0, **changes: object) -> subprocess.Popen[str]:
+        place = self.paths.spec(f"trial{member}")
+        write_record(place, self.spec(**changes))
+        return subprocess.Popen(
+            [sys.executable, "-m", "evaljobs", "trial", str(place)],
+            env={**os.environ, "EVALSPAN_INDEX": str(member)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def dumped(self) -> list[str]:
+        files = sorted(self.paths.responses.glob("*.frames"))
+        return [head.shard for file in files for _, head in read_frames(file)]
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Its log; fails loudly where it does not end in time."""
+    try:
+        return process.communicate(timeout=DEADLINE)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
+    return Evaluation(work, tiny_model_dir, request.node.name)
+
+
+@pytest.mark.model
+def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
+    """Every shard is dumped once, by members of one array; each leaves its account, and no bars in its log."""
+    evaluation.fill(lanes=2)
+    processes = [evaluation.start(member) for member in range(2)]
+    logs = [finish(process) for process in processes]
+    assert [p.returncode for p in processes] == [0, 0], logs
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+    ended = [read_record(evaluation.paths.outcome("trial-ended", f"trial.{i}"), TrialEnded) for i in range(2)]
+    assert sum(e.shards for e in ended) == len(evaluation.shards)
+    assert {e.reason for e in ended} == {"drained"}
+    assert all(e.load_seconds > 0 and e.import_seconds > 0 and e.devices == "cpu" for e in ended)
+    assert "it/s" not in "".join(logs)
+    snapshot = evaluation.queue.snapshot()
+    assert snapshot.unclaimed == 0
+    assert not snapshot.claims
+    for trial, progress in snapshot.trials.items():
+        assert progress.response_bytes == evaluation.paths.response_file(trial).stat().st_size
+
+
+@pytest.mark.model
+def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None:
+    """SIGTERM: an account that says so, status 0, and what was not dumped is there for the next trial."""
+    evaluation.fill()
+    process = evaluation.start()
+    until(lambda: len(evaluation.dumped()) >= 1 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    log = finish(process)
+    assert process.returncode == 0, log
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert ended.reason in {"terminated", "drained"}
+    assert ended.shards == len(evaluation.dumped())
+    # A shard that was dumped but not yet reported is released by the coordinator, as after a crash.
+    evaluation.queue.release_claims("trial.0")
+    second = evaluation.start(1)
+    finish(second)
+    assert set(evaluation.dumped()) == set(evaluation.shards)
+
+
+@pytest.mark.model
+def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
+    """An error in a shard ends the trial with status 1 and a `Failed` with that shard, which is given back."""
+    place = batch_file(evaluation.sets[TASK], 2)
+    place.write_bytes(place.read_bytes()[:-50])  # the last batch is torn
+    last = evaluation.shards[-1]
+    evaluation.queue.fill({"lane0": [QueuedShard(shard=last, priority=0.0, seconds=1.0)]}, "epoch")
+    process = evaluation.start()
+    log = finish(process)
+    assert process.returncode == 1, log
+    failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
+    assert (failed.job, failed.shard, failed.name) == ("trial", last, "trial.0")
+    assert "build its request set again" in failed.error
+    assert evaluation.queue.unclaimed() == (last,)
+
+
+@pytest.mark.model
+def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
+    """A trial with batch_size "auto" leaves the size it found, waits for sets of the settled size, and runs those."""
+    told = evaluation.paths.root / "request_sets.json"
+    options = OPTIONS.model_copy(update={"model_args": {"max_length": 64}})
+    process = evaluation.start(batch_size="auto", request_sets={}, request_sets_file=str(told), model=options)
+    place = evaluation.paths.outcome("probed", "trial.0")
+    until(lambda: place.exists() or process.poll() is not None)
+    assert place.exists(), finish(process)
+    probed = read_record(place, Probed)
+    assert probed.batch_size >= 1
+    evaluation.fill()
+    write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
+    log = finish(process)
+    assert process.returncode == 0, log
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
