@@ -260,7 +260,7 @@ def test_a_state_folder_that_cannot_be_written_is_a_cluster_error(tmp_path: Path
 
 
 def test_a_path_may_be_called_anything(tmp_path: Path) -> None:
-    """ "%i" is the member's index in the log's file name alone."""
+    """The member's index is put into the log's file name alone."""
     folder = tmp_path / "100%in 'quotes' $HOME"
     local = LocalCluster(folder / "jobs", slots=2, gpus=[])
     local.submit(

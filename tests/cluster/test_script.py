@@ -1,0 +1,161 @@
+"""Laws of what Slurm is given: bash reads a script back as exactly the argv and environment that went in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.cluster import Job, RefusedError
+from coordinator.cluster.script import (
+    SlurmOptions,
+    batch_script,
+    client_environment,
+    log_file,
+    log_pattern,
+    quote,
+    sbatch_arguments,
+)
+
+# Any bytes but NUL, as Python holds file names; the odd ones often.
+WORDS = st.one_of(
+    st.binary(max_size=30).filter(lambda b: b"\0" not in b).map(os.fsdecode),
+    st.text(alphabet="'\"\\$`! \n\r\t*?~#&|;<>(){}[]%é\u2028", max_size=20),
+)
+
+
+def run(script: str, **env: str) -> bytes:
+    done = subprocess.run(
+        ["bash"],
+        input=script.encode(),
+        capture_output=True,
+        check=False,
+        timeout=30,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@settings(max_examples=40, deadline=None)
+@given(words=st.lists(WORDS, min_size=1, max_size=6), value=WORDS)
+def test_bash_reads_back_every_argument_and_variable(words: list[str], value: str) -> None:
+    """The script is printable ASCII, whatever the paths: sbatch takes no DOS line breaks, and locales differ."""
+    program = 'printf "%s\\0" "$@" "$ODD"'
+    job = Job(name="a", argv=("bash", "-c", program, "bash", *words), log="/l", env={"ODD": value})
+    script = batch_script(job)
+    assert all(c.isprintable() or c == "\n" for c in script)
+    assert script.isascii()
+    assert run(script).split(b"\0")[:-1] == [os.fsencode(w) for w in (*words, value)]
+
+
+def test_an_argument_with_a_nul_is_our_own_bug() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        quote("a\0b")
+
+
+def test_the_job_is_our_process_and_knows_its_index() -> None:
+    """The shell is replaced, so a signal reaches us; outside of an array the index is 0."""
+    job = Job(name="a", argv=("sh", "-c", "echo $$ $PPID $EVALSPAN_INDEX"), log="/l")
+    own, parent, index = run(batch_script(job), SLURM_ARRAY_TASK_ID="7").split()
+    assert (int(parent), index) == (os.getpid(), b"7")
+    assert int(own) != os.getpid()
+    assert run(batch_script(job)).split()[2] == b"0"
+
+
+def test_the_arguments_say_all_that_a_job_needs() -> None:
+    job = Job(
+        name="es-1-trial-n1-a1",
+        argv=("x",),
+        log="/w/100%/l.%i.log",
+        count=4,
+        node="n1",
+        gpus=2,
+        cpus=3,
+        memory_mb=500,
+        time_limit_seconds=3601,
+        comment="ev",
+    )
+    options = SlurmOptions(
+        partition="gpu",
+        cpu_partition="cpu",
+        account="a",
+        qos="q",
+        nice=5,
+        reservation="r",
+        token="t",  # noqa: S106
+        extra_args=("-x",),
+    )
+    arguments = sbatch_arguments(job, options)
+    for wanted in (
+        "--parsable",
+        "--job-name=es-1-trial-n1-a1",
+        "--comment=t/ev",
+        "--output=/w/100%%/l.%a.log",
+        "--no-requeue",
+        "--array=0-3",
+        "--nodelist=n1",
+        "--gres=gpu:2",
+        "--cpus-per-task=3",
+        "--mem=500M",
+        "--time=61",
+        "--signal=B:TERM@60",
+        "--partition=gpu",
+        "--account=a",
+        "--qos=q",
+        "--nice=5",
+        "--reservation=r",
+    ):
+        assert wanted in arguments
+    assert arguments[-1] == "-x"
+
+
+def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
+    options = SlurmOptions(partition="gpu", cpu_partition="cpu", gpu_request="--gpus-per-node={gpus}")
+    free = sbatch_arguments(Job(name="a", argv=("x",), log="/l"), options)
+    holder = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
+    trial = sbatch_arguments(Job(name="a", argv=("x",), log="/l", gpus=1), options)
+    assert "--partition=cpu" in free
+    assert "--partition=gpu" in holder
+    assert {"--partition=gpu", "--gpus-per-node=1"} <= set(trial)
+    assert not any(a.startswith(("--gres", "--gpus", "--array", "--nodelist")) for a in free)
+
+
+def test_a_short_job_is_not_told_to_end_before_it_began() -> None:
+    """`--signal` may come a minute early."""
+    arguments = sbatch_arguments(Job(name="a", argv=("x",), log="/l", time_limit_seconds=60), SlurmOptions())
+    assert not any(a.startswith("--signal") for a in arguments)
+
+
+def test_the_log_is_where_the_job_says() -> None:
+    """The index counts in the file's name alone; a path that Slurm's pattern cannot say is refused."""
+    array = Job(name="a", argv=("x",), log="/w%i/l.%i.%a", count=2)
+    assert (log_pattern(array), log_file(array, 1)) == ("/w%%i/l.%a.%%a", "/w%i/l.1.%a")
+    single = Job(name="a", argv=("x",), log="/w/l.%i")
+    assert (log_pattern(single), log_file(single, 0)) == ("/w/l.0", "/w/l.0")
+    with pytest.raises(RefusedError):
+        log_pattern(Job(name="a", argv=("x",), log="/w\\x/l"))
+
+
+def test_what_belongs_to_another_job_or_habit_is_not_handed_on() -> None:
+    """A coordinator inside a Slurm job, or a user with SQUEUE_FORMAT, gets the same answers and jobs as any other."""
+    inherited = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "1",
+        "SLURM_MEM_PER_CPU": "9",
+        "SQUEUE_FORMAT": "%i",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "SLURM_CONF": "/c",
+        "SBATCH_ACCOUNT": "a",
+    }
+    kept = client_environment(inherited, SlurmOptions(env={"SLURM_CONF": "/d"}))
+    assert kept == {
+        "PATH": "/bin",
+        "SBATCH_ACCOUNT": "a",
+        "SLURM_CONF": "/d",
+        "SLURM_TIME_FORMAT": "%s",
+        "LC_ALL": "C.UTF-8",
+    }

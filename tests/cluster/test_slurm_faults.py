@@ -1,0 +1,242 @@
+"""Laws of a Slurm that fails: commands of the user's PATH that do what was seen to go wrong, run for real.
+
+The wrappers stand before the true commands, and pass on to them where there is a Slurm to pass on to.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dev_cluster.api import Cluster
+
+from coordinator.cluster import ClusterError, Job, JobState, RefusedError
+from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.slurm_cli import SlurmCli
+
+JOB = Job(name="es-fault", argv=("true",), log="/dev/null", memory_mb=50, time_limit_seconds=600)
+
+
+def wrapped(folder: Path, **more: object) -> SlurmCli:
+    """A SlurmCli whose commands are those of `folder` where they are there."""
+    path = f"{folder}:/usr/bin:/bin"
+    return SlurmCli(
+        SlurmOptions(**{"env": {"PATH": path}, "command_prefix": ("env", f"PATH={path}"), **more})
+    )  # type: ignore[arg-type]
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def raised(call: Callable[[], object]) -> ClusterError:
+    with pytest.raises(ClusterError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_command_that_hangs_is_ended_and_may_have_done_it(tmp_path: Path) -> None:
+    """With the whole of its process group; nobody waits longer than the time limit for it."""
+    command(tmp_path, "sbatch", f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600'")
+    slurm = wrapped(tmp_path, timeout_seconds=0.5)
+    error = raised(lambda: slurm.submit(JOB))
+    assert error.maybe_done
+    assert "timed out" in str(error)
+    pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 10
+    while _runs(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "maybe"),
+    [
+        ("echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1", ClusterError, True),
+        ("echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1", ClusterError, False),
+        ("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1", RefusedError, False),
+        ("exit 1", ClusterError, True),
+        ("kill -9 $$", ClusterError, True),
+        ("echo what is this", ClusterError, True),
+        ("true", ClusterError, True),
+    ],
+)  # fmt: skip
+def test_each_failed_submission_says_whether_it_may_have_happened(
+    tmp_path: Path, script: str, kind: type[ClusterError], maybe: bool
+) -> None:
+    command(tmp_path, "sbatch", script)
+    error = raised(lambda: wrapped(tmp_path).submit(JOB))
+    assert type(error) is kind
+    assert error.maybe_done is maybe
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
+        "exit 1",
+        "true",
+        "echo what is this",
+        "head -c 4096 /dev/urandom",
+        "printf 'ARRAY_JOB_ID\\037ARRAY'",
+        "exec sleep 600",
+    ],
+)
+def test_a_listing_that_fails_is_no_news(tmp_path: Path, script: str) -> None:
+    """Whether it says so, prints garbage, half of an answer or nothing, or hangs: never "no jobs", never "no nodes"."""
+    for name in ("squeue", "sinfo", "scancel"):
+        command(tmp_path, name, script)
+    slurm = wrapped(tmp_path, timeout_seconds=1.0)
+    assert type(raised(slurm.jobs)) is ClusterError
+    assert type(raised(slurm.nodes)) is ClusterError
+
+
+def test_a_missing_command_is_told_by_name(tmp_path: Path) -> None:
+    slurm = SlurmCli(SlurmOptions(command_prefix=(str(tmp_path / "missing"),)))
+    for call in (slurm.jobs, slurm.nodes, lambda: slurm.cancel(["1"]), lambda: slurm.check(JOB)):
+        assert "missing cannot be run" in str(raised(call))
+
+
+def test_cancelling_that_fails_says_so(tmp_path: Path) -> None:
+    """Ids that are gone are no failure; a thousand ids are one command."""
+    command(
+        tmp_path,
+        "scancel",
+        f"echo x >> {tmp_path}/calls; echo 'scancel: error: Kill job error on job id 1: Invalid job id specified' >&2; exit 1",
+    )
+    slurm = wrapped(tmp_path)
+    slurm.cancel([str(i) for i in range(1000)])
+    assert (tmp_path / "calls").read_text() == "x\n"
+    slurm.cancel([])
+    command(
+        tmp_path,
+        "scancel",
+        "echo 'scancel: error: Kill job error on job id 1: Unable to contact slurm controller' >&2; exit 1",
+    )
+    assert "contact" in str(raised(lambda: slurm.cancel(["1"])))
+
+
+# --- with a real Slurm behind the wrapper ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faulty(slurm_site: Cluster) -> tuple[Path, SlurmCli, Path]:
+    """A folder for wrappers before the user's PATH, the cluster seen through it, and a folder for logs."""
+    folder = Path(slurm_site.user_dir) / uuid.uuid4().hex[:8]
+    slurm_site.run_as_user(["mkdir", "-p", str(folder)], check=True)
+    env = dict(slurm_site.user_env)
+    env["PATH"] = f"{folder}:{env['PATH']}"
+    prefix = (*slurm_site.user_argv(["env"]), f"PATH={env['PATH']}")
+    options = SlurmOptions(
+        partition="gpu", token=f"t-{folder.name}", command_prefix=prefix, env=env, timeout_seconds=5.0
+    )
+    return folder, SlurmCli(options), folder
+
+
+def found(slurm: SlurmCli, name: str) -> list[JobState]:
+    return [job for job in slurm.jobs() if job.name == name]
+
+
+def true_path(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None
+    return path
+
+
+@pytest.mark.slurm
+def test_a_submission_that_happened_and_timed_out_is_found_by_its_name(
+    faulty: tuple[Path, SlurmCli, Path],
+) -> None:
+    """Fault 7: it is in the next listing, once, and with its id."""
+    folder, slurm, logs = faulty
+    command(folder, "sbatch", f'{true_path("sbatch")} "$@" > {folder}/id && exec sleep 600')
+    slurm = SlurmCli(replace(slurm.options, timeout_seconds=3.0))
+    job = Job(
+        name="es-late", argv=("sleep", "600"), log=str(logs / "l"), memory_mb=50, time_limit_seconds=600
+    )
+    assert raised(lambda: slurm.submit(job)).maybe_done
+    (state,) = found(slurm, "es-late")
+    assert state.phase in ("pending", "running")
+    slurm.cancel([state.job_id])
+    end = time.monotonic() + 30
+    while any(j.phase != "ended" for j in found(slurm, "es-late")):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slurm
+def test_a_submission_works_after_three_that_failed(faulty: tuple[Path, SlurmCli, Path]) -> None:
+    """Fault 7: none of the three left a job behind."""
+    folder, slurm, logs = faulty
+    fails = f"n=$(cat {folder}/n 2> /dev/null || echo 0); echo $((n + 1)) > {folder}/n"
+    away = "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    command(folder, "sbatch", f'{fails}\n[ "$n" -lt 3 ] && {{ {away}; }}\nexec {true_path("sbatch")} "$@"')
+    folder.chmod(0o777)
+    job = Job(name="es-3", argv=("true",), log=str(logs / "l"), memory_mb=50, time_limit_seconds=600)
+    for _ in range(3):
+        assert not raised(lambda: slurm.submit(job)).maybe_done
+        assert found(slurm, "es-3") == []
+    job_id = slurm.submit(job)
+    assert [j.job_id for j in found(slurm, "es-3")] == [job_id]
+
+
+@pytest.mark.slurm
+def test_an_unknown_state_is_still_there(faulty: tuple[Path, SlurmCli, Path]) -> None:
+    """Fault 8: a word that Slurm may learn tomorrow ends no job."""
+    folder, slurm, logs = faulty
+    job = Job(name="es-odd", argv=("true",), log=str(logs / "l"), memory_mb=50, time_limit_seconds=600)
+    slurm.submit(job)
+    command(
+        folder,
+        "squeue",
+        f"{true_path('squeue')} \"$@\" | sed -E 's/(PENDING|RUNNING|COMPLET[A-Z]+|CONFIGURING)/HIBERNATING/'",
+    )
+    (state,) = found(slurm, "es-odd")
+    assert (state.phase, state.state) == ("unknown", "HIBERNATING")
+
+
+@pytest.mark.slurm
+def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(
+    slurm_site: Cluster, faulty: tuple[Path, SlurmCli, Path]
+) -> None:
+    """Fault 3: every call comes back within its time limit; afterwards the jobs are as they were."""
+    _, slurm, logs = faulty
+    job = Job(name="es-ice", argv=("sleep", "600"), log=str(logs / "l"), memory_mb=50, time_limit_seconds=600)
+    job_id = slurm.submit(job)
+    quick = SlurmCli(replace(slurm.options, timeout_seconds=1.0))
+    slurm_site.freeze_controller()
+    try:
+        for call in (
+            quick.jobs,
+            quick.nodes,
+            lambda: quick.submit(job),
+            lambda: quick.cancel([job_id]),
+            lambda: quick.check(job),
+        ):
+            assert type(raised(call)) is ClusterError
+    finally:
+        slurm_site.thaw_controller()
+    end = time.monotonic() + 30
+    while True:  # the thawed controller may first work off what was cancelled, or submitted, when we gave up
+        try:
+            states = found(slurm, "es-ice")
+            break
+        except ClusterError:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+    assert job_id in {s.job_id for s in states}
+    slurm.cancel([s.job_id for s in states])

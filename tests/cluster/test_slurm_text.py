@@ -1,0 +1,214 @@
+"""Laws of reading Slurm: what cannot be read is no news, what is not known is unknown, and no job is guessed at."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.cluster import ClusterError
+from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.slurm_api import indexes
+from coordinator.cluster.slurm_text import (
+    FIELD_END,
+    PHASES,
+    RECORD_END,
+    not_cancelled,
+    own_words,
+    parse_gres,
+    parse_nodes,
+    parse_queue,
+    refused,
+)
+
+QUEUE_HEAD = (
+    "ARRAY_JOB_ID",
+    "ARRAY_TASK_ID",
+    "STATE",
+    "SUBMIT_TIME",
+    "START_TIME",
+    "NODELIST",
+    "REASON",
+    "COMMENT",
+    "NAME",
+)
+NODE_HEAD = (
+    "NODELIST",
+    "PARTITION",
+    "AVAIL",
+    "STATE",
+    "GRES",
+    "GRES_USED",
+    "CPUS(A/I/O/T)",
+    "MEMORY",
+    "ALLOCMEM",
+)
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    return "".join(FIELD_END.join(row) + RECORD_END + "\n" for row in rows)
+
+
+def queue(*rows: tuple[str, ...]) -> str:
+    return table(QUEUE_HEAD, *rows)
+
+
+def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[str, ...]:
+    row = {
+        "avail": "up",
+        "gres": "gpu:a100:8(S:0-1)",
+        "used": "gpu:a100:3(IDX:0,2,5)",
+        "cpus": "16/48/0/64",
+    } | more
+    return (name, partition, row["avail"], state, row["gres"], row["used"], row["cpus"], "512000", "12000")
+
+
+def test_members_are_read_with_their_times_and_nodes() -> None:
+    text = queue(
+        ("12", "3", "RUNNING", "1700000000", "1700000060", "n1", "None", "t/ev", "es-a"),
+        ("13", "N/A", "PENDING", "2023-11-14T22:13:20", "1700009999", "", "Priority", "t", "es-b"),
+    )
+    a, b = parse_queue(text, "t")
+    assert (a.job_id, a.index, a.phase, a.node, a.submitted_at, a.started_at, a.reason) == (
+        "12", 3, "running", "n1", 1.7e9, 1.7e9 + 60, "",
+    )  # fmt: skip
+    assert (b.job_id, b.index, b.phase, b.node, b.started_at, b.reason) == (
+        "13",
+        0,
+        "pending",
+        None,
+        None,
+        "Priority",
+    )
+    assert b.submitted_at is not None
+
+
+def test_other_jobs_of_the_user_are_not_ours_whatever_they_are_called() -> None:
+    """Names and comments with line breaks and separators of other tools do not disturb the listing."""
+    text = queue(
+        ("1", "N/A", "RUNNING", "1", "1", "n1", "None", "(null)", "a\nb|c\td"),
+        ("2", "N/A", "RUNNING", "1", "1", "n1", "None", "t2/ev\n", "es-x"),
+        ("3", "N/A", "RUNNING", "1", "1", "n1", "None", "t", "es-y"),
+    )
+    assert [j.job_id for j in parse_queue(text, "t")] == ["3"]
+
+
+@given(st.text(max_size=200))
+def test_garbage_is_no_news(text: str) -> None:
+    """No text but a whole answer is read as "no jobs"."""
+    with pytest.raises(ClusterError):
+        parse_queue(text, "t")
+
+
+@given(st.integers(min_value=0, max_value=200))
+def test_an_answer_that_is_cut_off_is_never_read_as_fewer_fields(cut: int) -> None:
+    """It is no news, unless the cut is between two records."""
+    row = ("12", "3", "RUNNING", "1700000000", "1700000060", "n1", "None", "t/ev", "es-a")
+    whole = queue(row, row)
+    text = whole[: min(cut, len(whole))]
+    if text.rstrip("\n").endswith(RECORD_END):
+        assert all(j.name == "es-a" for j in parse_queue(text, "t"))
+    else:
+        with pytest.raises(ClusterError):
+            parse_queue(text, "t")
+
+
+def test_no_answer_and_no_jobs_are_two_things() -> None:
+    assert parse_queue(queue(), "t") == []
+    assert parse_queue("CLUSTER: c1\n" + queue(), "t") == []
+    with pytest.raises(ClusterError):
+        parse_queue("", "t")
+
+
+def test_a_state_nobody_knows_is_unknown() -> None:
+    """And every way to end that Slurm has is an end."""
+    (job,) = parse_queue(queue(("1", "N/A", "HIBERNATING", "1", "1", "n1", "None", "t", "a")), "t")
+    assert (job.phase, job.state) == ("unknown", "HIBERNATING")
+    for word in (
+        "COMPLETING",
+        "COMPLETED",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "OUT_OF_MEMORY",
+        "CANCELLED",
+    ):
+        assert PHASES[word] == "ended"
+
+
+def test_a_node_of_several_partitions_is_one_node() -> None:
+    text = table(NODE_HEAD, node("n1", "spare"), node("n1", "gpu*"), node("n2", "other"))
+    (n1,) = parse_nodes(text, SlurmOptions())
+    assert (n1.name, n1.usable, n1.gpus, n1.gpus_free, n1.gpu_type) == ("n1", True, 8, 5, "a100")
+    assert (n1.cpus, n1.cpus_free, n1.memory_mb, n1.memory_free_mb) == (64, 48, 512000, 500000)
+    assert n1.partitions == ("spare", "gpu")
+
+
+def test_only_nodes_and_gpus_of_our_partitions_are_ours() -> None:
+    text = table(NODE_HEAD, node("n1", "gpu*"), node("n2", "big"), node("c1", "cpu"), node("x", "other"))
+    nodes = parse_nodes(text, SlurmOptions(partition="big,more", cpu_partition="cpu"))
+    assert [(n.name, n.gpus, n.gpus_free) for n in nodes] == [("c1", 0, 0), ("n2", 8, 5)]
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("idle", True), ("mixed", True), ("allocated", True), ("planned", True), ("mixed-", True), ("completing", True),
+        ("idle*", False), ("down*", False), ("drained", False), ("draining", False), ("drng@", False), ("idle~", False),
+        ("mixed#", False), ("maint", False), ("idle$", False), ("reserved", False), ("fail", False), ("unheard-of", False),
+    ],
+)  # fmt: skip
+def test_only_states_known_to_be_good_are_usable(state: str, usable: bool) -> None:
+    (n1,) = parse_nodes(table(NODE_HEAD, node("n1", "gpu*", state)), SlurmOptions())
+    assert (n1.usable, n1.state) == (usable, state)
+
+
+def test_a_reserved_node_is_usable_by_who_has_the_reservation() -> None:
+    rows = table(NODE_HEAD, node("n1", "gpu*", "reserved"), node("n2", "gpu*", avail="down"))
+    n1, n2 = parse_nodes(rows, SlurmOptions(reservation="ours"))
+    assert (n1.usable, n2.usable) == (True, False)
+
+
+@pytest.mark.parametrize("field", ["cpus"])
+def test_a_node_that_cannot_be_read_is_no_news(field: str) -> None:
+    with pytest.raises(ClusterError):
+        parse_nodes(table(NODE_HEAD, node("n1", "gpu*", **{field: "many"})), SlurmOptions())
+    with pytest.raises(ClusterError):
+        parse_nodes("", SlurmOptions())
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "kind"),
+    [
+        ("(null)", 0, ""), ("gpu:8", 8, ""), ("gpu:a100:8(S:0-1)", 8, "a100"), ("gpu:a100:2(IDX:0,7),nvme:4", 2, "a100"),
+        ("gpu:a100:4,gpu:h100:4", 8, "a100+h100"), ("shard:80,gpu:0", 0, ""), ("gpu", 1, ""), ("gpu:1g.5gb:7", 7, "1g.5gb"),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted_over_all_types(text: str, count: int, kind: str) -> None:
+    assert parse_gres(text) == (count, kind)
+
+
+def test_a_refusal_is_told_from_a_controller_that_is_away() -> None:
+    """A limit that may pass is not a refusal."""
+    failed = "sbatch: error: Batch job submission failed: "
+    assert refused(own_words(f"{failed}Invalid partition name specified\n"))
+    assert refused(own_words(f"sbatch: error: lua: no GPU, no job\n{failed}Unspecified error\n"))
+    assert not refused(own_words(f"{failed}Unable to contact slurm controller (connect failure)\n"))
+    assert not refused(own_words(f"{failed}Socket timed out on send/recv operation\n"))
+    assert not refused(own_words(f"{failed}Job violates accounting/QOS policy (job submit limit, …)\n"))
+    assert own_words("sbatch: error: a\nsbatch: error: a\nb\n") == "a; b"
+
+
+def test_cancelling_complains_of_living_jobs_alone() -> None:
+    gone = "scancel: error: Kill job error on job id 9: Invalid job id specified\n"
+    away = (
+        "scancel: error: Kill job error on job id 8: Unable to contact slurm controller (connect failure)\n"
+    )
+    assert not not_cancelled(gone)
+    assert "connect failure" in not_cancelled(gone + away)
+
+
+def test_members_of_a_waiting_array_are_counted_out() -> None:
+    assert indexes("0-2,5,7-11:2") == [0, 1, 2, 5, 7, 9, 11]
+    assert indexes("0-1,...") == [0, 1]
