@@ -300,10 +300,19 @@ class SiteRedis:
     def __init__(self, work: WorkPaths, address: RedisAddress) -> None:
         self.work = work
         self.address = address
+        self._client: redis.Redis | None = None  # once it was checked
 
     def ensure(self) -> RedisAddress:
         """The address, once it answers and lets us do what we need; OperatorError says what is missing."""
-        check(self.address)
+        if self._client is None:
+            for warning in check(self.address):
+                log.warning("%s", warning)
+            self._client = redis_address.client(self.address, seconds=2.0)
+        try:
+            with explained(self.address.where):
+                self._client.ping()
+        except QueueUnavailable as error:
+            raise OperatorError(str(error)) from error
         self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(QueueUnavailable):
             if redis_address.read(self.work.redis_address) == self.address:

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import redis
 from pydantic import ValidationError
+from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import Worker
@@ -36,7 +37,7 @@ from evaljobs.contract import SPEC, EvaluationPaths, ExecuteSpec, Failed, ScoreS
 from evaljobs.errors import one_line
 from evaljobs.files import write_outcome
 from evaljobs.metric_jobs import EXECUTE, HEARTBEAT_SECONDS, HEARTBEAT_TTL, SCORE, GuardedJob
-from evaljobs.redis_address import explained
+from evaljobs.redis_address import QueueUnavailable, RedisAddress, explained
 from evaljobs.supervisor import Supervisor, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
     max_connection_wait_time = 2.0
     log_result_lifespan = False
 
-    def __init__(self, queue: Any, *, work_dir: Path) -> None:
+    def __init__(self, queue: Any, *, work_dir: Path, file: Path, address: RedisAddress) -> None:
         super().__init__(
             [queue],
             name=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
@@ -181,6 +182,8 @@ class MetricWorker(Worker):  # type: ignore[misc]
             log_job_description=False,
         )
         self.work_dir = work_dir
+        self.file = file
+        self.address = address
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._ended_by_us = ""
 
@@ -240,8 +243,18 @@ class MetricWorker(Worker):  # type: ignore[misc]
         if pipeline is not None:
             super().heartbeat(timeout, pipeline)
             return
-        with suppress(*AWAY):
+        try:
             super().heartbeat(timeout)
+        except AWAY as error:
+            # An idle worker would ask the old place for ever: the supervisor starts one at the new.
+            if not self.horse_pid and self._moved():
+                raise StopRequested from error
+
+    def _moved(self) -> bool:
+        try:
+            return redis_address.read(self.file) != self.address
+        except QueueUnavailable:
+            return False
 
     def teardown(self) -> None:
         with suppress(*AWAY):
@@ -302,7 +315,7 @@ def work(redis_file: Path, work_dir: Path, evaluation_id: str) -> int:
     address = redis_address.read(redis_file)
     queue = metric_jobs.open_queue(redis_address.client(address), evaluation_id, MetricJob)
     with explained(address.where):
-        worker = MetricWorker(queue, work_dir=work_dir)
+        worker = MetricWorker(queue, work_dir=work_dir, file=redis_file, address=address)
         worker.work(logging_level="INFO")
     return 0 if worker._shutdown_requested_date else 1  # noqa: SLF001
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.metric_queue import MetricQueue
+from coordinator.redis_server import RedisServer
 from evaljobs.contract import (
     EvaluationPaths,
     Failed,
@@ -27,6 +29,7 @@ from evaljobs.contract import (
     request_set_manifest,
 )
 from evaljobs.files import read_record, write_atomic
+from evaljobs.redis_address import RedisAddress
 
 
 def until(true: Callable[[], object], seconds: float = 30.0) -> None:
@@ -107,6 +110,18 @@ def zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def move(server: RedisServer) -> RedisAddress:
+    """Kill the server and take its port, so that it starts at another."""
+    before = server.ensure()
+    os.kill(server.pid() or 0, signal.SIGKILL)
+    until(lambda: server.pid() is None)
+    with socket.socket() as taker:
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taker.bind(("127.0.0.1", before.port))
+        taker.listen()
+        return server.ensure()
 
 
 @contextmanager

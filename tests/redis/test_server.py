@@ -23,7 +23,7 @@ from evaljobs import redis_address
 from evaljobs.contract import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, RedisAddress
 from evaljobs.work_queue import QueuedShard, WorkQueue
-from tests.redis.jobs import Bench, running, until, zombie
+from tests.redis.jobs import Bench, move, running, until, zombie
 
 
 @pytest.fixture
@@ -138,13 +138,7 @@ def test_a_taken_port_is_given_up_and_clients_follow(server: RedisServer, work: 
     address = server.ensure()
     queue = WorkQueue.connect(work.redis_address, "e")
     queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "1")
-    os.kill(server.pid() or 0, signal.SIGKILL)
-    until(lambda: server.pid() is None)
-    with socket.socket() as taker:
-        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taker.bind(("127.0.0.1", address.port))
-        taker.listen()
-        moved = server.ensure()
+    moved = move(server)
     assert moved.port != address.port
     queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "2")
     assert queue.claim("t", "a").shard == "x"

@@ -14,7 +14,7 @@ import pytest
 from coordinator.redis_server import RedisServer
 from evaljobs import metric_jobs, redis_address
 from evaljobs.contract import WorkPaths
-from tests.redis.jobs import Bench, children, running, until
+from tests.redis.jobs import Bench, children, move, running, until
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,8 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
 
 
 def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
-    """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run."""
+    """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run; so
+    they are where Redis had to move."""
     server = RedisServer(work)
     server.ensure()
     bench = Bench(work, "e")
@@ -229,6 +230,9 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
             until(lambda: bench.failed("during"))
             bench.enqueue("after")
             until(lambda: bench.failed("after"))
+            move(server)
+            bench.enqueue("moved")
+            until(lambda: bench.failed("moved"))
             (bench.paths.release / "workers").touch()
             assert process.wait(30) == 0
     finally:
