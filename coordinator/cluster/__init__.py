@@ -1,7 +1,7 @@
 """The seam to whatever runs jobs: one Protocol, kept by Slurm's command line, by pyslurm and by local processes.
 
 Rule: the coordinator knows jobs, nodes and names; how they are asked for is known only here. Every implementation and
-the fake pass one contract suite (tests/contract/test_cluster.py).
+the fake pass one contract suite (tests/cluster/test_contract.py).
 
 It does not know: evaluations, checkpoints, Redis.
 """
