@@ -2,7 +2,7 @@
 
 Rule: every answer begins with its header and every record ends with a mark, so an answer that is cut off, garbage or
 missing is told from "no jobs" and raises ClusterError. A job state that is not in our list is "unknown".
-Fields named here have held from Slurm 20.11 to 25.11 (docs/slurm.md).
+Which versions it was tried on: docs/slurm.md.
 It does not know: how the text was come by.
 """
 

@@ -70,5 +70,5 @@ def test_an_array_that_waits_as_a_whole_is_all_of_its_members() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pyslurm") is not None, reason="pyslurm is installed here")
 def test_without_pyslurm_the_operator_is_told_what_to_do() -> None:
     assert "evalspan[slurm]" in str(unavailable())
-    with pytest.raises(RefusedError, match="cluster.api"):
+    with pytest.raises(RefusedError, match=r"cluster\.api"):
         SlurmApi(SlurmOptions())
