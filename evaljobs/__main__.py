@@ -60,7 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.verb == "tasks":
         from evaljobs.task_names import main as ask  # noqa: PLC0415
 
-        return ask(chosen.include_path, [n for n in chosen.names.split(",") if n], chosen.cache)
+        try:
+            return ask(chosen.include_path, [n for n in chosen.names.split(",") if n], chosen.cache)
+        except JobError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
     status = 0
     for path in chosen.specs:
         status = max(status, run(path, chosen.verb))

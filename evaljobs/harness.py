@@ -95,15 +95,26 @@ def task_manager(
     include_path: Sequence[str], name: str | None, metadata: dict[str, Any] | None = None
 ) -> Any:
     """A manager that knows `name`. lm-eval's default index (7 s) is read only where the folders do not suffice."""
-    for folder in include_path:
-        if not Path(folder).is_dir():
-            raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
+    _check_folders(include_path)
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
     if include_path and name is not None:
         manager = _manager(tuple(include_path), text, defaults=False)
         if _self_contained(manager.task_index, name):
             return manager
     return _manager(tuple(include_path), text, defaults=True)
+
+
+def _check_folders(include_path: Sequence[str]) -> None:
+    for folder in include_path:
+        if not Path(folder).is_dir():
+            raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
+
+
+def folder_names(include_path: Sequence[str]) -> Sequence[str]:
+    """Names of the tasks, groups and tags that the folders define by themselves."""
+    _check_folders(include_path)
+    names: Sequence[str] = _manager(tuple(include_path), "{}", defaults=False).all_tasks
+    return names
 
 
 def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs import harness, seam
+from evaljobs import harness, seam, weightless
 from evaljobs.batches import (
     Kind,
     Piece,
@@ -37,7 +37,6 @@ from evaljobs.contract import (
     CheckpointFile,
     EntryManifest,
     EvaluationPaths,
-    ModelOptions,
     RequestSetManifest,
     batch_file,
     batch_index_file,
@@ -50,9 +49,6 @@ from evaljobs.files import read_record, write_atomic, write_outcome, write_recor
 from evaljobs.instances import instances_digest
 
 log = logging.getLogger(__name__)
-
-# Arguments of hf model classes that place weights on devices; a model without weights has nothing to place.
-PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_cpu_memory", "peft", "delta")
 
 
 def build(spec: BuildSpec) -> Built:
@@ -136,78 +132,6 @@ def _describe(path: Path) -> CheckpointFile | None:
     return CheckpointFile(name=str(path), size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 
 
-# --- the model class without weights -----------------------------------------------------------------------------
-
-
-def weightless_model(model_dir: str, options: ModelOptions) -> Any:
-    """lm-eval's model class with the checkpoint's config and tokenizer, its parameters on the meta device.
-
-    The class is the engine's own where it is an hf one; for other engines `hf` stands in to build prompts and to count
-    tokens, and their batches are kept as text for the engine to tokenise.
-    """
-    import torch  # noqa: PLC0415
-    from lm_eval.api.registry import get_model  # noqa: PLC0415
-    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
-
-    own = get_model(options.engine)
-    base: Any = own if issubclass(own, HFLM) else HFLM
-    if base is HFLM and own is not HFLM and "max_model_len" in options.model_args:
-        extra = {"max_length": options.model_args["max_model_len"]}
-    else:
-        extra = {}
-
-    class Weightless(base):  # type: ignore[misc]
-        stops = True
-        asked: Any = None
-
-        def _create_model(self, *_place: Any, **keywords: Any) -> None:
-            trust = bool(keywords.get("trust_remote_code"))
-            with torch.device("meta"):
-                model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
-            model.to = lambda *_where, **_how: model  # no weights to place
-            self._model = model
-
-        def loglikelihood(self, requests: Any, **keywords: Any) -> Any:
-            return self._asked(super().loglikelihood, requests, **keywords)
-
-        def loglikelihood_rolling(self, requests: Any, **keywords: Any) -> Any:
-            return self._asked(super().loglikelihood_rolling, requests, **keywords)
-
-        def generate_until(self, *_requests: Any, **_keywords: Any) -> Any:
-            raise harness.RequestsBuiltError
-
-        def _asked(self, method: Any, requests: Any, **keywords: Any) -> Any:
-            if self.stops:
-                raise harness.RequestsBuiltError
-            return method(requests, **keywords)
-
-        def _loglikelihood_tokens(self, requests: Any, **_keywords: Any) -> Any:
-            self.asked = list(requests)
-            raise harness.RequestsBuiltError
-
-    arguments = {k: v for k, v in options.model_args.items() if k not in PLACEMENT} | extra
-    arguments |= {"pretrained": model_dir, "device": "cpu", "batch_size": 1 << 30}
-    try:
-        lm = Weightless(**arguments)
-    except OSError as error:
-        raise OperatorError(f"{model_dir} has no config or tokenizer: {one_line(error)}") from error
-    lm.is_text = not issubclass(own, HFLM)
-    return lm
-
-
-def _tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
-    """What lm-eval's own method would hand to its forward pass: (strings or None, context ids, continuation ids)."""
-    lm.asked = None
-    lm.stops = False
-    try:
-        getattr(lm, method)(list(instances), disable_tqdm=True)
-    except harness.RequestsBuiltError:
-        return list(lm.asked)
-    finally:
-        lm.stops = True
-    return []  # not one window: an empty text
-
-
 # --- one entry ---------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +139,7 @@ def _build_entry(spec: BuildSpec, folder: Path) -> dict[str, str]:
     entry = spec.suite.tasks[spec.entry]
     seam.install()
     tasks = harness.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
-    lm = weightless_model(spec.model_dir, spec.model)
+    lm = weightless.model(spec.model_dir, spec.model)
     try:
         harness.run_entry(
             lm,
@@ -277,7 +201,7 @@ def describe_requests(lm: Any, name: str, instances: Sequence[Any]) -> tuple[Req
     pieces: list[Piece] = []
     order: dict[str, list[int]] = {}
     likelihoods = iter(
-        _tokens_asked(lm, "loglikelihood", chosen)
+        weightless.tokens_asked(lm, "loglikelihood", chosen)
         if (chosen := [i for i in instances if i.request_type == "loglikelihood"])
         else ()
     )
@@ -332,7 +256,7 @@ def _forms(
             context, continuation = strings
         yield make(context=context, continuation=continuation, length=length)
     elif kind == "loglikelihood_rolling":
-        windows = _tokens_asked(lm, "loglikelihood_rolling", [instance])
+        windows = weightless.tokens_asked(lm, "loglikelihood_rolling", [instance])
         if lm.is_text:
             length = sum(len(c) + len(t) for _, c, t in windows)
             yield make(context=instance.args[0], length=length)

@@ -24,19 +24,12 @@ def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None) 
     unknown: dict[str, list[str]] = {}
     own: list[str] = []
     if include_path:
-        own = list(_folders(include_path))
+        own = list(harness.folder_names(include_path))
     if any(name not in own for name in names):
         unknown = harness.unknown_tasks(names, [*own, *default_names(cache)])
     answer = {"known": [n for n in names if n not in unknown], "unknown": unknown}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
-
-
-def _folders(include_path: Sequence[str]) -> Sequence[str]:
-    from lm_eval.tasks import TaskManager  # noqa: PLC0415
-
-    names: Sequence[str] = TaskManager(include_path=list(include_path), include_defaults=False).all_tasks
-    return names
 
 
 def default_names(cache: Path | None) -> list[str]:
