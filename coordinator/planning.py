@@ -10,9 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from priors.estimate import Features, predict_batches, predict_load, predict_metric
-from priors.table import Observation
-from priors.table import read as read_observations
 from pydantic import ValidationError
 
 from coordinator.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
@@ -20,6 +17,9 @@ from coordinator.packing.planner import plan
 from coordinator.packing.work import Lane, PlannedShard, WorkSet
 from coordinator.records import EvaluationRecord
 from evaljobs.contract import BatchIndex, RequestSetManifest, batch_index_file, request_set_manifest, shard_id
+from priors.estimate import Features, predict_batches, predict_load, predict_metric
+from priors.table import Observation
+from priors.table import read as read_observations
 
 BYTES_PER_PARAMETER = 2  # bf16 and fp16, what checkpoints are mostly saved in
 

@@ -74,9 +74,8 @@ def site_of(config: Config) -> Site:
         env["PYTHONPATH"] = os.pathsep.join(
             [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
         )
-    threads = _threads(config)
-    if threads is not None:
-        env.setdefault("OMP_NUM_THREADS", str(threads))
+    # two trials on a node must not each start a thread per core of it
+    env.setdefault("OMP_NUM_THREADS", str(_threads(config) or config.trial.cpus))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     return Site(
         work_dir=str(config.work_dir),

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from evaljobs.files import write_atomic
-from evaljobs.redis_address import connect
 from pydantic import ValidationError
 
 from coordinator.hook import STREAM
 from evaljobs.contract import Record, WorkPaths
+from evaljobs.files import write_atomic
+from evaljobs.redis_address import connect
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coordinator.report.model import GpuUse, Report
 
-GANTT_WIDTH = 60
+GANTT_WIDTH = 50
 
 
 def seconds(value: float | None) -> str:
@@ -126,7 +126,7 @@ def gantt(report: Report) -> Text:
     span = max(max(g.started_at + g.held for g in report.gpus) - begin, 1e-9)
     text = Text(f"\nLanes over {seconds(span)}: # inference, . import and load\n", style="bold")
     for g in report.gpus[:64]:
-        text.append(f"{g.trial.split('-', 2)[-1]:>28} |{_lane(report, g, begin, span)}|\n", style="default")
+        text.append(f"{g.trial.split('-', 2)[-1]:>24} |{_lane(report, g, begin, span)}|\n", style="default")
     if len(report.gpus) > 64:
         text.append(f"... and {len(report.gpus) - 64} more\n")
     return text

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from world import Faults, World, record, replay  # noqa: E402
+from world import Faults, World, record, replay
 
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
 

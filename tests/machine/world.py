@@ -10,7 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator import machine, messages as m, observe
+from coordinator import machine, observe
+from coordinator import messages as m
 from coordinator.cluster import Job, JobState
 from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.specs import Site

@@ -1,0 +1,205 @@
+"""Look at a checkpoint's folder: what inference needs of it, and whether it is whole.
+
+Rule: names, sizes, JSON and safetensors headers are read, never weights; a folder that no trial could load is refused
+here, in one line that says why, before anything is submitted. Selection of weights follows transformers' order.
+
+It does not know: torch, transformers, or whether the tensors make sense to the model's code.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import OperatorError
+from evaljobs.contract import CheckpointFile, CheckpointSpec
+from evaljobs.weights import SAVE_SUMS, BadWeights, identity, is_safe_name, read_header
+
+CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
+# What a tokenizer or a config loader opens by name. Trainers' own files (optimizer states, logs) match none of these.
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*",
+    "tekken.json",
+    "*.tiktoken",
+    "chat_template*",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+)
+TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
+UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # left by writers that have not ended, or died
+
+
+class CheckpointError(OperatorError):
+    """A folder is no checkpoint that can be evaluated. One line: what is wrong and what to do."""
+
+
+def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = None) -> CheckpointSpec:
+    """Describe the checkpoint in `path`: the files that inference needs, and its identity (no full read).
+
+    `allow_bin` accepts pytorch_model.bin, which is unpickled when it is loaded. Raises CheckpointError.
+    """
+    folder = Path(path)
+    try:
+        folder = folder.resolve(strict=True)
+    except OSError as error:
+        raise CheckpointError(f"{path}: no such folder") from error
+    if not folder.is_dir():
+        raise CheckpointError(f"{path}: no folder")
+    try:
+        config = _config(folder)
+        weights = _weights(folder, allow_bin=allow_bin)
+        small = _small_files(folder, code="auto_map" in config)
+        sums = _save_sums(folder)
+        files = tuple(_describe(folder, name, sums) for name in sorted({*small, *weights}))
+        digest = identity(files, folder)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename}: it vanished while the checkpoint was looked at") from error
+    except BadWeights as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
+    return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path}: no valid JSON (half-written?); save the checkpoint again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object")
+    return value
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The model's config, of a causal language model."""
+    if not (folder / "config.json").is_file():
+        hint = (
+            "it holds an adapter: merge it into its model first"
+            if (folder / "adapter_config.json").is_file()
+            else ""
+        )
+        raise CheckpointError(f"{folder}: no config.json; {hint or 'save the model with save_pretrained'}")
+    config = _json(folder / "config.json")
+    architectures = config.get("architectures") or []
+    auto_map = config.get("auto_map") or {}
+    multimodal = isinstance(config.get("text_config"), dict)
+    causal = any(
+        str(name).endswith(CAUSAL) or (multimodal and str(name).endswith("ForConditionalGeneration"))
+        for name in architectures
+    )
+    if not causal and "AutoModelForCausalLM" not in auto_map:
+        named = ", ".join(map(str, architectures)) or "nothing"
+        raise CheckpointError(
+            f"{folder}: no causal language model (config.json's architectures name {named})"
+        )
+    return config
+
+
+def _weights(folder: Path, *, allow_bin: bool) -> list[str]:
+    """Names of the weight files, each checked against its own header and its index."""
+    if (folder / "model.safetensors").is_file():
+        _check_safetensors(folder / "model.safetensors")
+        return ["model.safetensors"]
+    index = "model.safetensors.index.json"
+    if (folder / index).is_file():
+        for name, tensors in _indexed(folder, index).items():
+            held = _check_safetensors(folder / name)
+            if missing := tensors - held:
+                raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
+        return [index, *_indexed(folder, index)]
+    single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
+    if (folder / single).is_file():
+        names, extra = [single], []
+    elif (folder / index).is_file():
+        names, extra = list(_indexed(folder, index)), [index]
+    else:
+        unfinished = [p.name for p in folder.iterdir() if any(fnmatch.fnmatch(p.name, u) for u in UNFINISHED)]
+        why = f"; {min(unfinished)} looks unfinished" if unfinished else ""
+        raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
+    if not allow_bin:
+        raise CheckpointError(
+            f"{folder}: only .bin weights, which run code when they are loaded; convert them to safetensors or allow them"
+        )
+    for name in names:
+        if not zipfile.is_zipfile(folder / name):
+            raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
+    return [*extra, *names]
+
+
+def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
+    """Shard -> names of its tensors, by the index; each shard is there."""
+    table = _json(folder / index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{folder / index}: has no weight_map")
+    shards: dict[str, set[str]] = {}
+    for tensor, name in table.items():
+        if not isinstance(name, str) or not is_safe_name(name):
+            raise CheckpointError(f"{folder / index}: names {name!r}, which is no file of this folder")
+        shards.setdefault(name, set()).add(tensor)
+    for name in shards:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: incomplete, {index} names {name}, which is not there")
+    return shards
+
+
+def _check_safetensors(path: Path) -> frozenset[str]:
+    try:
+        return read_header(path).tensors
+    except BadWeights as error:
+        raise CheckpointError(f"{path}: truncated or damaged, {error}") from error
+
+
+def _small_files(folder: Path, *, code: bool) -> list[str]:
+    """Config and tokenizer files; the model's own Python files where its config asks for them."""
+    patterns = (*SMALL_FILES, "*.py") if code else SMALL_FILES
+    names = [
+        name
+        for name in _names(folder)
+        if any(fnmatch.fnmatch(name, p) and name.count("/") == p.count("/") for p in patterns)
+        and not any(fnmatch.fnmatch(name, u) for u in UNFINISHED)
+    ]
+    if not any(fnmatch.fnmatch(name, t) for name in names for t in TOKENIZERS):
+        raise CheckpointError(f"{folder}: no tokenizer; save it beside the model (tokenizer.save_pretrained)")
+    return names
+
+
+def _names(folder: Path) -> Iterable[str]:
+    for path in folder.iterdir():
+        if path.is_file():
+            yield path.name
+    templates = folder / "additional_chat_templates"
+    if templates.is_dir():
+        yield from (f"{templates.name}/{p.name}" for p in templates.iterdir() if p.is_file())
+
+
+def _save_sums(folder: Path) -> dict[str, str]:
+    """Hashes that were written down when the checkpoint was saved, if they were."""
+    if not (folder / SAVE_SUMS).is_file():
+        return {}
+    sums = _json(folder / SAVE_SUMS).get("xxh3_128")
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"{folder / SAVE_SUMS}: holds no xxh3_128 table")
+    return {str(name): str(value) for name, value in sums.items()}
+
+
+def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:
+    found = (folder / name).stat()
+    return CheckpointFile(name=name, size=found.st_size, mtime_ns=found.st_mtime_ns, xxh3_128=sums.get(name))

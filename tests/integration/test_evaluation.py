@@ -1,0 +1,191 @@
+"""`evalspan eval` from end to end, whole and with things killed in the middle: always lm-eval's own scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaljobs.files import read_frames
+
+pytestmark = pytest.mark.model
+Expected = dict[str, dict[str, Any]]
+
+
+def wait(law: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 120) -> None:
+    """Until `law` holds; fails where the process ends first or time is up."""
+    end = time.monotonic() + seconds
+    while not law():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        if process is not None and process.poll() is not None:
+            out, err = process.communicate()
+            raise AssertionError(f"ended early with {process.returncode}\n{out}\n{err}")
+        time.sleep(0.05)
+
+
+def scores(results: dict[str, Any]) -> Expected:
+    return dict(results["results"])
+
+
+def finish(site: Any, process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, f"{out}\n{err}\n{logs(site)}"
+    return json.loads(out)  # type: ignore[no-any-return]
+
+
+def logs(site: Any) -> str:
+    return "\n".join(f"== {p}\n{p.read_text()[-1500:]}" for p in site.work.glob("*/logs/*.log"))
+
+
+def dumped(site: Any) -> int:
+    """Shards whose responses are on disk."""
+    return sum(1 for f in site.work.glob("*/responses/*.frames") for _ in read_frames(f, 0))
+
+
+def process_of(site: Any, verb: str) -> int:
+    """Pid of a job of this site that runs `python -m evaljobs VERB`."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if verb.encode() in words and str(site.work).encode() in b" ".join(words) and b"evaljobs" in words:
+            return int(place.parent.name)
+    raise AssertionError(f"no {verb} runs")
+
+
+def assert_every_shard_counts_once(site: Any) -> None:
+    journal = (site.root() / "journal.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in journal]
+    shards = [s for e in events if e["kind"] == "planned" for leaf in e["leaves"] for s in leaf["shards"]]
+    counted = [s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
+    assert sorted(counted) == sorted(shards)
+
+
+def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected: Expected) -> None:
+    """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards."""
+    done = local_site.run(local_site.evaluate("--shards-per-task", "3"))
+    assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
+    results = json.loads(done.stdout)
+    assert scores(results) == expected
+    assert results == local_site.results()
+    assert_every_shard_counts_once(local_site)
+    pid = json.loads((local_site.work / "redis" / "server.json").read_text())["pid"]
+    assert pid == 0, "the embedded Redis is stopped"
+    staged = Path(f"/dev/shm/evalspan-{os.getuid()}")
+    assert not list(staged.glob("*/model*.safetensors")) if staged.exists() else True
+    # a second run of the same is the same evaluation: no job, the same answer
+    again = local_site.run(local_site.evaluate())
+    assert json.loads(again.stdout) == results
+    report = local_site.run(local_site.command("report", local_site.root().name, "--json"))
+    told = json.loads(report.stdout)
+    assert told["status"] == "done"
+    assert told["makespan_seconds"] >= told["lower_bound_seconds"] > 0
+    assert sum(g["shards"] for g in told["gpus"]) == len(told["shards"])
+
+
+def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) -> None:
+    """SIGKILL of the coordinator in mid-inference: its jobs go on, the next one takes them up; nothing runs twice."""
+    first = local_site.start(local_site.evaluate("--shards-per-task", "4"))
+    wait(lambda: dumped(local_site) >= 2, first)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    second = local_site.start(local_site.evaluate("--shards-per-task", "4"))
+    assert scores(finish(local_site, second)) == expected
+    assert_every_shard_counts_once(local_site)
+
+
+def test_a_killed_trial_and_a_wiped_redis_change_no_digit(local_site: Any, expected: Expected) -> None:
+    """A trial dies by SIGKILL and Redis comes back empty: shards return to the queue, scores are the same."""
+    process = local_site.start(local_site.evaluate("--shards-per-task", "4"))
+    wait(lambda: dumped(local_site) >= 1, process)
+    os.kill(process_of(local_site, "trial"), signal.SIGKILL)
+    server = local_site.work / "redis" / "server.json"
+    os.kill(json.loads(server.read_text())["pid"], signal.SIGKILL)
+    for path in [*local_site.work.glob("redis/**/*.aof*"), *local_site.work.glob("redis/**/*.rdb")]:
+        path.unlink(missing_ok=True)
+    assert scores(finish(local_site, process)) == expected
+    assert_every_shard_counts_once(local_site)
+
+
+@pytest.mark.slurm
+def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected: Expected) -> None:
+    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file."""
+    site, cluster = slurm_site, slurm_site.cluster
+    process = site.start(site.evaluate("--shards-per-task", "3"))
+    seen: set[str] = set()
+
+    def look() -> bool:
+        listed = cluster.run_as_user(["squeue", "--noheader", "--format=%j"]).stdout.split()
+        seen.update(name.split("-")[2] for name in listed)
+        return process.poll() is not None
+
+    wait(look, seconds=240)
+    results = finish(site, process)
+    assert scores(results) == expected
+    assert {"build", "stage", "trial", "metric"} <= seen
+    assert_every_shard_counts_once(site)
+    assert cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+    for node in cluster.gpu_nodes:
+        left = cluster.run_as_user(
+            [
+                "srun",
+                "--partition=gpu",
+                f"--nodelist={node}",
+                "--mem=100",
+                "sh",
+                "-c",
+                "find /dev/shm/evalspan-* -type f",
+            ]
+        )
+        assert ".safetensors" not in left.stdout
+
+
+@pytest.mark.slurm
+def test_a_node_lost_in_mid_trial_changes_no_digit(slurm_site: Any, expected: Expected) -> None:
+    """Power cut of a node with trials: its shards are run elsewhere."""
+    site, cluster = slurm_site, slurm_site.cluster
+    process = site.start(site.evaluate("--shards-per-task", "4"))
+    wait(lambda: dumped(site) >= 1, process)
+    trial = next(site.work.glob("*/responses/*-trial-*.frames")).name
+    node = trial.split("-trial-")[1].split("-")[0]
+    cluster.kill_node(node)
+    try:
+        assert scores(finish(site, process)) == expected
+        assert_every_shard_counts_once(site)
+    finally:
+        cluster.start_node(node)
+
+
+BAD = {
+    "no such checkpoint": (["eval", "/nowhere/ckpt", "--suite", "quickstart"], "/nowhere/ckpt"),
+    "unknown suite": (["eval", "{model}", "--suite", "quickstat"], "quickstart"),
+    "unknown task": (["eval", "{model}", "--suite", "{folder}/bad-task.toml"], "toy_choice"),
+    "wrong key": (["eval", "{model}", "--suite", "{folder}/bad-key.toml"], "batchsize"),
+    "too many slots a trial": (["eval", "{model}", "--suite", "{folder}/toys.toml"], "gpus_per_trial"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_refused_before_anything_is_started(what: str, local_site: Any) -> None:
+    """Exit code 2, one line that says what to do, and no evaluation folder."""
+    (local_site.folder / "bad-task.toml").write_text(
+        local_site.suite.read_text().replace("toy_choice", "toy_choise")
+    )
+    (local_site.folder / "bad-key.toml").write_text("batchsize = 3\n" + local_site.suite.read_text())
+    if what == "too many slots a trial":
+        local_site.env["EVALSPAN_TRIAL_GPUS_PER_TRIAL"] = "64"
+    arguments, word = BAD[what]
+    filled = [a.format(model=local_site.model, folder=local_site.folder) for a in arguments]
+    done = local_site.run(local_site.command(*filled))
+    assert done.returncode == 2, done.stderr
+    assert word in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(local_site.work.glob("*/journal.jsonl"))
