@@ -234,7 +234,7 @@ class World:
 
     # --- the cluster's side --------------------------------------------------------------------------------------------
 
-    def end_member(self, job: FakeJob, index: int, member: FakeMember) -> None:
+    def end_member(self, job: FakeJob, _index: int, member: FakeMember) -> None:
         if member.phase == "ended":
             return
         member.phase = "ended"

@@ -1,0 +1,108 @@
+"""How much of a node a job may fill: the file system, the machine's memory, the job's own memory limit.
+
+Rule: the smallest of all limits counts, and the one that binds is named. What cannot be read does not limit.
+
+It does not know: checkpoints, leases. Reads /proc and /sys only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MEMORY_FS = frozenset({"tmpfs", "ramfs"})
+_UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes that may still be written below a root, and what limits them. `fs`: its file system's type."""
+
+    free: int
+    limit: str
+    fs: str
+
+    @property
+    def rung(self) -> str:
+        return "shm" if self.fs in MEMORY_FS else "disk"
+
+
+def fs_type(path: str | Path) -> str:
+    """Type of the file system that holds `path` (proc(5), mountinfo); "unknown" where it cannot be told."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[2] == wanted:
+            return right.split()[0]
+    return "unknown"
+
+
+def memory_available() -> int | None:
+    """MemAvailable in bytes."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        value = int(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+    return value if value < _UNLIMITED else None
+
+
+def _reclaimable(folder: Path) -> int:
+    """Page cache that the kernel gives back before it kills anybody."""
+    try:
+        rows = dict(
+            line.split()[:2] for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
+    except (OSError, ValueError):
+        return 0
+    return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
+
+
+def cgroup_limits(
+    proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> list[tuple[int, int]]:
+    """(limit, headroom) in bytes of each memory cgroup above this process that has a limit, v2 and v1."""
+    found: list[tuple[int, int]] = []
+    try:
+        lines = proc.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit, usage = mount, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit, usage = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        folder = base / path.strip("/")
+        while True:
+            most, used = _number(folder / limit), _number(folder / usage)
+            if most is not None:
+                found.append((most, max(0, most - (used or 0) + _reclaimable(folder))))
+            if folder == base:
+                break
+            folder = folder.parent
+    return found
+
+
+def room(root: str | Path) -> Room:
+    """What may still be written below `root`. Raises OSError."""
+    fs = fs_type(root)
+    disk = os.statvfs(root)
+    limits = [(disk.f_bavail * disk.f_frsize, f"free on {root}")]
+    if fs in MEMORY_FS:
+        available = memory_available()
+        if available is not None:
+            limits.append((available, "memory available on the node"))
+        limits += [(free, "left of the job's memory limit") for _, free in cgroup_limits()]
+    free, limit = min(limits)
+    return Room(free=free, limit=limit, fs=fs)
