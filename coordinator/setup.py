@@ -6,6 +6,7 @@ It does not know: the loop's rules.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -21,9 +22,10 @@ import coordinator.config
 import evaljobs
 import priors
 from coordinator.allocation import Limits
-from coordinator.cluster import Cluster
+from coordinator.cluster import Cluster, RefusedError
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.slurm_api import SlurmApi
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Keeper, Pace
@@ -160,8 +162,16 @@ def cluster_of(config: Config) -> Cluster:
             "there is no sbatch on this machine: run this on a login node, or use --cluster local"
         )
     if config.cluster.api == "pyslurm":
-        raise OperatorError('cluster.api = "pyslurm" is not there in this version: use "cli"')
+        try:
+            return SlurmApi(slurm_options(config))
+        except RefusedError as error:
+            raise OperatorError(str(error)) from error
     return SlurmCli(slurm_options(config))
+
+
+def _digest(text: str) -> str:
+    """Two work folders of one name are told apart in Slurm's queue."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def slurm_options(config: Config) -> SlurmOptions:
@@ -175,7 +185,8 @@ def slurm_options(config: Config) -> SlurmOptions:
         nice=section.nice,
         reservation=section.reservation,
         extra_args=extra,
-        token=f"evalspan:{config.work_dir.name}",
+        chdir=str(config.work_dir),
+        token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",
     )
 
 
@@ -202,7 +213,7 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
             raise OperatorError(str(error)) from error
         return SiteRedis(work, address)
     bind = config.redis.bind or "127.0.0.1"
-    if config.redis.bind is None and isinstance(cluster, SlurmCli):
+    if config.redis.bind is None and not isinstance(cluster, LocalCluster):
         bind = local_address_towards(controller_host())
     return RedisServer(work, bind, port=config.redis.port)
 

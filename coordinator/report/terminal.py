@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -47,7 +47,8 @@ def score_table(results: Mapping[str, Any]) -> Table:
     """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
     table = Table(title="Scores", title_justify="left", header_style="bold")
     for name in ("task", "n", "filter", "metric"):
-        table.add_column(name, no_wrap=name != "task", justify="right" if name == "n" else "left")
+        justify: JustifyMethod = "right" if name == "n" else "left"
+        table.add_column(name, no_wrap=name != "task", justify=justify, overflow="fold")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("± stderr", justify="right", no_wrap=True)
     samples = results.get("n-samples", {})
