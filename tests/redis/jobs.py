@@ -112,6 +112,15 @@ def zombie(pid: int) -> bool:
         return True
 
 
+def bound(taker: socket.socket, port: int) -> bool:
+    """Whether the port could be taken: a killed server's threads may hold it a moment longer."""
+    try:
+        taker.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
 def move(server: RedisServer) -> RedisAddress:
     """Kill the server and take its port, so that it starts at another."""
     before = server.ensure()
@@ -119,7 +128,7 @@ def move(server: RedisServer) -> RedisAddress:
     until(lambda: server.pid() is None)
     with socket.socket() as taker:
         taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taker.bind(("127.0.0.1", before.port))
+        until(lambda: bound(taker, before.port))
         taker.listen()
         return server.ensure()
 

@@ -25,12 +25,18 @@ def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subpro
         yield bench, process
 
 
-def busy_worker(supervisor: int) -> tuple[int, int]:
-    """(worker, work-horse), once a job is being run."""
-    until(lambda: [h for w in children(supervisor) for h in children(w)], 60)
-    (worker,) = children(supervisor)
-    (horse,) = children(worker)
-    return worker, horse
+def busy_worker(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int]:
+    """(worker, work-horse), once the only worker's horse (another than `before`) is at this job."""
+    client = redis_address.connect(bench.work.redis_address)
+    key = f"rq:job:{metric_jobs.job_id(bench.evaluation, job)}"
+    found: list[tuple[int, int]] = []
+
+    def there() -> bool:
+        found[:] = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
+        return bool(found) and client.hget(key, "status") == b"started"
+
+    until(there, 60)
+    return found[0]
 
 
 def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
@@ -49,9 +55,9 @@ def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
     """kill -9 of the work-horse: the job is run again and ends with an outcome."""
     bench, process = bench_and_supervisor
     bench.enqueue("horse", held=True)
-    _, horse = busy_worker(process.pid)
+    _, horse = busy_worker(bench, process.pid, "horse")
     os.kill(horse, signal.SIGKILL)
-    until(lambda: [h for h in busy_worker(process.pid) if h != horse])
+    busy_worker(bench, process.pid, "horse", before=horse)
     bench.let_go("horse")
     until(lambda: bench.failed("horse"))
 
@@ -60,10 +66,10 @@ def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> No
     """A job whose process dies each time ends as a failure with a reason, not as a loop."""
     bench, process = bench_and_supervisor
     bench.enqueue("deadly", held=True)
+    horse = 0
     for _ in range(3):
-        _, horse = busy_worker(process.pid)
+        _, horse = busy_worker(bench, process.pid, "deadly", before=horse)
         os.kill(horse, signal.SIGKILL)
-        until(lambda h=horse: bench.failed("deadly") or h not in busy_worker(process.pid))
     until(lambda: bench.failed("deadly"))
     failed = bench.failed("deadly")
     assert failed is not None
@@ -78,11 +84,11 @@ def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
     bench, process = bench_and_supervisor
     name = f"worker-{both}"
     bench.enqueue(name, held=True)
-    worker, horse = busy_worker(process.pid)
+    worker, horse = busy_worker(bench, process.pid, name)
     os.kill(worker, signal.SIGKILL)
     if both:
         os.kill(horse, signal.SIGKILL)
-    until(lambda: horse not in busy_worker(process.pid), 30)
+    assert busy_worker(bench, process.pid, name, before=horse)[0] != worker
     bench.let_go(name)
     until(lambda: bench.failed(name))
 
@@ -213,19 +219,14 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
     try:
         with running(bench, "--stop-file", str(bench.paths.release / "workers")) as process:
             bench.enqueue("during", held=True)
-            _, horse = busy_worker(process.pid)
-            key = f"rq:job:{metric_jobs.job_id('e', 'during')}"
-            client = redis_address.connect(work.redis_address)
-            until(
-                lambda: client.hget(key, "status") == b"started"
-            )  # the work-horse is past its own word to Redis
+            worker, horse = busy_worker(bench, process.pid, "during")
             os.kill(server.pid() or 0, signal.SIGKILL)
             for file in (work.redis / "data").rglob("*"):
                 if file.is_file():
                     file.unlink()
             server.ensure()
             assert bench.queue.known() == ()
-            assert busy_worker(process.pid)[1] == horse
+            assert children(worker) == [horse]
             bench.let_go("during")
             until(lambda: bench.failed("during"))
             bench.enqueue("after")
