@@ -1,32 +1,97 @@
 """What a training process imports: tell evalspan that a checkpoint was saved. Never raises, never blocks.
 
-Rule: standard library only; `notify` puts a notice on a queue and returns; a background thread delivers it (to the
+Rule: standard library only; `notify` puts a notice on a list and returns; a background thread delivers it (to the
 daemon's Redis stream where that answers, else as a file in the spool folder). Whatever goes wrong is one warning.
 Only rank 0 speaks. The daemon's `[watch]` folders see what a lost notice would have told.
 It does not know: suites, evaluations, torch. (Trainer callbacks are made on request, from classes the trainer brings.)
 """
 
+# pathlib costs milliseconds at import:
+# ruff: noqa: PTH100, PTH103, PTH105, PTH108, PTH110, PTH112, PTH118, PTH123, PTH208
+
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
-import queue
 import sys
 import threading
 import time
-import uuid
+from collections import deque
 
 FLUSH_SECONDS = 5.0  # the most that the end of the training process waits for undelivered notices
-REDIS_SECONDS = 2.0
+REDIS_SECONDS = 1.5  # patience with connecting, and with a command: together less than FLUSH_SECONDS
+REDIS_REST_SECONDS = 30.0  # after a failure notices go to the spool folder for so long
+PIN_GRACE_SECONDS = (
+    120.0  # an announced checkpoint counts as pinned for so long, until the daemon's own pin is seen
+)
 STREAM = "evalspan:checkpoints"
 PIN_PREFIX = ".evalspan-pin-"
 
-_notices: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
-_thread: threading.Thread | None = None
-_lock = threading.Lock()
+_numbers = itertools.count()
 _warned = False
+_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; until a pin was seen
+
+
+class _Courier:
+    """Notices on their way, and the thread that delivers them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.notices: deque[dict[str, object]] = deque()
+        self.busy = False
+        self.thread: threading.Thread | None = None
+        self.redis_rests_until = 0.0
+
+    def take(self, notice: dict[str, object]) -> None:
+        with self.changed:
+            self.notices.append(notice)
+            if self.thread is None:
+                thread = threading.Thread(target=self._run, name="evalspan-hook", daemon=True)
+                thread.start()
+                self.thread = thread
+            self.changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        with self.changed:
+            while self.notices or self.busy:
+                left = deadline - time.monotonic()
+                if left <= 0 or self.thread is None:
+                    return False
+                self.changed.wait(left)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.busy = False
+                self.changed.notify_all()
+                while not self.notices:
+                    self.changed.wait()
+                notice = self.notices.popleft()
+                self.busy = True
+            try:
+                self._deliver(notice)
+            except Exception as error:  # noqa: BLE001 (the training job is sacred)
+                _warn(f"a notice is lost ({error!r}); the [watch] folders will still show the checkpoint")
+
+    def _deliver(self, notice: dict[str, object]) -> None:
+        folder = str(notice.pop("_work_dir"))
+        known = os.path.isdir(folder)
+        text = json.dumps(notice, sort_keys=True)
+        if time.monotonic() >= self.redis_rests_until:
+            if _to_redis(folder, text):
+                return
+            self.redis_rests_until = time.monotonic() + REDIS_REST_SECONDS
+        _to_spool(folder, text)
+        if not known:
+            _warn(f"no daemon has run in {folder} yet: notices wait there for one")
+
+
+_courier = _Courier()
 
 
 def notify(
@@ -40,8 +105,9 @@ def notify(
 ) -> bool:
     """Say that `checkpoint` is durable on shared storage; True where the notice was taken (delivery is later).
 
-    `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: speak only as 0 (default: $RANK or
-    $SLURM_PROCID). Returns in well under 5 ms; never raises.
+    `suite`: a suite's name or file; "default" is the daemon's `[watch] suite`. `work_dir`: the daemon's work folder
+    (default: $EVALSPAN_WORK_DIR). `rank`: only 0 speaks (default: $RANK, $SLURM_PROCID, $PMI_RANK or
+    $OMPI_COMM_WORLD_RANK). Returns in well under 5 ms; never raises.
     """
     try:
         if (rank if rank is not None else _rank()) != 0:
@@ -50,16 +116,17 @@ def notify(
         if not folder:
             _warn("no work folder: give work_dir or set EVALSPAN_WORK_DIR; the checkpoint is not announced")
             return False
+        where = os.path.abspath(os.fspath(checkpoint))
         notice: dict[str, object] = {
-            "checkpoint": os.path.abspath(os.fspath(checkpoint)),  # noqa: PTH100
+            "checkpoint": where,
             "step": step if step is None else int(step),
             "suite": str(suite),
             "priority": int(priority),
             "noticed_at": time.time(),
-            "_work_dir": os.path.abspath(folder),  # noqa: PTH100
+            "_work_dir": os.path.abspath(folder),
         }
-        _notices.put(notice)
-        _ensure_thread()
+        _announced[where] = time.monotonic()
+        _courier.take(notice)
     except Exception as error:  # noqa: BLE001 (the training job is sacred)
         _warn(f"the checkpoint is not announced: {error!r}")
         return False
@@ -67,21 +134,74 @@ def notify(
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
-    """Is this checkpoint still needed by an evaluation? Ask before rotation deletes it. Never raises."""
+    """Is this checkpoint still needed by an evaluation? Ask before rotation deletes it. Never raises.
+
+    The daemon leaves a pin in each checkpoint it has accepted and takes it away at the end. A checkpoint announced by
+    this process counts as pinned until the daemon's pin was seen once, for at most PIN_GRACE_SECONDS.
+    """
     try:
-        with os.scandir(os.fspath(checkpoint)) as entries:
-            return any(e.name.startswith(PIN_PREFIX) for e in entries)
-    except OSError:
+        where = os.path.abspath(os.fspath(checkpoint))
+        with os.scandir(where) as entries:
+            if any(e.name.startswith(PIN_PREFIX) for e in entries):
+                _announced.pop(where, None)
+                return True
+    except (OSError, TypeError, ValueError):
         return False
+    at = _announced.get(where)
+    return at is not None and time.monotonic() - at < PIN_GRACE_SECONDS
 
 
-def flush(seconds: float = FLUSH_SECONDS) -> None:
-    """Wait, at most `seconds`, until all notices so far are delivered."""
-    with _lock:
-        thread = _thread
-    if thread is not None and thread.is_alive():
-        _notices.put(None)
-        thread.join(seconds)
+def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-") -> list[str]:
+    """Delete the oldest `prefix<step>` folders below `folder` beyond `keep`, never a pinned one; those deleted.
+
+    The newest is always kept. A pinned checkpoint counts towards `keep` and goes at a later call. Never raises.
+    """
+    gone = []
+    try:
+        import shutil  # noqa: PLC0415 (milliseconds at import)
+
+        root = os.fspath(folder)
+        steps = sorted(
+            int(name[len(prefix) :])
+            for name in os.listdir(root)
+            if name.startswith(prefix) and name[len(prefix) :].isdigit()
+        )
+        left = len(steps)
+        for step in steps[:-1]:
+            path = os.path.join(root, f"{prefix}{step}")
+            if left <= keep:
+                break
+            if not pinned(path):
+                shutil.rmtree(path, ignore_errors=True)
+                gone.append(path)
+                left -= 1
+    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+        _warn(f"checkpoints in {folder!r} are not rotated: {error!r}")
+    return gone
+
+
+def flush(seconds: float = FLUSH_SECONDS) -> bool:
+    """Wait, at most `seconds`, until all notices so far are delivered; False where some are not. Never raises."""
+    return _courier.flush(seconds)
+
+
+def _flush_at_exit() -> None:
+    _courier.redis_rests_until = float(
+        "inf"
+    )  # what has not been begun goes to the spool folder: no waiting for Redis
+    if not _courier.flush(FLUSH_SECONDS):
+        _warn("training ends with notices undelivered; the [watch] folders will still show the checkpoints")
+
+
+def _forget_after_fork() -> None:
+    """A forked data loader has neither our thread nor, perhaps, a free lock."""
+    global _courier  # noqa: PLW0603 (the child's own)
+    _courier = _Courier()
+
+
+atexit.register(_flush_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _rank() -> int:
@@ -100,110 +220,153 @@ def _warn(text: str) -> None:
             sys.stderr.write(f"evalspan: {text}\n")
 
 
-def _ensure_thread() -> None:
-    global _thread  # noqa: PLW0603
-    with _lock:
-        if _thread is None or not _thread.is_alive():
-            if _thread is None:
-                atexit.register(flush)
-            _thread = threading.Thread(target=_deliver_all, name="evalspan-hook", daemon=True)
-            _thread.start()
-
-
-def _deliver_all() -> None:
-    while True:
-        notice = _notices.get()
-        if notice is None:
-            return
-        try:
-            _deliver(notice)
-        except Exception as error:  # noqa: BLE001 (the training job is sacred)
-            _warn(
-                f"a notice could not be delivered ({error!r}); the [watch] folders will still see the checkpoint"
-            )
-
-
-def _deliver(notice: dict[str, object]) -> None:
-    folder = str(notice.pop("_work_dir"))
-    text = json.dumps(notice, sort_keys=True)
-    if not _to_redis(folder, text):
-        _to_spool(folder, text)
-
-
 def _to_redis(folder: str, text: str) -> bool:
     """Through the stream, where the daemon's Redis answers and the redis package is there; False otherwise."""
+    address_file = os.path.join(folder, "redis", "address.json")
+    if not os.path.exists(address_file):
+        return False
     try:
         import redis  # noqa: PLC0415 (optional, and never at import)
+        from redis.backoff import NoBackoff  # noqa: PLC0415
+        from redis.retry import Retry  # noqa: PLC0415
 
-        with open(os.path.join(folder, "redis", "address.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123
+        with open(address_file, encoding="utf-8") as file:
             address = json.load(file)
-        where = (
-            {"unix_socket_path": address["socket"]}
-            if address.get("socket")
-            else {"host": address["host"], "port": address["port"], "ssl": bool(address.get("tls"))}
-        )
-        client = redis.Redis(
+        where: dict[str, object] = {"unix_socket_path": address.get("socket")}
+        if not address.get("socket"):
+            where = {"host": address["host"], "port": address["port"]}
+            if address.get("tls"):
+                where |= {"ssl": True, "ssl_ca_certs": address.get("ca_file")}
+        with redis.Redis(
+            db=address.get("db", 0),
             username=address.get("username"),
             password=address.get("password"),
             socket_timeout=REDIS_SECONDS,
             socket_connect_timeout=REDIS_SECONDS,
-            **where,
-        )
-        client.xadd(STREAM, {"notice": text})
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **where,  # type: ignore[arg-type]
+        ) as client:
+            client.xadd(STREAM, {"notice": text})
     except Exception:  # noqa: BLE001 (Redis away is no error: the spool folder takes it)
         return False
     return True
 
 
 def _to_spool(folder: str, text: str) -> None:
-    spool = os.path.join(folder, "spool")  # noqa: PTH118 (pathlib costs milliseconds at import)
-    os.makedirs(spool, exist_ok=True)  # noqa: PTH103
-    name = os.path.join(spool, f"{time.time_ns()}-{uuid.uuid4().hex}.json")  # noqa: PTH118
-    with open(f"{name}.tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{name}.tmp", name)  # noqa: PTH105
+    spool = os.path.join(folder, "spool")
+    os.makedirs(spool, exist_ok=True)
+    name = os.path.join(spool, f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json")
+    try:
+        with open(f"{name}.tmp", "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{name}.tmp", name)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{name}.tmp")
+        raise
 
 
-def transformers_callback(suite: str = "default", work_dir: str | None = None) -> object:
-    """A `transformers.TrainerCallback` that announces every saved checkpoint. Imports transformers when called."""
+def transformers_callback(
+    suite: str = "default", work_dir: str | os.PathLike[str] | None = None, *, keep: int | None = None
+) -> object:
+    """A `transformers.TrainerCallback` that announces every saved checkpoint. Imports transformers when called.
+
+    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's own rotation asks nobody.
+    The tokenizer must be saved with the model: pass it to Trainer as `processing_class`.
+    """
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
     class EvalspanCallback(TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: object, state: object, _control: object, **_more: object) -> None:
-            step = getattr(state, "global_step", None)
-            if getattr(state, "is_world_process_zero", True):
-                output = getattr(args, "output_dir", ".")
-                notify(os.path.join(output, f"checkpoint-{step}"), step, suite, work_dir=work_dir, rank=0)  # noqa: PTH118
+            if not getattr(state, "is_world_process_zero", True):
+                return
+            output, step = getattr(args, "output_dir", "."), getattr(state, "global_step", None)
+            notify(os.path.join(output, f"checkpoint-{step}"), step, suite, work_dir=work_dir, rank=0)
+            if keep is not None:
+                rotate(output, keep)
 
     return EvalspanCallback()
 
 
-def lightning_callback(suite: str = "default", work_dir: str | None = None) -> object:
-    """A Lightning `Callback` that announces the folder its checkpoint plug-in exports. Imports lightning when called."""
+def lightning_callback(
+    suite: str = "default", work_dir: str | os.PathLike[str] | None = None, *, export: object = None
+) -> object:
+    """A Lightning `Callback` that announces what ModelCheckpoint has saved. Imports lightning when called.
+
+    `export(module, saved_path) -> folder` writes the Hugging Face folder that is announced instead of Lightning's own
+    file; it runs on rank 0 before the next optimizer step, so the weights are those of the checkpoint.
+    """
     try:
         from lightning.pytorch import Callback  # noqa: PLC0415
     except ImportError:
         from pytorch_lightning import Callback  # noqa: PLC0415
 
     class EvalspanCallback(Callback):  # type: ignore[misc]
-        def on_train_epoch_end(self, trainer: object, _module: object) -> None:
-            saved = getattr(getattr(trainer, "checkpoint_callback", None), "last_model_path", "")
-            if saved and getattr(trainer, "is_global_zero", True):
-                notify(saved, getattr(trainer, "global_step", None), suite, work_dir=work_dir, rank=0)
+        seen = ""
+
+        def on_train_batch_start(self, trainer: object, module: object, *_more: object) -> None:
+            self._look(trainer, module)
+
+        def on_fit_end(self, trainer: object, module: object) -> None:
+            self._look(trainer, module)
+
+        def _look(self, trainer: object, module: object) -> None:
+            saved = getattr(getattr(trainer, "checkpoint_callback", None), "last_model_path", "") or ""
+            if not saved or saved == self.seen or not getattr(trainer, "is_global_zero", True):
+                return
+            self.seen = saved
+            step = getattr(trainer, "global_step", None)
+            _export_and_notify(saved, step, suite, export, (module, saved), work_dir=work_dir, rank=0)
 
     return EvalspanCallback()
 
 
-def on_dcp_saved(future: object, checkpoint: str, step: int, suite: str = "default", **more: object) -> None:
-    """Announce a `dcp.async_save` once it is durable: its future's completion, not its start, fires the notice."""
+def on_dcp_saved(
+    saving: object,
+    checkpoint: str,
+    step: int,
+    suite: str = "default",
+    *,
+    export: object = None,
+    **more: object,
+) -> None:
+    """Announce a `dcp.async_save` once it is durable: its future's completion, not its start, fires the notice.
+
+    `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) -> folder` writes the
+    Hugging Face folder to announce; it runs on rank 0 in the thread that ended the save. `more`: as of `notify`.
+    """
 
     def fire(done: object) -> None:
-        if getattr(done, "exception", lambda: None)() is None:
-            notify(checkpoint, step, suite, **more)  # type: ignore[arg-type]
+        failed = getattr(done, "exception", lambda: None)()
+        if failed is not None:
+            _warn(f"the save of {checkpoint} failed and is not announced: {failed!r}")
+            return
+        _export_and_notify(checkpoint, step, suite, export, (checkpoint,), **more)
 
     try:
-        future.add_done_callback(fire)  # type: ignore[attr-defined]
+        getattr(saving, "upload_completion", saving).add_done_callback(fire)  # type: ignore[attr-defined]
     except Exception as error:  # noqa: BLE001 (the training job is sacred)
         _warn(f"the save of {checkpoint} cannot be followed: {error!r}")
+
+
+def _export_and_notify(
+    checkpoint: str,
+    step: int | None,
+    suite: str,
+    export: object,
+    arguments: tuple[object, ...],
+    **more: object,
+) -> None:
+    """Call the user's `export`, if any, on rank 0 and announce what it wrote."""
+    try:
+        rank = more.get("rank")
+        if (rank if rank is not None else _rank()) != 0:
+            return
+        folder = export(*arguments) if callable(export) else checkpoint
+    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+        _warn(f"{checkpoint} could not be exported and is not announced: {error!r}")
+        return
+    notify(folder, step, suite, **more)  # type: ignore[arg-type]

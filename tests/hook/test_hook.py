@@ -1,0 +1,281 @@
+"""Laws of the hook: it costs training nothing, says nothing twice on stderr, and loses a notice only where nothing can take it.
+
+Each training process here is a real one: a script in a process of its own, so that imports, exit and warnings are seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import hook, triggers
+from coordinator.redis_server import RedisServer
+from evaljobs import redis_address
+from evaljobs.contract import WorkPaths
+from evaljobs.redis_address import RedisAddress
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def train(body: str, *, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a training script that has the hook; variables that name a rank are taken away first."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID", "EVALSPAN_WORK_DIR")}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(body)],
+        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def spooled(work: Path) -> list[triggers.Notice]:
+    """What a daemon would read of the spool folder."""
+    return [d.notice for d in triggers.from_spool(WorkPaths(work))]
+
+
+ONCE = "from coordinator import hook; print(hook.notify('/ckpt/step-7', 7, 'core', priority=3))"
+
+
+def test_the_import_is_the_standard_library_alone():
+    """Nothing that pip installs is loaded by the import; not even pathlib is."""
+    body = """
+        import sys
+        before = set(sys.modules)
+        import coordinator.hook
+        new = {m.partition('.')[0] for m in set(sys.modules) - before} - {'coordinator'}
+        print(sorted(new - sys.stdlib_module_names), 'pathlib' in sys.modules)
+    """
+    assert train(body).stdout.strip() == "[] False"
+
+
+def test_a_notice_at_the_end_of_training_still_arrives(tmp_path):
+    """`notify` as the last statement: the flush at exit delivers every field, absolute paths included."""
+    done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+    (notice,) = spooled(tmp_path)
+    assert (notice.checkpoint, notice.step, notice.suite, notice.priority) == ("/ckpt/step-7", 7, "core", 3)
+    assert notice.noticed_at > 0
+
+
+def test_many_notices_arrive_in_order(tmp_path):
+    """All of them, oldest first, none twice."""
+    body = "from coordinator import hook\nfor i in range(50): hook.notify(f'/c/{i}', i)"
+    train(body, EVALSPAN_WORK_DIR=str(tmp_path))
+    assert [n.step for n in spooled(tmp_path)] == list(range(50))
+
+
+@pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_only_rank_0_speaks(tmp_path, variable):
+    """Any launcher's rank silences all others, without a warning."""
+    done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path), **{variable: "3"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+    assert not spooled(tmp_path)
+
+
+BAD = {
+    "no work folder is named": ("hook.notify('/c', 1)", ""),
+    "the work folder is a file": ("hook.notify('/c', 1, work_dir=__FILE__)", "[watch]"),
+    "the work folder cannot be made": ("hook.notify('/c', 1, work_dir='/proc/nothing/here')", "[watch]"),
+    "a work folder that is new": ("hook.notify('/c', 1, work_dir=__DIR__ + '/new')", "no daemon has run"),
+    "a step is no number": ("hook.notify('/c', 'seven', work_dir=__DIR__)", "not announced"),
+    "a checkpoint is no path": ("hook.notify(None, 1, work_dir=__DIR__)", "not announced"),
+    "a suite cannot be text": ("hook.notify('/c', 1, Bad(), work_dir=__DIR__)", "not announced"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
+    """Three wrong calls: exit code 0, one line on stderr."""
+    call, words = BAD[case]
+    (tmp_path / "file").write_text("")
+    call = call.replace("__FILE__", repr(str(tmp_path / "file"))).replace("__DIR__", repr(str(tmp_path)))
+    body = f"""
+        from coordinator import hook
+        class Bad:
+            def __str__(self): raise RuntimeError
+        for _ in range(3): {call}
+        hook.flush()
+    """
+    done = train(body)
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("evalspan: ")
+    assert words in done.stderr
+
+
+def test_a_closed_stderr_does_not_reach_training():
+    """Even the warning cannot be written."""
+    body = (
+        "import sys, os; sys.stderr.close(); os.close(2)\n"
+        "from coordinator import hook; print(hook.notify('/c', 1))"
+    )
+    done = train(body)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkPaths]:
+    work = WorkPaths(tmp_path_factory.mktemp("redis-work"))
+    running = RedisServer(work)
+    running.ensure()
+    yield work
+    running.stop()
+
+
+def test_where_redis_answers_the_daemon_reads_the_stream(server):
+    """With a password and all: the notice is in the stream, not in the spool folder, until it is acknowledged."""
+    done = train(f"{ONCE}; print(hook.flush())", EVALSPAN_WORK_DIR=str(server.root))
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+    assert not spooled(server.root)
+    (first,) = triggers.from_stream(server)
+    assert first.notice.step == 7
+    first.acknowledge()
+    assert not list(triggers.from_stream(server))
+
+
+def _down(work: WorkPaths) -> None:
+    work.redis.mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    redis_address.publish(RedisAddress(host="127.0.0.1", port=port), work.redis_address)
+
+
+def _damaged(work: WorkPaths) -> None:
+    work.redis.mkdir(parents=True)
+    work.redis_address.write_text('{"host": ')
+
+
+@pytest.mark.parametrize("away", [_down, _damaged])
+def test_with_redis_away_the_spool_takes_it(tmp_path, away: Callable[[WorkPaths], None]):
+    """No warning either: nothing is lost."""
+    work = WorkPaths(tmp_path)
+    away(work)
+    assert train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path)).stderr == ""
+    assert [n.step for n in spooled(tmp_path)] == [7]
+
+
+def test_a_redis_that_refuses_our_password_is_away(tmp_path, server):
+    """The spool takes what the server refuses."""
+    address = redis_address.read(server.redis_address)
+    work = WorkPaths(tmp_path)
+    work.redis.mkdir()
+    redis_address.publish(address.model_copy(update={"password": "wrong"}), work.redis_address)
+    assert train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path)).stderr == ""
+    assert [n.step for n in spooled(tmp_path)] == [7]
+
+
+def test_a_redis_that_never_answers_holds_up_nothing(tmp_path):
+    """It accepts and is silent: `notify` returns before it is given up, and the end of training is bounded."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        work = WorkPaths(tmp_path)
+        work.redis.mkdir()
+        redis_address.publish(
+            RedisAddress(host="127.0.0.1", port=silent.getsockname()[1]), work.redis_address
+        )
+        body = """
+            from coordinator import hook
+            for i in range(20): hook.notify('/c', i)
+            print(len(hook._courier.notices) + hook._courier.busy)
+        """
+        done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == 20, "all were taken while none was delivered"
+    assert sorted(n.step or 0 for n in spooled(tmp_path)) == list(range(20))
+
+
+def test_a_full_disk_is_one_warning(small_disk):
+    """Nothing can take the notice: training ends well, with one line, and no half file is left."""
+    body = "from coordinator import hook\nfor i in range(5): hook.notify('/c', i)"
+    done = train(body, EVALSPAN_WORK_DIR=str(small_disk))
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+    assert not list((small_disk / "spool").iterdir())
+
+
+def test_a_forked_process_can_speak(tmp_path):
+    """A child without our thread gets one of its own; its notice arrives when it flushes."""
+    body = """
+        import os
+        from coordinator import hook
+        hook.notify('/c/parent', 0); hook.flush()
+        pid = os.fork()
+        if pid == 0:
+            hook.notify('/c/child', 1)
+            os._exit(0 if hook.flush() else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    """
+    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [n.step for n in spooled(tmp_path)] == [0, 1]
+
+
+# --- pins and rotation ------------------------------------------------------------------------------------------------
+
+
+def _checkpoints(root: Path, steps: list[int]) -> list[Path]:
+    folders = [root / f"checkpoint-{step}" for step in steps]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    return folders
+
+
+def test_a_pin_of_the_daemon_is_seen(tmp_path):
+    """A marker file pins; without it, or without the folder, nothing does."""
+    (folder,) = _checkpoints(tmp_path, [1])
+    assert not hook.pinned(folder)
+    (folder / f"{hook.PIN_PREFIX}ckpt-core-12345678").touch()
+    assert hook.pinned(folder)
+    assert not hook.pinned(tmp_path / "missing")
+    assert not hook.pinned(None)  # type: ignore[arg-type]
+
+
+def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
+    """Oldest first by step, not by name; a pinned one goes once its pin is gone; other folders are not ours."""
+    folders = _checkpoints(tmp_path, [5, 10, 100, 200])
+    (tmp_path / "checkpoint-best").mkdir()
+    pin = folders[1] / f"{hook.PIN_PREFIX}x"
+    pin.touch()
+    assert hook.rotate(tmp_path, 2) == [str(folders[0]), str(folders[2])]
+    pin.unlink()
+    assert hook.rotate(tmp_path, 0) == [str(folders[1])]
+    assert (tmp_path / "checkpoint-best").exists()
+    assert folders[3].exists()
+    assert hook.rotate(tmp_path / "missing", 1) == []
+
+
+def test_a_checkpoint_just_announced_is_not_rotated_away(tmp_path, monkeypatch):
+    """Between the notice and the daemon's pin it is spared; once the pin came and went, or nobody came, it may go."""
+    monkeypatch.setattr(hook, "_announced", {})
+    first, second, _newest = _checkpoints(tmp_path / "run", [1, 2, 3])
+    for folder in (first, second):
+        assert hook.notify(folder, work_dir=tmp_path, rank=0)
+    assert hook.rotate(tmp_path / "run", 1) == []
+    pin = first / f"{hook.PIN_PREFIX}x"
+    pin.touch()
+    assert hook.pinned(first)
+    pin.unlink()
+    assert hook.rotate(tmp_path / "run", 1) == [str(first)]
+    monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
+    assert hook.rotate(tmp_path / "run", 1) == [str(second)]
+
+
+def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
+    """A field more or less would be refused as no notice."""
+    hook.notify("/c", 1, work_dir=tmp_path, rank=0)
+    assert hook.flush()
+    (file,) = (tmp_path / "spool").glob("*.json")
+    assert set(json.loads(file.read_text())) == set(triggers.Notice.model_fields)
