@@ -9,8 +9,9 @@ It does not know: the evalspan planner.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from heapq import heappop, heappush
 from math import ceil
@@ -146,7 +147,7 @@ class Costs:
     gap: float = 0.0  # between two submissions
     start: float = 0.0  # before any job may start: staging
     running: int = 1 << 30  # jobs at once
-    metric_on_gpu: bool = False
+    metric_slots: int = 0  # jobs that may run their metric at once, GPU held; 0: metrics run elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +233,8 @@ class _Floor:
         self.gpu_of: dict[int, int] = {}
         self.began: dict[int, float] = {}
         self.ended: dict[int, Ended] = {}
+        self.slots = costs.metric_slots
+        self.metrics: deque[int] = deque()  # jobs that wait for a CPU slot, their GPU held
 
     def run(self) -> list[Ended]:
         waiting = list(range(len(self.tasks)))[::-1]
@@ -260,7 +263,14 @@ class _Floor:
     def _happen(self, now: float, what: str, subject: int, turn: int) -> int | None:
         """The GPU that became free, if one did."""
         if what == "ends":
+            if self.costs.metric_slots:
+                self.slots += 1
+                self._score(now)
             return self.gpu_of[subject]
+        if what == "inferred":
+            self.metrics.append(subject)
+            self._score(now)
+            return None
         node = subject if what == "read" else self.gpu_of[subject] // self.gpus_per_node
         nic = self.nics[node]
         if what == "read" and turn != nic.turn:
@@ -285,7 +295,17 @@ class _Floor:
             busy += seconds
             now += seconds
             pieces.append((piece, now))
-            if self.costs.metric_on_gpu:
-                now += self.truth.metric_share(index, piece.start_doc, piece.end_doc)
         self.ended[job] = Ended(pieces=tuple(pieces), end=now, held=now - self.began[job], busy=busy)
-        self._push(now, "ends", job)
+        self._push(now, "inferred" if self.costs.metric_slots else "ends", job)
+
+    def _score(self, now: float) -> None:
+        """Start the metrics of jobs that wait, as far as there are slots."""
+        while self.metrics and self.slots:
+            job = self.metrics.popleft()
+            self.slots -= 1
+            end = now
+            for piece in self.tasks[job]:
+                index = self.truth.index[piece.dataset]
+                end += self.truth.metric_share(index, piece.start_doc, piece.end_doc)
+            self.ended[job] = replace(self.ended[job], end=end, held=end - self.began[job])
+            self._push(end, "ends", job)

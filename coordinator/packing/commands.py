@@ -228,7 +228,7 @@ def _costs(instance: Instance, policy: str, contention: Contention) -> Costs:
         + (instance.storage_seconds_alone * instance.gpus_per_node if full else 0.0),
         gap=0.0 if policy == "per-dataset" else baselines.SUBMIT_SECONDS,
         running=1 << 30 if policy == "per-dataset" else baselines.MAX_RUNNING,
-        metric_on_gpu=policy == "per-dataset",
+        metric_slots=instance.cpu_slots if policy == "per-dataset" else 0,
     )
 
 

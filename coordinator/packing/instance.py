@@ -56,7 +56,7 @@ class Instance(BaseModel):
     storage_seconds_alone: Seconds = 0.0
     staging_seconds: Seconds = 0.0
     preprocess_seconds: Seconds = 0.0
-    datasets: tuple[DataSet, ...] = Field(strict=False)
+    datasets: tuple[DataSet, ...] = Field(strict=False, min_length=1)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Instance:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import accumulate
+from math import inf
 
 from coordinator.packing.bounds import lower_bound
 from coordinator.packing.cpu_stage import FINEST, MetricJob, divided, metrics_end
@@ -47,22 +48,28 @@ def plan(
     speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly equal shards a set.
     ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
     """
-    if len({work.name for work in sets}) != len(sets):
-        raise ValueError("two request sets have the same name")
+    _check(sets)
     if shards_per_task is not None and shards_per_task < 1:
         raise ValueError("a task needs at least one shard")
     floor = lower_bound(
         sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
     )
-    starts = [max(lane.ready_at_seconds, stage_seconds) + load_seconds for lane in lanes]
     shop = _Shop(
         sets=sets,
         lanes=lanes,
-        starts=starts,
+        starts=[max(lane.ready_at_seconds, stage_seconds) + load_seconds for lane in lanes],
         load=load_seconds,
         overhead=shard_overhead_seconds,
         cpu_slots=cpu_slots,
     )
+    best, dealt = _search(shop, shards_per_task, floor)
+    if best.makespan > max(1.01 * floor, *best.lane_ends):
+        best = _on_fewer_lanes(shop, shards_per_task, floor, best, dealt)
+    return _finished(shop, best, floor)
+
+
+def _search(shop: _Shop, shards_per_task: int | None, floor: float) -> tuple[_Try, int]:
+    """The best of all ways that the budget allows, and the shards dealt for it."""
     best: _Try | None = None
     dealt = 0
     for cuts, urgent_from in _ways(shop, shards_per_task):
@@ -73,7 +80,43 @@ def plan(
         if dealt > MANY_SHARDS or best.makespan <= floor * (1 + 1e-6):
             break
     assert best is not None
-    return _finished(shop, best, floor)
+    return best, dealt
+
+
+def _on_fewer_lanes(shop: _Shop, shards_per_task: int | None, floor: float, best: _Try, dealt: int) -> _Try:
+    """Where CPU slots hold the end, more lanes can be worse: they only change the order in which slots are taken.
+
+    So lanes are left without shards, one more at a time, as long as the budget lasts. What they would have run they
+    may still steal.
+    """
+    order = sorted(
+        range(len(shop.lanes)), key=lambda index: (shop.starts[index], -shop.lanes[index].speed, index)
+    )
+    for width in range(len(order) - 1, 0, -1):
+        if dealt > MANY_SHARDS:
+            break
+        kept = sorted(order[:width])
+        fewer, cost = _search(shop.on(kept), shards_per_task, floor)
+        dealt += cost
+        if fewer.makespan < best.makespan:
+            ends = list(shop.starts)
+            for index, end in zip(kept, fewer.lane_ends, strict=True):
+                ends[index] = end
+            best = _Try(fewer.cuts, [kept[lane] for lane in fewer.lane_of], fewer.makespan, ends)
+    return best
+
+
+def _check(sets: Sequence[WorkSet]) -> None:
+    if len({work.name for work in sets}) != len(sets):
+        raise ValueError("two request sets have the same name")
+    for work in sets:
+        if work.metric_parallelism < 1:
+            raise ValueError(f"{work.name}: a metric runs at least one job at once")
+        if not 0 <= work.metric_seconds < inf:
+            raise ValueError(f"{work.name}: metric seconds must be 0 or more")
+        batches = work.batch_seconds
+        if batches and not (min(batches) >= 0 and sum(batches) < inf):
+            raise ValueError(f"{work.name}: batch seconds must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +152,17 @@ class _Shop:
             min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 1 for work in sets
         ]
         self.tails = [work.metric_seconds / slots for work, slots in zip(sets, self.at_once, strict=True)]
+
+    def on(self, lanes: Sequence[int]) -> _Shop:
+        """The same problem on some of its lanes."""
+        return _Shop(
+            sets=self.sets,
+            lanes=[self.lanes[index] for index in lanes],
+            starts=[self.starts[index] for index in lanes],
+            load=self.load,
+            overhead=self.overhead,
+            cpu_slots=self.cpu_slots,
+        )
 
     def sums(self, index: int) -> list[float]:
         """Running sums of a set's batch seconds, from 0.0 on."""
@@ -150,14 +204,14 @@ class _Shop:
     def _metrics_end(self, cuts: list[Cut], ends: list[float]) -> float:
         done: dict[int, float] = {}
         jobs: list[MetricJob] = []
-        rates = [
-            work.metric_seconds / total if work.metric == "execute" and total else -1.0
+        executed = [
+            work.metric_seconds if work.metric == "execute" and total else 0.0
             for work, total in zip(self.sets, self.totals, strict=True)
         ]
         grain = FINEST * (self.metric_total / self.cpu_slots + self.horizon)
         for (index, first, stop, seconds, _), end in zip(cuts, ends, strict=True):
-            if rates[index] > 0:
-                cost = rates[index] * seconds
+            if executed[index]:
+                cost = executed[index] * (seconds / self.totals[index])
                 if cost < 2 * grain or self.at_once[index] == 1:
                     jobs.append((end, cost, index))
                 else:

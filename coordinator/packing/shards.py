@@ -107,11 +107,13 @@ def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[i
     """The cuts of one set with their tails; `slots`: CPU slots there are."""
     cuts: list[Cut] = []
     first, total = 0, sums[-1]
-    rate = work.metric_seconds / total if work.metric == "execute" and total else 0.0
+    divisible = work.metric == "execute" and total > 0
     at_once = min(work.metric_parallelism, slots)
     for end in ends:
         seconds = sums[end] - sums[first]
-        tail = rate * (total - sums[first]) / at_once if rate else work.metric_seconds
+        tail = work.metric_seconds
+        if divisible:
+            tail *= (1 - sums[first] / total) / at_once
         cuts.append((index, first, end, seconds, tail))
         first = end
     return cuts
