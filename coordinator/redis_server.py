@@ -125,6 +125,10 @@ class RedisServer:
         self._put_down(record)
         self._write_record(record.model_copy(update={"pid": 0, "started_ticks": 0}))
         self.work.redis_address.unlink(missing_ok=True)
+        if record.address.socket is not None and Path(record.address.socket).parent != self.folder.absolute():
+            with suppress(OSError):
+                Path(record.address.socket).unlink(missing_ok=True)
+                Path(record.address.socket).parent.rmdir()
         self._forget_client()
 
     def pid(self) -> int | None:

@@ -179,6 +179,8 @@ def test_a_socket_serves_under_any_path(tmp_path: Path) -> None:
             assert redis_address.client(address).ping()
         finally:
             server.stop()
+        assert not Path(address.socket).exists()
+        assert Path(address.socket).parent.exists() == (folder == "w")
 
 
 def test_a_frozen_server_is_an_error_within_seconds(server: RedisServer, work: WorkPaths) -> None:
