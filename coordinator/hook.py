@@ -292,12 +292,12 @@ def transformers_callback(
 
 
 def lightning_callback(
-    suite: str = "default", work_dir: str | os.PathLike[str] | None = None, *, export: object = None
+    export: object, suite: str = "default", work_dir: str | os.PathLike[str] | None = None
 ) -> object:
-    """A Lightning `Callback` that announces what ModelCheckpoint has saved. Imports lightning when called.
+    """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning when called.
 
-    `export(module, saved_path) -> folder` writes the Hugging Face folder that is announced instead of Lightning's own
-    file; it runs on rank 0 before the next optimizer step, so the weights are those of the checkpoint.
+    Lightning's own file is none that lm-eval can load: `export(module, step) -> folder` writes the Hugging Face folder
+    to announce. It runs on rank 0 before the next optimizer step, so its weights are those of the checkpoint.
     """
     try:
         from lightning.pytorch import Callback  # noqa: PLC0415
@@ -305,21 +305,21 @@ def lightning_callback(
         from pytorch_lightning import Callback  # noqa: PLC0415
 
     class EvalspanCallback(Callback):  # type: ignore[misc]
-        seen = ""
+        saved: int | None = None
+
+        def on_save_checkpoint(self, trainer: object, _module: object, _checkpoint: object) -> None:
+            self.saved = getattr(trainer, "global_step", 0)
 
         def on_train_batch_start(self, trainer: object, module: object, *_more: object) -> None:
-            self._look(trainer, module)
+            self._announce(trainer, module)
 
         def on_fit_end(self, trainer: object, module: object) -> None:
-            self._look(trainer, module)
+            self._announce(trainer, module)
 
-        def _look(self, trainer: object, module: object) -> None:
-            saved = getattr(getattr(trainer, "checkpoint_callback", None), "last_model_path", "") or ""
-            if not saved or saved == self.seen or not getattr(trainer, "is_global_zero", True):
-                return
-            self.seen = saved
-            step = getattr(trainer, "global_step", None)
-            _export_and_notify(saved, step, suite, export, (module, saved), work_dir=work_dir, rank=0)
+        def _announce(self, trainer: object, module: object) -> None:
+            step, self.saved = self.saved, None
+            if step is not None and getattr(trainer, "is_global_zero", True):
+                _export_and_notify("", step, suite, export, (module, step), work_dir=work_dir, rank=0)
 
     return EvalspanCallback()
 
@@ -367,6 +367,6 @@ def _export_and_notify(
             return
         folder = export(*arguments) if callable(export) else checkpoint
     except Exception as error:  # noqa: BLE001 (the training job is sacred)
-        _warn(f"{checkpoint} could not be exported and is not announced: {error!r}")
+        _warn(f"the checkpoint of step {step} could not be exported and is not announced: {error!r}")
         return
     notify(folder, step, suite, **more)  # type: ignore[arg-type]
