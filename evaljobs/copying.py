@@ -29,7 +29,7 @@ ReadBlock = Callable[
 ]  # os.preadv's shape: descriptor, buffers, offset -> bytes read
 
 
-class SourceChanged(OperatorError):
+class SourceChanged(OperatorError):  # noqa: N818 (a fact about the source)
     """A file of the source is gone or is no longer the one that was described."""
 
 
@@ -37,7 +37,7 @@ class TargetFailed(Exception):  # noqa: N818 (a fact about the target)
     """A target cannot be written: no space, quota, a file system that failed."""
 
 
-class Stopped(RetryError):
+class Stopped(RetryError):  # noqa: N818 (a request, not an error)
     """The copy was asked to stop; its targets are half-written."""
 
 
@@ -85,7 +85,7 @@ def open_source(path: Path, size: int, mtime_ns: int) -> int:
 def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int) -> None:
     """Raise SourceChanged unless the file has this size and mtime."""
     try:
-        found = os.stat(descriptor)
+        found = os.stat(descriptor)  # noqa: PTH116 (a path or a descriptor)
     except FileNotFoundError as error:
         raise SourceChanged(f"{path} is gone") from error
     if found.st_size != size:
@@ -111,7 +111,8 @@ def copy_files(
     files: list[_File] = []
     try:
         for copy in copies:
-            files.append(_File(copy, open_source(copy.source, copy.size, copy.mtime_ns)))
+            source = open_source(copy.source, copy.size, copy.mtime_ns)
+            files.append(_File(copy, source))
         crew = _Crew(files, readers=readers, stop=stop, progress=progress, read=read, block=block)
         crew.run()
         for file in files:  # by descriptor and by name: changed under us, or replaced

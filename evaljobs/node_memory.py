@@ -94,6 +94,11 @@ def open_folder(parent: int, name: str, *, where: str, create: bool = False) -> 
     return descriptor
 
 
+def names_in(folder: int) -> list[str]:
+    """Sorted names in an open folder."""
+    return sorted(os.listdir(folder))
+
+
 def open_lock(parent: int, name: str) -> int:
     """Open a lock file in a folder of ours, made if need be."""
     return os.open(name, _FILE | os.O_CREAT, 0o600, dir_fd=parent)
@@ -167,7 +172,7 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
                     stack.push(attempt.pop_all())
                     break
         yield Home(fd=home, path=Path(root) / name)
-        if os.listdir(home) == [LOCK]:
+        if names_in(home) == [LOCK]:
             os.unlink(LOCK, dir_fd=home)
             os.rmdir(name, dir_fd=parent)
 
@@ -235,7 +240,7 @@ def leases_of(slot: int, *, now: float) -> list[Lease]:
     except FileNotFoundError:
         return found
     try:
-        for name in sorted(os.listdir(leases)):
+        for name in names_in(leases):
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=leases)
                 try:
@@ -374,7 +379,7 @@ def remove_tree(parent: int, name: str) -> int:
             os.unlink(name, dir_fd=parent)
         return freed
     try:
-        for child in os.listdir(folder):
+        for child in names_in(folder):
             freed += remove_tree(folder, child)
     finally:
         os.close(folder)
@@ -416,12 +421,12 @@ def is_kept(home: Home, name: str, *, now: float) -> bool:
 
 def checkpoints(home: Home) -> list[str]:
     """Names of the checkpoint folders of a home."""
-    return sorted(n for n in os.listdir(home.fd) if DIGEST.fullmatch(n))
+    return [n for n in names_in(home.fd) if DIGEST.fullmatch(n)]
 
 
 def retired(home: Home) -> list[str]:
     """Names of what is left of retired checkpoints."""
-    return sorted(n for n in os.listdir(home.fd) if n.startswith(RETIRED))
+    return [n for n in names_in(home.fd) if n.startswith(RETIRED)]
 
 
 def retire_abandoned(home: Home, *, now: float, keep: str = "", even_unexpired: bool = False) -> list[str]:

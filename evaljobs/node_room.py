@@ -30,7 +30,7 @@ class Room:
 
 def fs_type(path: str | Path) -> str:
     """Type of the file system that holds `path` (proc(5), mountinfo); "unknown" where it cannot be told."""
-    device = os.stat(path).st_dev
+    device = Path(path).stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         left, _, right = line.partition(" - ")

@@ -148,9 +148,7 @@ def _take_over(home: Home, slot: Slot, checkpoint: CheckpointSpec) -> dict[str, 
                     )
         for name, path in _pick(list(checkpoint.files), sources).items():
             target = _target_path(slot.path / INCOMING, name)
-            os.rename(
-                path, target
-            )  # to a name that nobody else opens; only then is it asked whether anybody has
+            path.rename(target)  # to a name that nobody else opens; only then is it asked whether anybody has
             descriptor = _spare(target)
             if descriptor is None:
                 target.unlink()  # its readers keep what they have mapped

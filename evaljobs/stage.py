@@ -328,7 +328,7 @@ def main(spec: StageSpec) -> int:
 # --- the trial's side ------------------------------------------------------------------------------------------------
 
 
-class NotStaged(FileNotFoundError):
+class NotStaged(FileNotFoundError):  # noqa: N818 (a fact about a path)
     """A staged path whose checkpoint is not (or no longer) whole."""
 
 
