@@ -6,6 +6,7 @@ It does not know: argument parsing or a terminal.
 
 from __future__ import annotations
 
+import json
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def fit(path: Path) -> dict[str, Any]:
 
 
 def import_file(path: Path, file: Path) -> dict[str, Any]:
-    """Add a table's observations to the one at `path`, those it holds already left out.
+    """Add a table's observations, or what `export` printed, to the table at `path`; those it holds are left out.
 
     ValueError: `file` cannot be read or a line of it is no observation; then nothing is added.
     """
@@ -81,6 +82,8 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
         text = file.read_bytes()
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror or error}") from error
+    if text.lstrip().startswith(b"["):
+        text = _as_lines(text, str(file))
     if text and not text.endswith(b"\n"):
         text += b"\n"  # a file that is handed over is whole: its last line counts like any other
     observations = parse(text, str(file))
@@ -89,8 +92,18 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
 
 
 def export(path: Path) -> list[dict[str, Any]]:
-    """Every observation, oldest line first; one JSON object a line of these is what `import` reads."""
+    """Every observation, oldest line first. `import` reads this array, or one of its objects a line."""
     return [_row(one) for one in read(path)]
+
+
+def _as_lines(text: bytes, name: str) -> bytes:
+    """An array's elements, one a line: the line that an error names is then the element's number."""
+    try:
+        elements = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "line 1"
+        raise ValueError(f"{name}: {place} is no JSON") from error
+    return b"".join(json.dumps(element).encode() + b"\n" for element in elements)
 
 
 def _row(one: Observation) -> dict[str, Any]:

@@ -1,0 +1,227 @@
+"""Predictions: cold from nominal figures, warm from what was observed."""
+
+from __future__ import annotations
+
+from math import exp, log
+from random import Random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from priors.estimate import (
+    Features,
+    Learnt,
+    percentile_95,
+    predict_batches,
+    predict_load,
+    predict_metric,
+    rates,
+)
+from priors.fit import residual
+from priors.hardware import nominal
+from priors.sizes import TASKS, all_known, known
+from tests.priors.test_table import observation
+
+SEVEN = Features(
+    task="task0", model_parameters=7_000_000_000, hardware="nvidia_a100-sxm4-80gb", engine="hf", batch_size=8
+)
+
+
+def test_cold_rates_of_a_7b_model_on_an_a100_are_the_portfolios():
+    """9,000 prefill and 270 generated tokens a second, to 5 %."""
+    cold = rates(SEVEN, [])
+    assert cold.prefill_per_second == pytest.approx(9000, rel=0.05)
+    assert cold.generated_per_second == pytest.approx(270, rel=0.05)
+
+
+def test_cold_humaneval_takes_its_measured_inference():
+    """164 prompts of 149 tokens under a cap of 512: 114 s measured."""
+    batches = [8] * 20 + [4]
+    got = predict_batches(SEVEN, [n * 149 for n in batches], [n * 512 for n in batches], [])
+    assert sum(got.seconds) == pytest.approx(114, rel=0.1)
+
+
+def test_cold_rates_on_a_core_are_the_measured_ones():
+    """A 135M model: 150 to 400 prefill and 11 to 16 generated tokens a second."""
+    cold = rates(
+        Features(task="x", model_parameters=135_000_000, hardware="cpu", engine="hf", batch_size=4), []
+    )
+    assert 150 <= cold.prefill_per_second <= 400
+    assert 11 <= cold.generated_per_second <= 16
+
+
+@given(st.integers(1, 10**12), st.sampled_from(["a100", "h100", "l4", "cpu", "something"]))
+def test_larger_models_are_slower_on_anything(parameters, hardware):
+    """Doubling the parameters never raises a rate."""
+    one, two = (
+        rates(Features(task="x", model_parameters=n, hardware=hardware, engine="hf", batch_size=8), [])
+        for n in (parameters, 2 * parameters)
+    )
+    assert two.prefill_per_second < one.prefill_per_second
+    assert two.generated_per_second < one.generated_per_second
+
+
+def test_hardware_names_are_matched_to_the_longest_known_part():
+    """`l40s` is no `l4`, `h200` no `h20`, and a name nobody knows is none."""
+    assert nominal("NVIDIA L40S") == nominal("l40")
+    assert nominal("nvidia_h200") != nominal("h20")
+    assert nominal("gh200") != nominal("h200")
+    assert nominal("frobnicator") is None
+
+
+def test_unknown_hardware_has_a_wider_spread():
+    """The 95th percentile is further out until the hardware was seen once."""
+    unknown = Features(task="x", model_parameters=10**9, hardware="frob", engine="hf", batch_size=8)
+    before = predict_batches(unknown, [1000], [0], []).sigma
+    assert before > predict_batches(SEVEN, [1000], [0], []).sigma
+    assert predict_batches(unknown, [1000], [0], [observation(hardware="frob")]).sigma < before
+
+
+def test_more_tokens_take_longer_and_every_batch_has_its_seconds():
+    """Seconds follow each batch's own tokens; lengths must agree."""
+    got = predict_batches(SEVEN, [100, 200, 200], [0, 0, 800], [])
+    assert got.seconds[0] < got.seconds[1] < got.seconds[2]
+    with pytest.raises(ValueError, match="every batch"):
+        predict_batches(SEVEN, [1, 2], [3], [])
+
+
+def test_the_first_run_moves_the_prediction_most_of_the_way():
+    """A task seen once at three times the cold seconds is then predicted within a quarter of that."""
+    history = [
+        observation(n, hardware=SEVEN.hardware, inference_seconds=100_000 / 9000 * (3 if n == 0 else 1))
+        for n in range(12)
+    ]
+    got = sum(predict_batches(SEVEN, [8000] * 12 + [4000], [0] * 13, history).seconds)
+    assert got == pytest.approx(3 * 100_000 / 9000, rel=0.25)
+
+
+def test_a_uniformly_slow_site_is_learnt_as_speed_not_as_residuals():
+    """All of 20 tasks at half speed: a task never seen is predicted at nearly half speed too."""
+    history = [
+        observation(n, hardware=SEVEN.hardware, inference_seconds=2 * 100_000 / 8914) for n in range(1, 21)
+    ]
+    cold = sum(predict_batches(SEVEN, [8000] * 13, [0] * 13, []).seconds)
+    warm = sum(predict_batches(SEVEN, [8000] * 13, [0] * 13, history).seconds)
+    assert warm == pytest.approx(2 * cold, rel=0.1)
+
+
+def test_prefill_and_generation_speeds_are_told_apart():
+    """Prefill as predicted, generation three times slower: rates show it."""
+    random = Random(1)
+    cold = rates(SEVEN, [])
+    history = []
+    for number in range(30):
+        prefill, cap = random.randint(10_000, 200_000), random.choice([0, 50_000, 200_000])
+        generated = min(cap, 0.35 * cap + 400)
+        seconds = prefill / cold.prefill_per_second + 3 * generated / cold.generated_per_second
+        history.append(
+            observation(
+                number,
+                hardware=SEVEN.hardware,
+                prefill_tokens=prefill,
+                generated_tokens=cap,
+                inference_seconds=seconds,
+            )
+        )
+    got = rates(SEVEN, history)
+    assert got.prefill_per_second == pytest.approx(cold.prefill_per_second, rel=0.25)
+    assert got.generated_per_second == pytest.approx(cold.generated_per_second / 3, rel=0.25)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
+def test_a_residual_is_shrunk_to_zero_and_never_beyond_what_was_seen(logs):
+    """Between 0 and the extremes of what was seen; the spread falls from that of no run towards a run's own."""
+    got = residual(logs, sigma_before=0.4, sigma_run=0.1)
+    assert min(0.0, *logs) - 1e-12 <= got.mean <= max(0.0, *logs) + 1e-12
+    assert 0.1 <= got.sigma <= residual([], sigma_before=0.4, sigma_run=0.1).sigma
+
+
+def test_a_residual_follows_a_change():
+    """After 20 runs at 0 and 25 at 1, the residual is nearer to 1."""
+    assert residual([0.0] * 20 + [1.0] * 25, sigma_before=0.4, sigma_run=0.1).mean > 0.8
+
+
+def test_stated_spreads_are_those_of_one_and_three_runs():
+    """0.14 after one checkpoint, 0.12 after three, of which 0.10 is the run's own."""
+    assert residual([0.3], sigma_before=0.4, sigma_run=0.1).sigma == pytest.approx(0.139, abs=0.002)
+    assert residual([0.3] * 3, sigma_before=0.4, sigma_run=0.1).sigma == pytest.approx(0.115, abs=0.002)
+
+
+def test_predictions_get_better_with_checkpoints():
+    """Replayed history of 60 tasks: the error of predicted medians falls to below 0.15 after one run, 0.11 after three."""
+    random = Random(3)
+    tasks = {f"task{n}": random.gauss(0, 0.4) for n in range(60)}
+    history = []
+    spread = []
+    for checkpoint in range(4):
+        learnt = Learnt(history)
+        errors = []
+        for number, (task, own) in enumerate(tasks.items()):
+            features = Features(
+                task=task,
+                model_parameters=SEVEN.model_parameters,
+                hardware=SEVEN.hardware,
+                engine="hf",
+                batch_size=8,
+            )
+            predicted = sum(predict_batches(features, [8000] * 12 + [4000], [0] * 13, learnt).seconds)
+            errors.append(log(predicted / (100_000 / 8914)) - own)
+            history.append(
+                observation(
+                    number,
+                    task=task,
+                    hardware=SEVEN.hardware,
+                    inference_seconds=100_000 / 8914 * exp(own + random.gauss(0, 0.1)),
+                    at=float(checkpoint),
+                )
+            )
+        spread.append(fmean(error**2 for error in errors) ** 0.5)
+    assert spread[1] <= 0.15
+    assert spread[3] <= 0.11
+    assert spread[3] < spread[1] < spread[0]
+
+
+def test_history_order_does_not_matter():
+    """Observations count by their time, not by their line."""
+    history = [
+        observation(0, inference_seconds=10.0 + n, hardware=SEVEN.hardware, at=float(n)) for n in range(9)
+    ]
+    assert predict_batches(SEVEN, [9], [0], history) == predict_batches(SEVEN, [9], [0], history[::-1])
+
+
+def test_metric_seconds_are_measured_figures_first_and_history_then():
+    """HumanEval's 42 s are in the table; an unknown score is fast, an unknown program slow; one run corrects."""
+    assert predict_metric("humaneval", 164, True, []).seconds == pytest.approx(43, rel=0.05)
+    assert predict_metric("nobody", 1000, False, []).seconds < 3
+    assert predict_metric("nobody", 1000, True, []).seconds > 100
+    slow = [observation(0, documents=1000, metric_seconds=500.0)] * 3
+    assert predict_metric("task0", 1000, False, slow).seconds > 100
+    assert predict_metric("task0", 0, False, []).seconds == 0.0
+
+
+def test_load_seconds_grow_with_the_model_and_follow_the_site():
+    """14 GB take about 10 s; a site that was seen at 40 s is predicted near it."""
+    assert predict_load(14_000_000_000, "a100", []) == pytest.approx(10, rel=0.05)
+    assert predict_load(140_000_000_000, "a100", []) > 30
+    assert predict_load(14_000_000_000, "a100", [observation(n, load_seconds=40.0) for n in range(3)]) > 30
+    assert predict_load(14_000_000_000, "h100", [observation(0, load_seconds=40.0)]) < 11
+
+
+def test_the_95th_percentile_is_beyond_the_median():
+    """1.645 spreads out in the log."""
+    assert percentile_95(100.0, 0.0) == 100.0
+    assert percentile_95(100.0, 0.4) == pytest.approx(193, rel=0.01)
+
+
+def test_the_shipped_table_is_whole_and_tasks_are_found_in_it():
+    """86 rows; every name given to lm-eval's tasks is a row; leaves are found by their group."""
+    rows = {row.name for row in all_known()}
+    assert len(rows) == 86
+    assert set(TASKS.values()) <= rows
+    assert known("mmlu_anatomy") == known("mmlu")
+    assert known("gsm8k").name == "gsm8k_5shot_lmeval"
+    assert known("hellaswag").labels == 4
+    assert known("squad2").labels == 0
+    assert known("nobody_knows") is None
