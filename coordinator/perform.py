@@ -170,7 +170,12 @@ class Performer:
         return self._with_queue(state, lambda q: q.release_claims(action.trial))
 
     def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
-        return self._with_queue(state, lambda q: q.remove())
+        self._with_queue(state, lambda q: q.remove())
+        try:
+            self.metric_queue(state.evaluation_id).remove()
+        except QueueUnavailable as error:
+            log.warning("metric queue: %s", error)
+        return []
 
     def _with_queue(self, state: State, effect: Callable[[WorkQueue], object]) -> list[AnyEvent]:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -45,7 +46,7 @@ def _score(value: Any) -> str:
 
 def score_table(results: Mapping[str, Any]) -> Table:
     """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
-    table = Table(title="Scores", title_justify="left", header_style="bold")
+    table = Table(title="Scores", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
     for name in ("task", "n", "filter", "metric"):
         justify: JustifyMethod = "right" if name == "n" else "left"
         table.add_column(name, no_wrap=name != "task", justify=justify, overflow="fold")
@@ -79,7 +80,9 @@ def _score_rows(table: Table, task: str, values: Mapping[str, Any], count: int |
 
 def summary(report: Report) -> Table:
     """Makespan, bound, stages and GPU seconds, a line each."""
-    table = Table(title=f"Makespan of {report.evaluation_id}", title_justify="left", show_header=False)
+    table = Table(
+        title=f"Makespan of {report.evaluation_id}", title_justify="left", show_header=False, box=box.SIMPLE
+    )
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
@@ -109,7 +112,9 @@ def summary(report: Report) -> Table:
 
 def gpu_table(report: Report) -> Table:
     """Per trial: how long its GPUs were held, and what for."""
-    table = Table(title="GPUs (slots) by cause", title_justify="left", header_style="bold")
+    table = Table(
+        title="GPUs (slots) by cause", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD
+    )
     table.add_column("trial", overflow="fold")
     for name in ("held", "infer", "import", "load", "dump", "wait", "other", "shards"):
         table.add_column(name, justify="right", no_wrap=True)
