@@ -46,7 +46,14 @@ def _score(value: Any) -> str:
 
 def score_table(results: Mapping[str, Any]) -> Table:
     """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
-    table = Table(title="Scores", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title="Scores",
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for name in ("task", "n", "filter", "metric"):
         justify: JustifyMethod = "right" if name == "n" else "left"
         table.add_column(name, no_wrap=name != "task", justify=justify, overflow="fold")
@@ -120,7 +127,7 @@ def gpu_table(report: Report) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for g in report.gpus:
         parts = (g.held, g.infer, g.imports, g.load, g.dump, g.wait, g.other)
-        table.add_row(g.trial.split("-", 2)[-1], *(f"{p:.1f}" for p in parts), str(g.shards))
+        table.add_row(g.trial.split("-", 3)[-1], *(f"{p:.1f}" for p in parts), str(g.shards))
     return table
 
 
@@ -132,7 +139,7 @@ def gantt(report: Report) -> Text:
     span = max(max(g.started_at + g.held for g in report.gpus) - begin, 1e-9)
     text = Text(f"\nLanes over {seconds(span)}: # inference, . import and load\n", style="bold")
     for g in report.gpus[:64]:
-        text.append(f"{g.trial.split('-', 2)[-1]:>24} |{_lane(report, g, begin, span)}|\n", style="default")
+        text.append(f"{g.trial.split('-', 3)[-1]:>24} |{_lane(report, g, begin, span)}|\n", style="default")
     if len(report.gpus) > 64:
         text.append(f"... and {len(report.gpus) - 64} more\n")
     return text
