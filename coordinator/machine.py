@@ -61,6 +61,10 @@ def start(event: Accepted) -> tuple[State, list[Action]]:
     record = event.record
     entries = [EntryState(index=i, name=t.name) for i, t in enumerate(record.suite.tasks)]
     state = State(record=record, entries=entries, batch_size=record.suite.batch_size)
+    if record.options.host_why:
+        state.warnings.append(
+            f"each node is served by one job that holds its GPUs: {record.options.host_why}"
+        )
     return state, [FindRequestSets(record=record)]
 
 
@@ -175,12 +179,13 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str)
     actions: list[Action] = []
     for member in members:
         info.members[member] = "ended"
-        trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
-        for trial in trials:
-            if state.live_trials.pop(trial, None) is not None:
-                # no account of its own: it was killed
-                actions.append(ReleaseClaims(trial=trial))
-                rules.count_trial_death(state, info.job.node, f"{trial} ended ({word}) without a word")
+        hosted = info.job.purpose == "host"
+        trials = info.trials if hosted else info.trials[member : member + 1]
+        # no account of their own: they were killed
+        dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
+        actions += [ReleaseClaims(trial=trial) for trial in dead]
+        if dead:  # those of a host died one death
+            rules.count_trial_death(state, info.job.node, f"{dead[0]} ended ({word}) without a word")
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         state.live.discard(info.job.name)

@@ -64,7 +64,7 @@ def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
             info.released_at = at
             return [ReleaseHolder(job=outcome.name)]
         return []
-    node.path, node.why = outcome.path, outcome.why
+    node.path, node.why = outcome.path, outcome.why or node.why
     if info.job.purpose == "stage":
         node.status, node.rung = "ready", outcome.rung
     else:
@@ -78,6 +78,9 @@ def _trial_ended(state: State, outcome: TrialEnded) -> list[Action]:
     where = state.live_trials.pop(outcome.name, None)
     if where is None:
         return []
+    job = state.jobs[where[0]].job
+    if job.purpose == "host" and job.node in state.nodes and outcome.shards:
+        state.nodes[job.node].attempts = 0  # this node does host trials
     if outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
     if outcome.shards == 0 and outcome.reason == "queue-lost":

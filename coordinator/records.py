@@ -31,6 +31,7 @@ class RunOptions(Record):
     host_trials: bool = (
         False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
     )
+    host_why: str = ""  # what of the site asks for that; empty where the settings did
     holder_memory_slack: float = 1.25
     allow_unsafe: bool = False
     bootstrap_iters: int = 100_000

@@ -104,8 +104,8 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
             continue  # what is in use already suffices
         node.lanes = min(node.lanes, most - in_use)
         if options.host_trials:
-            if not state.leaves:
-                continue  # a host holds GPUs from its start: not before there are shards
+            if not state.leaves and (state.batch_size != "auto" or nodes_in_use):
+                continue  # a host holds GPUs from its start: not before there are shards, but to probe for their size
             actions.append(_submit_host(state, site, node, now))
         elif options.stage and node.attempts < MAX_HOLDERS:
             node.status = "staging"
@@ -119,7 +119,9 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
 
 
 def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:
-    node.status, node.rung = "staging", "host"
+    node.status, node.rung, node.why = "staging", "host", state.record.options.host_why
+    if state.leaves:
+        node.lanes = max(1, min(node.lanes, state.todo - len(state.live_trials)))
     info = host_job(state, site, node, [f"{node.name}/{i}" for i in range(node.lanes)])
     node.attempts += 1
     node.holder = info.job.name
@@ -332,6 +334,8 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
             node.holder = None
             node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
             node.why = f"{info.job.name} ended ({word})"
+            if not any(n.status in ("offered", "staging", "ready") for n in state.nodes.values()):
+                state.fatal = state.fatal or f"no node is left; the last: {node.why}, see {info.job.log}"
 
 
 def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:

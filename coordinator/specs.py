@@ -107,7 +107,7 @@ def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
         evaluation_dir=str(site.of(state).root),
         node=node.name,
         checkpoint=state.record.checkpoint,
-        roots=site.stage_roots,
+        roots=site.stage_roots if state.record.options.stage else (),
         lease_file=str(site.paths.lease),
         lease_seconds=site.lease_seconds,
         readers=site.readers,

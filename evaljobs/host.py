@@ -1,8 +1,9 @@
 """Rung 2: one long job stages into its own memory and runs the node's trials as its children, then clears.
 
 Rules: for nodes whose /dev/shm is private to a job, or that take one job at a time. Each trial is a process of its own
-with its share of the job's GPUs. SIGTERM is passed on; a trial that does not end in time is killed. The weights are
-cleared only when all trials have ended.
+with its share of the job's GPUs. SIGTERM is passed on; a trial that does not end in time is killed. A trial that was
+killed is reported in its name at once, so that its shard goes to a sibling. The weights are cleared only when all
+trials have ended.
 
 It does not know: what a trial does. Trials leave their own outcomes; the exit status is the worst of theirs.
 """
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evaljobs import stage
-from evaljobs.contract import EvaluationPaths, HostSpec
+from evaljobs.contract import EvaluationPaths, Failed, HostSpec, TrialSpec
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.files import write_outcome, write_record
 
@@ -51,7 +52,8 @@ def main(spec: HostSpec) -> int:
     with stage.stopping_on_signals() as stop:
         try:
             shares = share(gpus_of(os.environ), len(spec.trial.lanes), spec.gpus_per_trial)
-            holding = stage.stage_only(spec.stage, stop=stop)
+            with stage.preimporting(spec.stage.preimport):
+                holding = stage.stage_only(spec.stage, stop=stop)
         except (JobError, OSError) as error:
             failed = stage.failure(error, name=spec.name, node=spec.stage.node, job="host")
             stage.say(failed.error)
@@ -82,9 +84,10 @@ def _run_trials(
             stage.say(
                 f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, GPUs {devices or '-'}"
             )
-        _wait(children, holding, stop)
+        _wait(spec.trial, children, holding, stop)
     finally:
         _end(children)
+    _report_dead(spec.trial, children, set())
     return int(any(child.returncode for child in children))
 
 
@@ -102,13 +105,38 @@ def _start(place: Path, log: Path, index: int, devices: str | None) -> subproces
         )
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], holding: stage.Holding, stop: threading.Event) -> None:
+def _wait(
+    trial: TrialSpec,
+    children: Sequence[subprocess.Popen[bytes]],
+    holding: stage.Holding,
+    stop: threading.Event,
+) -> None:
     """Until all have ended, or we are told to stop. The lease is renewed on the way."""
     renewed = time.monotonic()
+    told: set[int] = set()
     while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
+        _report_dead(trial, children, told)
         if holding.slot is not None and time.monotonic() - renewed > 30.0:
             holding.slot.renew()
             renewed = time.monotonic()
+
+
+def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], told: set[int]) -> None:
+    """Speak for trials that died without a word; the coordinator would hear of them only when the whole job ends."""
+    paths = EvaluationPaths(trial.evaluation_dir)
+    for index, (lane, child) in enumerate(zip(trial.lanes, children, strict=False)):
+        if index in told or child.poll() is None:
+            continue
+        told.add(index)
+        if any(paths.outcome(kind, lane.trial).exists() for kind in ("trial-ended", "failed")):
+            continue
+        code = child.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        error = f"{lane.trial} {how} without a word; see its log"
+        stage.say(error)
+        write_outcome(
+            paths, Failed(name=lane.trial, job="trial", blame="retry", error=error, node=trial.node)
+        )
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -1,0 +1,58 @@
+"""Rung 2 for real: one job a node stages, hosts the trials and clears; the scores are lm-eval's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from dev_cluster.api import Cluster
+
+pytestmark = [pytest.mark.model, pytest.mark.slurm]
+
+
+def logs(site: Any) -> str:
+    return "\n".join(f"== {p}\n{p.read_text()[-1500:]}" for p in site.work.glob("*/logs/*.log"))
+
+
+def finish(site: Any, *more: str) -> tuple[dict[str, Any], list[str]]:
+    """Run the evaluation to its end; its results and the names of all jobs that were seen."""
+    process = site.start(site.evaluate("--shards-per-task", "3", *more))
+    seen: set[str] = set()
+    end = time.monotonic() + 200
+    while process.poll() is None:
+        assert time.monotonic() < end, logs(site)
+        seen.update(site.cluster.run_as_user(["squeue", "--noheader", "--format=%j"]).stdout.split())
+    out, err = process.communicate()
+    assert process.returncode == 0, f"{out}\n{err}\n{logs(site)}"
+    return json.loads(out), sorted(seen)
+
+
+def assert_each_shard_counts_once(site: Any) -> None:
+    events = [json.loads(line) for line in (site.root() / "journal.jsonl").read_text().splitlines()]
+    planned = [s for e in events if e["kind"] == "planned" for leaf in e["leaves"] for s in leaf["shards"]]
+    counted = [s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
+    assert Counter(counted) == Counter(planned)
+
+
+def test_on_a_site_with_every_oddity_jobs_host_their_trials(
+    odd_cluster: Cluster, make_site: Any, expected: dict[str, Any]
+) -> None:
+    """Private /dev/shm, whole nodes, GPU jobs only: hosts and CPU jobs alone are used, scores are equal, no job is left."""
+    site = make_site(odd_cluster, more="[stage]\nhost_trials = true\n")
+    results, seen = finish(site)
+    assert dict(results["results"]) == expected
+    assert {name.split("-")[2] for name in seen} <= {"build", "host", "metric"}
+    assert any("-host-" in name for name in seen)
+    assert_each_shard_counts_once(site)
+    assert odd_cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+    report = json.loads((site.root() / "report.json").read_text())
+    assert set(report["nodes"].values()) == {"host"}
+    outcomes = list((site.root() / "outcomes").glob("*-host-*.json"))
+    staged = [json.loads(p.read_text()) for p in outcomes if p.name.endswith(".staged.json")]
+    cleared = [json.loads(p.read_text()) for p in outcomes if p.name.endswith(".cleared.json")]
+    assert {s["rung"] for s in staged} == {"shm"}
+    assert len(cleared) == len(staged)
+    assert all(c["freed_bytes"] > 0 for c in cleared)
