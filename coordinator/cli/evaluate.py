@@ -1,4 +1,4 @@
-"""`evalspan eval | prepare | report`: one checkpoint, one suite, now."""
+"""`evalspan eval | prepare`: one checkpoint, one suite, now."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from coordinator import ending, preparing, setup
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
+from coordinator import preparing, setup
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Signals
 from coordinator.intake import check_cluster, check_tasks, make_record
@@ -140,28 +140,6 @@ def _finish(state: State, root: Path, *, as_json: bool) -> None:
         raise typer.Exit(130)
     if any(e.status == "failed" for e in state.entries):
         raise typer.Exit(1)
-
-
-@app.command()
-def report(
-    evaluation: Annotated[str, typer.Argument(help="Evaluation id, or the beginning of one.")],
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    as_json: JSON = False,
-) -> None:
-    """Scores and makespan of an evaluation, running or ended: stages, GPUs by cause, against the lower bound."""
-    settings = setup.load(config, {"work_dir": work_dir})
-    state, paths, events = find_evaluation(settings, evaluation)
-    made = ending.report_of(state, paths, events)
-    results: dict[str, Any] = (
-        json.loads(paths.results.read_text()) if paths.results.exists() else ending.merged_results(state)
-    )
-    if as_json:
-        stdout().print_json(
-            json.dumps({**made.model_dump(mode="json"), "scores": results.get("results", {})})
-        )
-    else:
-        show(stdout(), made, results)
 
 
 @app.command()

@@ -1,0 +1,149 @@
+"""`evalspan report | export`: one evaluation, or all checkpoints of a training; on screen, as text, into a tracker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from coordinator import ending, setup
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
+from coordinator.config import Config
+from coordinator.errors import OperatorError
+from coordinator.report.curves import show_series
+from coordinator.report.history import find_series, point_of
+from coordinator.report.series import Series, make_series, to_csv
+from coordinator.report.terminal import show
+from coordinator.trackers import TRACKERS, export_points, lm_eval_files
+
+EVALUATION = Annotated[
+    str | None, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
+]
+SERIES = Annotated[
+    str | None,
+    typer.Option("--series", help="All checkpoints in this folder, or that this glob of folders matches."),
+]
+SUITE = Annotated[str | None, typer.Option("--suite", "-s", help="With --series: of this suite only.")]
+PRICE = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-hour-price", min=0, envvar="EVALSPAN_GPU_HOUR_PRICE", help="Cost of a GPU hour, any currency."
+    ),
+]
+
+
+@app.command()
+def report(
+    evaluation: EVALUATION = None,
+    series: SERIES = None,
+    suite: SUITE = None,
+    gpu_hour_price: PRICE = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV: a line per checkpoint and score.")
+    ] = False,
+    as_json: JSON = False,
+) -> None:
+    """Scores and makespan of an evaluation, running or ended; with --series learning curves over checkpoints.
+
+    A drop between two checkpoints beyond two standard errors is flagged. Examples:
+
+    evalspan report step-1000-core-1a2b3c4d
+
+    evalspan report --series runs/7b --gpu-hour-price 2.10
+    """
+    settings = setup.load(config, {"work_dir": work_dir})
+    if (evaluation is None) == (series is None):
+        raise OperatorError("name an evaluation, or say --series FOLDER")
+    if series is not None or as_csv:
+        _show_series(
+            _points(settings, evaluation, series, suite, gpu_hour_price), as_csv=as_csv, as_json=as_json
+        )
+        return
+    state, paths, events = find_evaluation(settings, evaluation or "")
+    made = ending.report_of(state, paths, events)
+    results: dict[str, Any] = (
+        json.loads(paths.results.read_text()) if paths.results.exists() else ending.merged_results(state)
+    )
+    if as_json:
+        stdout().print_json(
+            json.dumps({**made.model_dump(mode="json"), "scores": results.get("results", {})})
+        )
+    else:
+        show(stdout(), made, results)
+
+
+def _points(
+    settings: Config, evaluation: str | None, series: str | None, suite: str | None, price: float | None
+) -> Series:
+    if series is not None:
+        return make_series(find_series(settings.work_dir, series, suite), price)
+    state, paths, _ = find_evaluation(settings, evaluation or "")
+    return make_series([point_of(paths, state.record)], price)
+
+
+def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
+    if as_csv:
+        sys.stdout.write(to_csv(series))
+    elif as_json:
+        stdout().print_json(series.model_dump_json())
+    else:
+        show_series(stdout(), series)
+
+
+@app.command()
+def export(
+    to: Annotated[
+        Literal["tensorboard", "wandb", "mlflow", "csv", "json", "lm-eval"],
+        typer.Option(help="What to write."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
+    evaluation: EVALUATION = None,
+    series: SERIES = None,
+    suite: SUITE = None,
+    run: Annotated[
+        str | None, typer.Option(help="The tracker's run (default: the checkpoints' folder).")
+    ] = None,
+    project: Annotated[str, typer.Option(help="W&B project, MLflow experiment.")] = "evalspan",
+    gpu_hour_price: PRICE = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+) -> None:
+    """Write scores, makespan, GPU seconds and cost, at their training steps, into a tracker or files.
+
+    Doing it again adds what is new. `lm-eval` writes results_*.json and samples_*.jsonl as lm_eval itself does. Examples:
+
+    evalspan export --series runs/7b --to tensorboard --out tb
+
+    evalspan export step-1000-core-1a2b3c4d --to lm-eval --out results
+    """
+    settings = setup.load(config, {"work_dir": work_dir})
+    if (evaluation is None) == (series is None):
+        raise OperatorError("name an evaluation, or say --series FOLDER")
+    found = _points(settings, evaluation, series, suite, gpu_hour_price)
+    done = [p for p in found.points if p.status != "running"]
+    if not done:
+        raise OperatorError("none of these evaluations has ended yet: there is nothing to export")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if to == "csv":
+            written = [out / "series.csv"]
+            written[0].write_text(to_csv(found))
+        elif to == "json":
+            written = [out / "series.json"]
+            written[0].write_text(found.model_dump_json(indent=1) + "\n")
+        elif to == "lm-eval":
+            written = [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]
+        else:
+            written = export_points(TRACKERS[to], done, out, run=run, project=project)
+    except OSError as error:
+        raise OperatorError(f"{error.filename or out}: {error.strerror or error}") from error
+    for path in written:
+        stdout().print(str(path), soft_wrap=True, highlight=False, markup=False)
+    left = len(found.points) - len(done)
+    if left:
+        typer.echo(f"{left} still running: export again when they have ended", err=True)

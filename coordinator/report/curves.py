@@ -1,0 +1,121 @@
+"""Learning curves in a terminal: a plot in plain characters, a table of scores, a table of what checkpoints cost.
+
+Rule: ASCII alone, so that a pipe, a log file and a terminal without UTF-8 show the same; everything fits the width it
+is given. No arithmetic but that of drawing.
+It does not know: where the values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.report.series import Curve, Series
+from coordinator.report.terminal import seconds
+
+MARKS = "*o+x#@%&"
+AXIS = 9  # columns that the values' axis takes
+HEIGHT = 12
+
+
+def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
+    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x is the training step, or the order."""
+    curves = [c for c in curves if c.points][: len(MARKS)]
+    if not curves:
+        return []
+    values = [p.value for c in curves for p in c.points]
+    low, high = min(values), max(values)
+    if high - low < 1e-12:
+        low, high = low - 0.5, high + 0.5
+    places = _places(curves)
+    first, last = min(places.values()), max(places.values())
+    columns = max(10, width - AXIS - 1)
+    grid = [[" "] * columns for _ in range(height)]
+    for mark, curve in zip(MARKS, curves, strict=False):
+        for point in curve.points:
+            x = (places[point.label] - first) / ((last - first) or 1.0)
+            y = (point.value - low) / (high - low)
+            grid[height - 1 - round(y * (height - 1))][round(x * (columns - 1))] = mark
+    lines = []
+    for row, cells in enumerate(grid):
+        value = high - (high - low) * row / (height - 1)
+        axis = f"{value:>{AXIS - 2}.3g} |" if row % 3 == 0 or row == height - 1 else " " * (AXIS - 1) + "|"
+        lines.append(axis + "".join(cells).rstrip())
+    lines.append(" " * (AXIS - 1) + "+" + "-" * columns)
+    labels = sorted(places, key=lambda label: places[label])
+    left, right = labels[0], labels[-1]
+    lines.append(" " * AXIS + left + " " * max(1, columns - len(left) - len(right)) + right)
+    legend = [f"  {mark} {c.name}" for mark, c in zip(MARKS, curves, strict=False)]
+    return [line[:width] for line in [*lines, *legend]]
+
+
+def _places(curves: Sequence[Curve]) -> dict[str, float]:
+    """Where each label stands: at its step where all have one, else evenly in their order."""
+    points = [p for c in curves for p in c.points]
+    if all(p.step is not None for p in points):
+        return {p.label: float(p.step or 0) for p in points}
+    return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
+
+
+def curve_table(series: Series, width: int) -> Table:
+    """A row per curve: as many of the last checkpoints as fit, the change over all of them; `!` marks a regression."""
+    room = max(1, min(8, (width - 48) // 10))
+    labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
+    table = Table(title="Scores by step", title_justify="left", header_style="bold")
+    table.add_column("score", overflow="fold")
+    for label in labels:
+        table.add_column(label, justify="right", no_wrap=True)
+    table.add_column("change", justify="right", no_wrap=True)
+    for curve in series.curves:
+        shown = {p.label: f"{p.value:.4f}{'!' if p.regressed else ''}" for p in curve.points}
+        change = curve.points[-1].value - curve.points[0].value
+        table.add_row(
+            curve.name,
+            *(shown.get(label, "-") for label in labels),
+            f"{change:+.4f}",
+            style="red" if curve.points[-1].regressed else "",
+        )
+    return table
+
+
+def cost_table(series: Series) -> Table:
+    """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
+    table = Table(title="Checkpoints", title_justify="left", header_style="bold")
+    table.add_column("step", justify="right", no_wrap=True)
+    for name in ("status", "makespan", "GPU s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if series.gpu_hour_price is not None:
+        table.add_column("cost", justify="right", no_wrap=True)
+    for p in series.points:
+        gpu = "-" if p.gpu_seconds is None else f"{p.gpu_seconds:.1f}"
+        cells = [p.label, p.status, seconds(p.makespan_seconds), gpu]
+        if series.gpu_hour_price is not None:
+            cells.append("-" if p.cost is None else f"{p.cost:.4f}")
+        table.add_row(*cells)
+    return table
+
+
+def show_series(console: Console, series: Series) -> None:
+    """Plot, scores, regressions, cost."""
+    for suite in dict.fromkeys(p.suite for p in series.points):
+        curves = [c for c in series.curves if c.suite == suite]
+        console.print(Text(f"{suite}: learning curves", style="bold"))
+        for first in range(0, len(curves), len(MARKS)):
+            for line in plot(curves[first : first + len(MARKS)], console.width):
+                console.print(Text(line), no_wrap=True, crop=True)
+    if series.curves:
+        console.print(curve_table(series, console.width))
+    for curve in series.curves:
+        for before, point in zip(curve.points, curve.points[1:], strict=False):
+            if point.regressed:
+                console.print(
+                    f"regression: {curve.name} {before.value:.4f} at {before.label} -> {point.value:.4f} at "
+                    f"{point.label}, beyond two standard errors",
+                    style="red",
+                    markup=False,
+                    highlight=False,
+                )
+    console.print(cost_table(series))

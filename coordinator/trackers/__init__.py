@@ -1,0 +1,73 @@
+"""Scores into the trackers that a team looks at: TensorBoard, Weights & Biases, MLflow, and lm-eval's own files.
+
+Rule: a tracker's package is imported when it is written to and never before; without it the operator is told what to
+install. An export is a function of the points: doing it again adds what is new and doubles nothing.
+It does not know: evaluations, journals.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from coordinator.errors import OperatorError
+from coordinator.report.series import Point
+
+
+class Tracker(Protocol):
+    """One run of one suite, written to a folder."""
+
+    def __call__(self, points: Sequence[Point], out: Path, run: str, project: str) -> Path:
+        """Write the points of one suite as run `run`; what was written, for the user to open."""
+
+
+TRACKERS: Mapping[str, str] = {
+    "tensorboard": "coordinator.trackers.tensorboard",
+    "wandb": "coordinator.trackers.wandb",
+    "mlflow": "coordinator.trackers.mlflow",
+}
+
+
+def export_points(
+    module: str, points: Iterable[Point], out: Path, *, run: str | None = None, project: str = "evalspan"
+) -> list[Path]:
+    """A tracker run per folder of checkpoints and suite; what was written. OperatorError where the package is missing."""
+    write: Tracker = importlib.import_module(module).write
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        name = run or Path(point.checkpoint).parent.name or "checkpoints"
+        groups.setdefault(f"{name}-{point.suite}", []).append(point)
+    return [write(group, out.absolute(), name, project) for name, group in groups.items()]
+
+
+def values_of(point: Point) -> dict[str, float]:
+    """Every number of a point under the name that all trackers show it by."""
+    values = {}
+    for score in point.scores:
+        values[f"{point.suite}/{score.name}"] = score.value
+        if score.stderr is not None:
+            values[f"{point.suite}/{score.name}_stderr"] = score.stderr
+    for name in ("makespan_seconds", "gpu_seconds", "cost"):
+        value = getattr(point, name)
+        if value is not None:
+            values[f"evalspan/{name}"] = float(value)
+    return values
+
+
+def steps_of(points: Sequence[Point]) -> list[tuple[int, Point]]:
+    """Points with the step to show them at: the training step where all have one, else their order."""
+    if all(p.step is not None for p in points):
+        return sorted(((p.step or 0, p) for p in points), key=lambda pair: pair[0])
+    return list(enumerate(sorted(points, key=lambda p: p.accepted_at)))
+
+
+def need(module: str, package: str, extra: str) -> Any:
+    """The imported module, or an operator's error that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise OperatorError(
+            f"{package} is not installed ({error}): pip install 'evalspan[{extra}]' (or pip install {package})"
+        ) from error

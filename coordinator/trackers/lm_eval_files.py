@@ -1,0 +1,73 @@
+"""An evaluation in lm_eval's own layout: MODEL/results_DATE.json and MODEL/samples_TASK_DATE.jsonl.
+
+Rule: names, keys and hashes are those of lm_eval's EvaluationTracker (lm_eval/loggers/evaluation_tracker.py, 0.4.13), so
+that what reads lm_eval's folders reads ours. The date is that of the evaluation's end: exporting twice writes the same
+files. What lm_eval says of its machine is left out, since trials ran on many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import OperatorError
+from coordinator.report.model import Report
+from evaljobs.contract import EvaluationPaths, slug
+from evaljobs.files import write_atomic
+
+
+def model_folder(model: str) -> str:
+    """lm_eval's `sanitize_model_name`."""
+    return re.sub(r'["<>:/|\\?*\[\]]+', "__", model)
+
+
+def write(evaluation: Path, out: Path) -> list[Path]:
+    """Results and samples of the evaluation in folder `evaluation`, below `out`; samples first, results last."""
+    paths = EvaluationPaths(evaluation)
+    try:
+        results: dict[str, Any] = json.loads(paths.results.read_bytes())
+        report = Report.model_validate_json(paths.report.read_bytes())
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{evaluation} has no results to export: {error}") from error
+    folder = out / model_folder(report.checkpoint)
+    folder.mkdir(parents=True, exist_ok=True)
+    ended = report.accepted_at + (report.makespan_seconds or 0.0)
+    # lm_eval writes local time without a zone; ours is UTC so that it is the same everywhere.
+    date = (
+        datetime.fromtimestamp(ended, UTC)
+        .replace(tzinfo=None)
+        .isoformat(timespec="microseconds")
+        .replace(":", "-")
+    )
+    hashes, written = {}, []
+    for task in sorted(results.get("configs", {})):
+        for source in sorted(paths.samples.glob(f"samples_{slug(task)}_[0-9][0-9][0-9].jsonl"))[:1]:
+            text = source.read_bytes()
+            hashes[task] = _task_hash(text)
+            written.append(folder / f"samples_{task}_{date}.jsonl")
+            write_atomic(written[-1], text)
+    model = str(results.get("config", {}).get("model", "hf"))
+    results |= {
+        "task_hashes": hashes,
+        "model_source": model,
+        "model_name": report.checkpoint,
+        "model_name_sanitized": model_folder(report.checkpoint),
+        "start_time": report.accepted_at,
+        "end_time": ended,
+        "total_evaluation_time_seconds": str(report.makespan_seconds),
+    }
+    written.append(folder / f"results_{date}.json")
+    write_atomic(written[-1], json.dumps(results, indent=2, ensure_ascii=False).encode())
+    return written
+
+
+def _task_hash(samples: bytes) -> str:
+    """lm_eval's hash of all samples of a task: over each one's document, prompt and target hash."""
+    rows = [json.loads(line) for line in samples.decode().splitlines() if line]
+    return hashlib.sha256(
+        "".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows).encode()
+    ).hexdigest()

@@ -1,0 +1,52 @@
+"""Points as an MLflow run.
+
+Rule: into a file store in the output folder (`mlflow ui --backend-store-uri OUT`), or to the server that
+$MLFLOW_TRACKING_URI names. The run is found again by its tag, and a value that is there at its step is not logged twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.report.series import Point
+from coordinator.trackers import need, steps_of, values_of
+
+TAG = "evalspan.run"
+
+
+def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
+    """One run of experiment `project`; the store's folder."""
+    # MLflow 3 asks for this before it uses a file store, the only one that needs no database.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    client_module = need("mlflow.tracking", "mlflow-skinny", "mlflow")
+    entities = need("mlflow.entities", "mlflow-skinny", "mlflow")
+    client = client_module.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or out.as_uri())
+    experiment = client.get_experiment_by_name(project)
+    experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(project)
+    run_id = _run(client, experiment_id, run)
+    there: dict[str, set[int]] = {}
+    for step, point in steps_of(points):
+        ended = int((point.accepted_at + (point.makespan_seconds or 0.0)) * 1000)
+        fresh = []
+        for name, value in values_of(point).items():
+            key = re.sub(r"[^A-Za-z0-9_\-. /]", "-", name)
+            if key not in there:
+                there[key] = {m.step for m in client.get_metric_history(run_id, key)}
+            if step not in there[key]:
+                fresh.append(entities.Metric(key, value, ended, step))
+        client.log_batch(run_id, metrics=fresh)
+    client.set_terminated(run_id)
+    return out
+
+
+def _run(client: Any, experiment_id: str, run: str) -> str:
+    """Id of the run of this name, made where it is not there."""
+    quoted = run.replace("'", "")
+    found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{quoted}'", max_results=1)
+    if found:
+        return str(found[0].info.run_id)
+    return str(client.create_run(experiment_id, tags={TAG: quoted}, run_name=run).info.run_id)

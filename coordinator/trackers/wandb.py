@@ -1,0 +1,45 @@
+"""Points as a Weights & Biases run.
+
+Rule: offline unless $WANDB_MODE says otherwise, since compute and login nodes often have no internet: `wandb sync`
+sends the run later. The run's id is a function of project and run name, so a later export or sync continues it; each
+value carries its own x axis, `training_step`, because W&B's step counts calls and must not go back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.report.series import Point
+from coordinator.trackers import need, steps_of, values_of
+
+STEP = "training_step"
+
+
+def run_id(project: str, run: str) -> str:
+    """The same for the same project and run."""
+    return hashlib.sha256(f"{project}\0{run}".encode()).hexdigest()[:16]
+
+
+def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
+    """An offline run below `out/wandb`, or one on the server with WANDB_MODE=online; its folder."""
+    wandb = need("wandb", "wandb", "wandb")
+    started = wandb.init(
+        project=project,
+        name=run,
+        id=run_id(project, run),
+        resume="allow",
+        dir=str(out),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        settings=wandb.Settings(silent=True, console="off", x_disable_meta=True),
+    )
+    started.define_metric(STEP)
+    started.define_metric("*", step_metric=STEP)
+    for step, point in steps_of(points):
+        started.log({STEP: step, **values_of(point)})
+        started.summary[f"evaluations/{step}"] = point.evaluation_id
+    folder = Path(started.dir).parent
+    started.finish()
+    return folder
