@@ -28,7 +28,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -324,16 +324,14 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
     """
     try:
         with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
-            with contextlib.suppress(FileNotFoundError):
-                if not slot.lost():
-                    os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
-            if any(x.alive for x in leases_of(slot.fd, now=time.time())) or not _still_there(
-                slot.fd, home.fd, slot.digest
-            ):
-                return 0
-            with readers_gone(slot.fd, patience):
-                left = retire(home, slot.digest)
-        return remove(slot.root, [left])
+            if not slot.lost():
+                os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
+            held = any(x.alive for x in leases_of(slot.fd, now=time.time()))
+            if not held and _still_there(slot.fd, home.fd, slot.digest):
+                with readers_gone(slot.fd, patience):
+                    left = retire(home, slot.digest)
+                return remove_tree(home.fd, left)
+        return 0
     finally:
         slot.close()
 
@@ -353,15 +351,6 @@ def retire(home: Home, digest: str) -> str:
     name = f"{RETIRED}{digest}-{secrets.token_hex(4)}"
     os.rename(digest, name, src_dir_fd=home.fd, dst_dir_fd=home.fd)
     return name
-
-
-def remove(root: str | Path, names: Sequence[str]) -> int:
-    """Remove folders from our home, following no link; the bytes of the files removed."""
-    freed = 0
-    with contextlib.suppress(FileNotFoundError), locked_home(root) as home:
-        for name in names:
-            freed += remove_tree(home.fd, name)
-    return freed
 
 
 def remove_tree(parent: int, name: str) -> int:

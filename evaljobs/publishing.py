@@ -294,6 +294,9 @@ def linger(slot: Slot, seconds: float, stop: threading.Event, *, patience: float
     while time.monotonic() < deadline and not stop.wait(0.2):
         if not _files_below(left / MODEL):
             break
-    freed = node_memory.remove(slot.root, [name])
-    slot.close()
-    return freed
+    try:
+        with contextlib.suppress(FileNotFoundError), node_memory.locked_home(slot.root) as home:
+            return node_memory.remove_tree(home.fd, name)
+        return 0
+    finally:
+        slot.close()

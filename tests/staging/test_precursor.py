@@ -1,0 +1,304 @@
+"""The precursor as a process: what it copies, how it ends, and what it does about what is wrong on a node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from staging.world import MIB, World, make_checkpoint, names, wait_for
+
+from coordinator.checkpoint import inspect
+from evaljobs import clean, copying, node_memory, publishing, stage
+from evaljobs.contract import Cleared, Failed, Staged
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
+
+
+def test_stages_holds_and_clears(world: World) -> None:
+    """Only what inference needs is copied, its bytes leave storage once, and after the release nothing is left."""
+    checkpoint = world.checkpoint()
+    process = world.start(world.spec(checkpoint))
+    staged = world.staged()
+    assert (staged.rung, staged.storage_bytes, staged.recycled, staged.why) == (
+        "shm",
+        checkpoint.bytes,
+        False,
+        "",
+    )
+    assert world.copy_is_exact(checkpoint)
+    assert names(Path(staged.path)) == sorted(f.name for f in checkpoint.files)
+    assert not {"optimizer.pt", "trainer_state.json"} & set(names(Path(staged.path)))
+    assert world.home.stat().st_mode & 0o777 == 0o700
+    world.release()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    cleared = world.outcome("cleared")
+    assert isinstance(cleared, Cleared)
+    assert cleared.freed_bytes >= checkpoint.bytes
+    assert world.nothing_left()
+
+
+def test_two_at_once_copy_once(world: World) -> None:
+    """Two precursors of one checkpoint: storage is read once, and it stays until the second lets go."""
+    checkpoint = world.checkpoint(size=16 * MIB)
+    first = world.start(world.spec(checkpoint, "a"))
+    second = world.start(world.spec(checkpoint, "b"))
+    both = world.staged("a"), world.staged("b")
+    assert sum(s.storage_bytes for s in both) == checkpoint.bytes
+    assert both[0].path == both[1].path
+    world.release("a")
+    first.communicate(timeout=30)
+    assert first.returncode == 0
+    assert world.copy_is_exact(checkpoint)
+    world.release("b")
+    second.communicate(timeout=30)
+    assert second.returncode == 0
+    assert world.nothing_left()
+
+
+def test_takes_over_from_a_dead_one(world: World) -> None:
+    """A whole copy whose holder was killed is verified and used, not copied again."""
+    checkpoint = world.checkpoint()
+    first = world.start(world.spec(checkpoint, "a"))
+    world.staged("a")
+    first.kill()
+    first.communicate()
+    holding = stage.stage_only(world.spec(checkpoint, "b"))
+    assert holding.staged.storage_bytes == 0
+    assert world.copy_is_exact(checkpoint)
+    stage.clear(holding, "test")
+    assert world.nothing_left()
+
+
+def test_sigterm_clears(world: World) -> None:
+    """SIGTERM while holding: the memory is given back and the outcome says so."""
+    process = world.start(world.spec(world.checkpoint()))
+    world.staged()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    cleared = world.outcome("cleared")
+    assert isinstance(cleared, Cleared)
+    assert cleared.reason == "terminated"
+    assert world.nothing_left()
+
+
+def test_stopped_while_copying_leaves_nothing(world: World) -> None:
+    """A stop in mid-copy: no copy is published, the lease is gone, and it may be tried again."""
+    checkpoint = world.checkpoint(size=8 * MIB)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(copying.Stopped) as error:
+        stage.stage_only(world.spec(checkpoint), stop=stop)
+    assert stage.failure(error.value, name="x", node="n1").blame == "retry"
+    assert world.nothing_left()
+
+
+def test_ends_when_nobody_will_come_back(world: World) -> None:
+    """The coordinator's lease file stands still for its time: the holder clears and ends by itself."""
+    process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2))
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    cleared = world.outcome("cleared")
+    assert isinstance(cleared, Cleared)
+    assert "not renewed" in cleared.reason
+    assert world.nothing_left()
+
+
+def test_a_copy_removed_under_the_holder_ends_it(world: World) -> None:
+    """`clean --all` while a holder lives: it notices and ends, and nothing is left."""
+    process = world.start(world.spec(world.checkpoint()))
+    world.staged()
+    assert clean.clean(world.root).removed == ()
+    assert len(clean.clean(world.root, everything=True).removed) == 1
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert world.nothing_left()
+
+
+def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: World) -> None:
+    """A byte flipped in the copy: the next precursor sees it, says so, and copies again."""
+    checkpoint = world.checkpoint()
+    first = stage.stage_only(world.spec(checkpoint, "a"))
+    victim = Path(first.staged.path) / "model-00002-of-00003.safetensors"
+    with victim.open("r+b") as file:
+        file.seek(MIB)
+        byte = file.read(1)
+        file.seek(MIB)
+        file.write(bytes([byte[0] ^ 1]))
+    second = stage.stage_only(world.spec(checkpoint, "b"))
+    assert second.staged.storage_bytes == checkpoint.bytes
+    assert "damaged (model-00002-of-00003.safetensors)" in second.staged.why
+    assert world.copy_is_exact(checkpoint)
+    stage.clear(first, "test")
+    stage.clear(second, "test")
+    assert world.nothing_left()
+
+
+def test_a_flipped_byte_on_storage_is_caught_where_the_save_left_hashes(world: World) -> None:
+    """Rot on storage, with mtime and size kept: caught by the hashes that were written at save time."""
+    folder = make_checkpoint(world.folder / "step-1")
+    weights = folder / "model-00001-of-00003.safetensors"
+    (folder / "evalspan.sums.json").write_text(
+        f'{{"xxh3_128": {{"{weights.name}": "{copying.hash_file(weights)}"}}}}'
+    )
+    before = weights.stat()
+    with weights.open("r+b") as file:
+        file.seek(MIB)
+        file.write(b"\xff\x00\xff\x00")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(copying.SourceChanged, match="not what was saved"):
+        stage.stage_only(world.spec(inspect(folder)))
+    assert world.nothing_left()
+
+
+@pytest.mark.parametrize("change", ["gone", "rewritten", "truncated", "replaced"])
+def test_a_checkpoint_that_changed_is_a_clear_failure(world: World, change: str) -> None:
+    """Deleted, rewritten, truncated or replaced since it was announced: Failed for the operator, nothing published."""
+    checkpoint = world.checkpoint()
+    folder = Path(checkpoint.source)
+    weights = folder / "model-00003-of-00003.safetensors"
+    match change:
+        case "gone":
+            shutil.rmtree(folder)
+        case "rewritten":
+            weights.write_bytes(weights.read_bytes())
+        case "truncated":
+            os.truncate(weights, MIB)
+        case "replaced":  # another step of the same run, copied with its times: only the samples tell
+            before = weights.stat()
+            weights.write_bytes(bytes(b ^ 255 if i > 4096 else b for i, b in enumerate(weights.read_bytes())))
+            os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert stage.main(world.spec(checkpoint)) == 1
+    failed = world.outcome("failed")
+    assert isinstance(failed, Failed)
+    assert failed.blame == "operator"
+    assert "\n" not in failed.error
+    assert world.nothing_left()
+
+
+def test_deleted_half_way_publishes_nothing(world: World) -> None:
+    """The folder is deleted while blocks are read: nothing is published, although every byte could still be read."""
+    checkpoint = world.checkpoint()
+    slot = node_memory.join(world.root, checkpoint.digest, "t", lease_seconds=60)
+    reads = iter(range(1000))
+
+    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if next(reads) == 2:
+            shutil.rmtree(checkpoint.source)
+        return os.preadv(descriptor, buffers, offset)
+
+    with pytest.raises(copying.SourceChanged, match="gone"):
+        publishing.copy_in(slot, checkpoint, {}, readers=1, read=read)
+    assert not publishing.is_published(slot)
+    node_memory.leave(slot)
+    assert world.nothing_left()
+
+
+def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
+    """A link at our home's name, or at a checkpoint's: the rung is refused by name, the link's target untouched."""
+    checkpoint = world.checkpoint()
+    trap = world.folder / "trap"
+    trap.mkdir()
+    world.home.symlink_to(trap)
+    holding = stage.stage_only(world.spec(checkpoint))
+    assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
+    assert str(world.home) in holding.staged.why
+    assert clean.clean(world.root, everything=True).problems
+    assert world.home.is_symlink()
+    world.home.unlink()
+    world.home.mkdir(mode=0o700)
+    (world.home / checkpoint.digest).symlink_to(trap)
+    holding = stage.stage_only(world.spec(checkpoint))
+    assert holding.staged.rung == "storage"
+    assert checkpoint.digest in holding.staged.why
+    assert list(trap.iterdir()) == []
+
+
+@root_only
+def test_another_owners_folder_is_never_used(world: World) -> None:
+    """Somebody else made our home's name first: reported, left as it was, the next rung is taken."""
+    checkpoint = world.checkpoint()
+    world.home.mkdir(mode=0o777)
+    os.chown(world.home, 65534, 65534)
+    other = world.folder / "disk"
+    other.mkdir(mode=0o700)
+    holding = stage.stage_only(world.spec(checkpoint, roots=(str(world.root), str(other))))
+    assert holding.staged.path.startswith(str(other))
+    assert "uid 65534" in holding.staged.why
+    assert list(world.home.iterdir()) == []
+    stage.clear(holding, "test")
+    assert list(other.iterdir()) == []
+    assert world.home.stat().st_uid == 65534
+
+
+def test_a_root_where_others_may_rename_is_refused(world: World) -> None:
+    """A root that is writable by all and not sticky: whoever may rename our home may replace weights."""
+    world.root.chmod(0o777)
+    holding = stage.stage_only(world.spec(world.checkpoint()))
+    assert holding.staged.rung == "storage"
+    assert "not sticky" in holding.staged.why
+
+
+@root_only
+def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room, seen beforehand or by ENOSPC in mid-copy: cleaned up, and the next root is used."""
+    checkpoint = world.checkpoint(size=4 * MIB)
+    small = world.folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "tmpfs", str(small)], check=True)
+    try:
+        spec = world.spec(checkpoint, roots=(str(small), str(world.root)))
+        holding = stage.stage_only(spec)
+        assert "are needed" in holding.staged.why
+        stage.clear(holding, "test")
+        slot = node_memory.join(small, checkpoint.digest, "t", lease_seconds=60)
+        with pytest.raises(copying.TargetFailed, match="No space left"):
+            publishing.copy_in(slot, checkpoint, {}, readers=4)
+        node_memory.leave(slot)
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert world.nothing_left()
+
+
+def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None:
+    """Another checkpoint's precursor removes what nobody holds past its lease, and keeps what a successor may want."""
+    old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
+    for seconds, stays in ((600.0, True), (0.0, False)):
+        dead = world.start(world.spec(old, "dead", lease_seconds=600.0))
+        world.staged("dead")
+        dead.kill()
+        dead.communicate()
+        lease = next((world.home / old.digest / "leases").iterdir())
+        lease.write_text(lease.read_text().replace("600.0", str(seconds)))
+        holding = stage.stage_only(world.spec(new, "b"))
+        assert (world.home / old.digest).exists() is stays
+        stage.clear(holding, "test")
+        clean.clean(world.root)
+        world.paths.outcome("staged", "dead").unlink()
+    assert world.nothing_left()
+
+
+def test_lingering_hands_its_pages_over(world: World) -> None:
+    """A released holder that lingers keeps its pages for the next checkpoint, which writes them over in place."""
+    old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
+    first = world.start(world.spec(old, "a", linger_seconds=120.0))
+    model = Path(world.staged("a").path)
+    inodes = {p.stat().st_ino for p in model.glob("*.safetensors")}
+    world.release("a")
+    wait_for(lambda: not model.exists())
+    holding = stage.stage_only(world.spec(new, "b"))
+    assert holding.staged.recycled
+    assert {p.stat().st_ino for p in Path(holding.staged.path).glob("*.safetensors")} == inodes
+    assert world.copy_is_exact(new)
+    first.communicate(timeout=30)
+    assert first.returncode == 0
+    assert isinstance(world.outcome("staged", "a"), Staged)
+    stage.clear(holding, "test")
+    assert world.nothing_left()
