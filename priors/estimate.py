@@ -13,7 +13,7 @@ from math import exp, log, sqrt
 from priors.fit import Learnt, Residual, expected_generated, learnt_of, residual
 from priors.hardware import Rates, cold_rates, nominal
 from priors.sizes import known
-from priors.table import Observation
+from priors.table import MEASURABLE, Observation
 
 __all__ = [
     "BatchPrediction",
@@ -121,7 +121,7 @@ def predict_metric(task: str, documents: int, executes: bool, history: History) 
     logs = [
         log(one.metric_seconds / _cold_metric(task, one.documents, executes))
         for one in learnt_of(history).by_task.get(task, ())
-        if one.metric_seconds > 0 and one.documents > 0
+        if one.metric_seconds >= MEASURABLE and one.documents > 0
     ]
     own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
     return MetricPrediction(
@@ -134,7 +134,7 @@ def predict_load(model_bytes: int, hardware: str, history: History) -> float:
     logs = [
         log(one.load_seconds / _cold_load(2 * one.model_parameters, hardware))
         for one in learnt_of(history).all
-        if one.hardware == hardware and one.load_seconds
+        if one.hardware == hardware and one.load_seconds and one.load_seconds >= MEASURABLE
     ]
     own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
     return _cold_load(model_bytes, hardware) * exp(own.mean)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 from priors.hardware import cold_rates
-from priors.table import Observation
+from priors.table import MEASURABLE, Observation
 
 SIGMA_TASK = 0.4
 """σ₀: spread of log seconds between tasks before any of them was seen (41 published runs: 0.40)."""
@@ -139,7 +139,7 @@ class Learnt:
 
     def __init__(self, history: Iterable[Observation]) -> None:
         self.all = sorted(history, key=lambda one: one.at)
-        self.timed = [one for one in self.all if one.inference_seconds > 0]
+        self.timed = [one for one in self.all if one.inference_seconds >= MEASURABLE]
         self.by_task: dict[str, list[Observation]] = defaultdict(list)
         for one in self.all:
             self.by_task[one.task].append(one)
@@ -153,7 +153,7 @@ class Learnt:
 
     def residual(self, task: str, hardware: str, engine: str) -> Residual:
         """How a task deviates: from runs on this hardware and engine, else from runs elsewhere, else 0."""
-        own = [one for one in self.by_task.get(task, ()) if one.inference_seconds > 0]
+        own = [one for one in self.by_task.get(task, ()) if one.inference_seconds >= MEASURABLE]
         here = [one for one in own if one.hardware == hardware and one.engine == engine]
         logs = [
             log(one.inference_seconds / parts_of(one).at(self.speed(one.hardware, one.engine)))

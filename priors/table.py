@@ -16,8 +16,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**18)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+MEASURABLE = 1e-6
+"""Seconds below this say nothing: unknown."""
 
 
 class Observation(BaseModel):

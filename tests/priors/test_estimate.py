@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, isfinite, log
 from random import Random
 from statistics import fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from priors.estimate import (
@@ -225,3 +225,38 @@ def test_the_shipped_table_is_whole_and_tasks_are_found_in_it():
     assert known("hellaswag").labels == 4
     assert known("squad2").labels == 0
     assert known("nobody_knows") is None
+
+
+count = st.one_of(st.just(0), st.integers(0, 10**18))
+some_seconds = st.one_of(st.just(0.0), st.floats(0, 1e9), st.floats(0, 1e-5))
+
+
+@st.composite
+def accepted(draw):
+    """Any observation that a table takes in, absurd ones included."""
+    return observation(
+        draw(st.integers(0, 2)),
+        model_parameters=draw(count),
+        hardware=draw(st.sampled_from(["a100", "cpu", "something"])),
+        batch_size=draw(st.sampled_from([1, 8, 100_000])),
+        prefill_tokens=draw(count),
+        generated_tokens=draw(count),
+        documents=draw(count),
+        inference_seconds=draw(some_seconds),
+        metric_seconds=draw(some_seconds),
+        load_seconds=draw(st.none() | some_seconds),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(accepted(), max_size=8), st.sampled_from(["a100", "cpu", "something"]))
+def test_no_observation_makes_a_prediction_useless(history, hardware):
+    """Whatever a table took in, seconds and spreads are finite and not below 0."""
+    features = Features(
+        task="task0", model_parameters=7_000_000_000, hardware=hardware, engine="hf", batch_size=8
+    )
+    got = predict_batches(features, [0, 1000], [0, 512], history)
+    metric = predict_metric("task0", 100, False, history)
+    load = predict_load(14_000_000_000, hardware, history)
+    values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load]
+    assert all(isfinite(value) and value >= 0 for value in values)
