@@ -1,0 +1,298 @@
+"""Train a tiny Llama to add two-digit numbers with the hook on; a daemon evaluates each checkpoint meanwhile.
+
+Everything is made here from a seed: model, character tokenizer, suite (one generated, one multiple-choice task over sums
+that training never sees). Only the hook ties training to evalspan; the curve at the end comes from `evalspan report
+--series`, read back as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator import hook
+
+MARK = ".demo-training"  # in folders that this script may empty
+CHARACTERS = "0123456789+=;"
+HELD_OUT = 200  # sums that only the suite holds
+GENERATED, CHOICES = 100, 100
+BATCH, WIDTH, LAYERS, RATE = 128, 64, 4, 4e-3
+
+GENERATE_YAML = """
+task: addition
+custom_dataset: !function rows.load
+dataset_kwargs: {data_files: {test: addition.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+target_delimiter: ""
+generation_kwargs: {until: [";"], do_sample: false, max_gen_toks: 4}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+metadata: {version: 1.0}
+"""
+CHOICE_YAML = """
+task: addition_choice
+custom_dataset: !function rows.load
+dataset_kwargs: {data_files: {test: addition_choice.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_target: "{{label}}"
+doc_to_choice: "choices"
+target_delimiter: ""
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+metadata: {version: 1.0}
+"""
+ROWS = '''"""Rows of the demo's tasks, from the files beside this one."""
+
+import json
+from pathlib import Path
+
+import datasets
+
+HERE = Path(__file__).resolve().parent
+
+
+def load(*, data_files, **_metadata):
+    return {
+        split: datasets.Dataset.from_list([json.loads(line) for line in (HERE / name).open()])
+        for split, name in data_files.items()
+    }
+'''
+SUITE = """name = "addition"
+include_path = ["tasks"]
+batch_size = 50
+
+[[task]]
+name = "addition"
+
+[[task]]
+name = "addition_choice"
+"""
+
+
+def sums() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """All pairs of two-digit numbers: those to train on, and those held out."""
+    pairs = [(a, b) for a in range(100) for b in range(100)]
+    random.Random(0).shuffle(pairs)
+    return pairs[HELD_OUT:], pairs[:HELD_OUT]
+
+
+def write_suite(folder: Path) -> Path:
+    """Suite file, tasks and rows; the suite file's path."""
+    rng = random.Random(1)
+    _, held_out = sums()
+    generated, choices = held_out[:GENERATED], held_out[GENERATED : GENERATED + CHOICES]
+    tasks = folder / "tasks"
+    tasks.mkdir(parents=True, exist_ok=True)
+    rows = [{"question": f"{a:02d}+{b:02d}=", "answer": f"{a + b:03d}"} for a, b in generated]
+    (tasks / "addition.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    lines = []
+    for a, b in choices:
+        near = [f"{(a + b + off) % 199:03d}" for off in (1, -1, 10)]
+        label = rng.randrange(4)
+        near.insert(label, f"{a + b:03d}")
+        lines.append(json.dumps({"question": f"{a:02d}+{b:02d}=", "choices": near, "label": label}) + "\n")
+    (tasks / "addition_choice.jsonl").write_text("".join(lines))
+    (tasks / "addition.yaml").write_text(GENERATE_YAML)
+    (tasks / "addition_choice.yaml").write_text(CHOICE_YAML)
+    (tasks / "rows.py").write_text(ROWS)
+    (folder / "addition.toml").write_text(SUITE)
+    return folder / "addition.toml"
+
+
+def make_tokenizer() -> Any:
+    """A token per character."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    words = {c: i for i, c in enumerate([*CHARACTERS, "<unk>"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 (no password)
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.decoder = decoders.Fuse()
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), ";") | {"unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **special)
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A Hugging Face folder that is there whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.replace(folder)
+
+
+def train(runs: Path, suite: Path, work: Path, steps: int, checkpoints: int) -> list[Path]:
+    """`steps` steps with a checkpoint before the first and `checkpoints` more, each announced; the folders."""
+    import torch  # noqa: PLC0415
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)  # the other core is the trials'
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    ids = tokenizer([f"{a:02d}+{b:02d}={a + b:03d};" for a, b in sums()[0]], return_tensors="pt")["input_ids"]
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=4 * WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=32,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    count = sum(p.numel() for p in model.parameters())
+    say(f"training {count / 1e6:.2f} M parameters on {len(ids)} sums, {HELD_OUT} others are held out")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, betas=(0.9, 0.98))
+    every, saved, began = max(1, steps // checkpoints), [], time.monotonic()
+    for step in range(steps + 1):
+        if step % every == 0:
+            folder = runs / f"step-{step}"
+            save(model, tokenizer, folder)
+            t = time.perf_counter()
+            hook.notify(folder, step, suite=str(suite), work_dir=work)
+            took = (time.perf_counter() - t) * 1000
+            say(f"step {step}: saved and announced in {took:.2f} ms, {time.monotonic() - began:.0f} s in")
+            saved.append(folder)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1, (step + 1) / 50) * (1 - 0.9 * step / (steps + 1))
+        batch = ids[torch.randint(len(ids), (BATCH,))]
+        labels = batch.clone()
+        labels[:, :6] = -100  # the question is given
+        loss = model(input_ids=batch, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    say(f"training took {time.monotonic() - began:.0f} s, last loss {loss.item():.3f}")
+    return saved
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def evalspan(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("evalspan")), *arguments]
+
+
+def series_of(runs: Path, config: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        evalspan("report", "--series", str(runs), "--config", str(config), "--json"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"points": [], "curves": []}
+    return found
+
+
+def wait(runs: Path, config: Path, daemon: subprocess.Popen[bytes], count: int, seconds: float) -> bool:
+    """Until `count` evaluations have ended; False when the daemon died or the time is over."""
+    deadline, said = time.monotonic() + seconds, -1
+    while time.monotonic() < deadline and daemon.poll() is None:
+        ended = sum(p["status"] != "running" for p in series_of(runs, config)["points"])
+        if ended != said:
+            say(f"{ended} of {count} checkpoints evaluated")
+            said = ended
+        if ended >= count:
+            return True
+        time.sleep(1.0)
+    return False
+
+
+def draw(series: dict[str, Any], file: Path) -> bool:
+    """The learning curves as a PNG; False without matplotlib."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt  # noqa: PLC0415
+    except ImportError:
+        return False
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for curve in series["curves"]:
+        points = curve["points"]
+        axes.errorbar(
+            [p["step"] for p in points],
+            [p["value"] for p in points],
+            yerr=[p["stderr"] or 0 for p in points],
+            marker="o",
+            capsize=3,
+            label=curve["name"],
+        )
+    axes.set(
+        xlabel="training step", ylabel="score", title="Two-digit addition, held-out sums", ylim=(0, 1.05)
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("demo-training"), help="where everything goes")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--checkpoints", type=int, default=6, help="besides the one before the first step")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for evaluations after training")
+    chosen = parser.parse_args()
+    folder: Path = chosen.folder.absolute()
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
+        parser.error(f"{folder} is not empty and no demo made it: choose another --folder")
+    for part in ("runs", "work", "suite"):  # what an earlier demo made here
+        shutil.rmtree(folder / part, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    runs, work = folder / "runs", folder / "work"
+    runs.mkdir(parents=True)
+    suite = write_suite(folder / "suite")
+    config = folder / "evalspan.toml"
+    config.write_text(
+        f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n[watch]\nsuite = "{suite}"\n'
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    with (folder / "daemon.log").open("wb") as log:
+        daemon = subprocess.Popen(
+            evalspan("daemon", "--config", str(config)), stdout=log, stderr=log, env=environment
+        )
+    say(f"daemon started, its log is {folder / 'daemon.log'}")
+    try:
+        saved = train(runs, suite, work, chosen.steps, chosen.checkpoints)
+        whole = wait(runs, config, daemon, len(saved), chosen.timeout)
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(60)
+    series = series_of(runs, config)
+    subprocess.run(evalspan("report", "--series", str(runs), "--config", str(config)), check=False)
+    if draw(series, folder / "curve.png"):
+        say(f"learning curve: {folder / 'curve.png'}")
+    say(
+        f"all in {time.monotonic() - began:.0f} s; export: evalspan export --series {runs} --config {config} --to csv -o ."
+    )
+    rises = {c["name"]: (c["points"][0]["value"], c["points"][-1]["value"]) for c in series["curves"]}
+    for name, (first, last) in rises.items():
+        say(f"{name}: {first:.2f} -> {last:.2f}")
+    return 0 if whole and rises and all(last > first for first, last in rises.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

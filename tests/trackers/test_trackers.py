@@ -1,0 +1,161 @@
+"""Laws of trackers: what a tracker's own reader reads is what was scored, at the training step, once.
+
+Each runs with the real package, and is skipped by name where that is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trackers.conftest import leave, point
+
+from coordinator import trackers
+from coordinator.errors import OperatorError
+from coordinator.trackers import TRACKERS, export_points, lm_eval_files, values_of
+
+POINTS = [point(10, 0.2), point(20, 0.6)]
+
+
+def test_values_have_one_name_in_all_trackers():
+    """Suite, task and metric; errors where known; makespan and GPU seconds beside them."""
+    assert values_of(POINTS[0]) == {
+        "mini/add/exact_match": 0.2,
+        "mini/add/exact_match_stderr": 0.01,
+        "mini/pages/word_perplexity": 9.8,
+        "evalspan/makespan_seconds": 60.0,
+        "evalspan/gpu_seconds": 1800.0,
+    }
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_missing_package_is_an_operators_error(tmp_path, monkeypatch, name):
+    """It says what to install; importing the adapter needed nothing."""
+    for package in ("tensorboard", "wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(OperatorError, match=rf"pip install 'evalspan\[{name}\]'"):
+        export_points(TRACKERS[name], POINTS, tmp_path)
+
+
+def test_adapters_import_no_tracker():
+    """Nor does the command line."""
+    body = (
+        "import sys, coordinator.cli\n"
+        "import coordinator.trackers.tensorboard, coordinator.trackers.wandb, coordinator.trackers.mlflow\n"
+        "print([m for m in ('tensorboard', 'wandb', 'mlflow', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_each_training_and_suite_is_a_run(monkeypatch, tmp_path):
+    """Named after the checkpoints' folder; a given name takes its place."""
+    made: list[tuple[str, int]] = []
+
+    class Module:
+        @staticmethod
+        def write(points, out: Path, run: str, _project: str) -> Path:
+            made.append((run, len(points)))
+            return out
+
+    monkeypatch.setattr(trackers.importlib, "import_module", lambda _name: Module)
+    other = point(10, 0.1, checkpoint="/runs/b/step-10")
+    export_points("any", [*POINTS, other], tmp_path)
+    assert made == [("a-mini", 2), ("b-mini", 1)]
+    export_points("any", POINTS, tmp_path, run="mine")
+    assert made[-1] == ("mine-mini", 2)
+
+
+def test_tensorboard_reads_the_scores_back(tmp_path):
+    """Each value at its training step; a second export with one more point doubles nothing."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    export_points(TRACKERS["tensorboard"], POINTS[:1], tmp_path)
+    (folder,) = export_points(TRACKERS["tensorboard"], POINTS, tmp_path)
+    read = EventAccumulator(str(folder))
+    read.Reload()
+    scalars = read.Scalars("mini/add/exact_match")
+    assert [(e.step, round(e.value, 6)) for e in scalars] == [(10, 0.2), (20, 0.6)]
+    assert [e.value for e in read.Scalars("evalspan/makespan_seconds")] == [60.0, 60.0]
+    assert scalars[0].wall_time == 1_700_000_070.0, "when its evaluation ended"
+
+
+def test_mlflow_reads_the_scores_back(tmp_path, monkeypatch):
+    """One run in a file store; a second export with one more point doubles nothing."""
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient
+
+    export_points(TRACKERS["mlflow"], POINTS[:1], tmp_path)
+    export_points(TRACKERS["mlflow"], POINTS, tmp_path)
+    client = MlflowClient(tracking_uri=tmp_path.as_uri())
+    experiment = client.get_experiment_by_name("evalspan")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "mini/add/exact_match")
+    assert [(m.step, m.value) for m in history] == [(10, 0.2), (20, 0.6)]
+    assert (run.info.run_name, run.info.status) == ("a-mini", "FINISHED")
+
+
+def test_wandb_offline_holds_the_scores(tmp_path, monkeypatch):
+    """An offline run with the same id each time, whose file holds each value beside its training step."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    from coordinator.trackers.wandb import STEP, run_id
+
+    (folder,) = export_points(TRACKERS["wandb"], POINTS, tmp_path)
+    (file,) = folder.glob("*.wandb")
+    assert run_id("evalspan", "a-mini") in file.name
+    rows = _wandb_history(file)
+    assert [(r[STEP], r["mini/add/exact_match"]) for r in rows] == [(10, 0.2), (20, 0.6)]
+    assert all(r["evalspan/gpu_seconds"] == 1800.0 for r in rows)
+
+
+def _wandb_history(file: Path) -> list[dict[str, Any]]:
+    """The history rows of an offline run: LevelDB's log format after a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, parts, rows = file.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768  # records do not span blocks
+        if left < 7:
+            at += left
+            continue
+        _crc, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # full, last
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            if record.WhichOneof("record_type") == "history":
+                rows.append(
+                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+                )
+    return rows
+
+
+def test_lm_evals_own_helpers_read_our_files(tmp_path):
+    """Names, dates and hashes as lm_eval makes them; a second export writes the same files."""
+    utils = pytest.importorskip("lm_eval.utils")
+    paths = leave(tmp_path / "work", 10, 0.25)
+    written = lm_eval_files.write(paths.root, tmp_path / "out")
+    assert lm_eval_files.write(paths.root, tmp_path / "out") == written
+    names = [str(p) for p in (tmp_path / "out" / "__runs__a__step-10").iterdir()]
+    (samples,) = utils.get_sample_results_filenames(names)
+    (result,) = utils.get_results_filenames(names)
+    assert utils.get_file_task_name(Path(samples).name) == "add"
+    assert f"results_{utils.get_file_datetime(samples)}.json" == Path(result).name
+    assert utils.get_latest_filename([result]) == result
+    read = json.loads((written[-1]).read_text())
+    assert read["results"]["add"]["exact_match,none"] == 0.25
+    assert read["task_hashes"] == {"add": utils.hash_string("abc")}
+    assert read["model_name_sanitized"] == utils.sanitize_model_name("/runs/a/step-10")
