@@ -98,9 +98,8 @@ class StageConfig(Record):
     """Weights in node memory."""
 
     enabled: bool = True  # false: trials read the checkpoint from storage
-    host_trials: bool = (
-        False  # one long job a node stages and hosts trials: private /dev/shm, exclusive nodes
-    )
+    # one long job a node stages and hosts trials: private /dev/shm, exclusive nodes; "auto": where the site's rules ask it
+    host_trials: bool | Literal["auto"] = "auto"
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
     lease_seconds: Annotated[float, Field(gt=0)] = 900.0
     readers: Positive = 16

@@ -112,7 +112,8 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 
 [stage]
 # enabled = true              # false: every trial reads the checkpoint from shared storage
-# host_trials = false         # true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes)
+# host_trials = "auto"        # true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes);
+#                             # "auto": where Slurm's own rules ask for it
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
 # lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long
 # readers = 16                # parallel reads of one file

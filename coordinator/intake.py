@@ -103,9 +103,11 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
                 "choose another partition or lower gpus_per_trial"
             )
         for job in _probes(options):
-            cluster.check(job)
-    except RefusedError as error:
-        raise OperatorError(f"the cluster refuses our jobs: {error}") from error
+            try:
+                cluster.check(job)
+            except RefusedError as error:
+                hint = "" if job.gpus else "; [cluster] cpu_partition names where jobs without GPUs go"
+                raise OperatorError(f"the cluster refuses our jobs: {error}{hint}") from error
     except ClusterError as error:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
 

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from coordinator import intake, setup, triggers
 from coordinator.backlog import Waiting, stale
+from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import EvalspanError, OperatorError
@@ -56,10 +57,23 @@ def leave_command(paths: WorkPaths, command: Command) -> None:
 class _Gate:
     """A checkpoint that is announced and not yet whole."""
 
-    delivery: triggers.Delivery
+    notice: triggers.Notice
     since: float
+    acknowledge: dict[str, Callable[[], None]] = field(default_factory=dict)  # of each delivery that told of it
     signature: str = ""
     stable_since: float = 0.0
+    told: str = ""
+
+    def add(self, delivery: triggers.Delivery) -> None:
+        self.acknowledge[delivery.key] = delivery.acknowledge
+        if delivery.notice.priority > self.notice.priority:
+            self.notice = delivery.notice
+
+    def done(self) -> None:
+        """Every delivery of it is dealt with; one that cannot be told so now comes again, to no effect."""
+        for acknowledge in self.acknowledge.values():
+            with contextlib.suppress(OSError):
+                acknowledge()
 
 
 class Service:
@@ -73,7 +87,9 @@ class Service:
         self._looked_at = 0.0
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = triggers.FolderWatch(self.paths.root / "watched.json", watched)
-        self._pinned: set[str] = set()
+        # pins of an earlier daemon: the first look takes away those that nothing needs any more
+        self._pinned: set[str] = set(_pins_left(self.paths))
+        self._host_reason: str | None = None
 
     @property
     def waiting(self) -> bool:
@@ -87,9 +103,7 @@ class Service:
         self._looked_at = now
         for delivery in self._deliveries():
             key = (delivery.notice.checkpoint, delivery.notice.suite)
-            if key in self._gates:
-                continue
-            self._gates[key] = _Gate(delivery, since=now)
+            self._gates.setdefault(key, _Gate(delivery.notice, since=now)).add(delivery)
         for key, gate in list(self._gates.items()):
             if self._pass(gate, now):
                 del self._gates[key]
@@ -106,7 +120,7 @@ class Service:
 
     def _pass(self, gate: _Gate, now: float) -> bool:
         """True once the notice is dealt with: accepted, or refused for good."""
-        notice = gate.delivery.notice
+        notice = gate.notice
         suite = self.config.watch.suite if notice.suite == "default" else notice.suite
         try:
             if suite is None:
@@ -125,24 +139,29 @@ class Service:
         except (EvalspanError, OSError, ValueError) as error:
             if now - gate.since < WAIT_SECONDS and Path(notice.checkpoint).exists():
                 gate.signature = ""
+                if gate.told != str(error):
+                    gate.told = str(error)
+                    log.info("%s is not taken yet: %s", notice.checkpoint, error)
                 return False  # not whole yet
             log.warning("%s is not evaluated: %s", notice.checkpoint, error)
-            gate.delivery.acknowledge()
+            gate.done()
             return True
         if record.checkpoint.digest != gate.signature:
             gate.signature, gate.stable_since = record.checkpoint.digest, now
             return False
         if now - gate.stable_since < STABLE_SECONDS:
             return False
-        return self._accept(record, gate.delivery.acknowledge)
+        return self._accept(record, gate)
 
-    def _accept(self, record: EvaluationRecord, acknowledge: Callable[[], None]) -> bool:
+    def _accept(self, record: EvaluationRecord, gate: _Gate) -> bool:
         try:
-            self.coordinator.accept(record)
-        except OSError as error:
+            if self._host_reason is None:  # the site's rules are asked for once
+                self._host_reason = setup.host_reason(self.config, self.coordinator.cluster)
+            self.coordinator.accept(setup.with_hosts(record, self._host_reason))
+        except (OSError, ClusterError) as error:
             log.warning("%s cannot be accepted yet: %s", record.evaluation_id, error)
             return False
-        acknowledge()
+        gate.done()
         return True
 
     # --- commands and housekeeping -----------------------------------------------------------------------------------
@@ -153,6 +172,9 @@ class Service:
             try:
                 command = Command.model_validate_json(path.read_bytes())
                 self._obey(command)
+            except OSError as error:
+                log.warning("the command in %s cannot be obeyed yet: %s", path, error)
+                continue
             except (ValidationError, KeyError, ValueError) as error:
                 log.warning("the command in %s is passed over: %s", path, error)
             with contextlib.suppress(OSError):
@@ -186,6 +208,18 @@ class Service:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
         self._pinned = wanted
+
+
+def _pins_left(paths: WorkPaths) -> Iterator[str]:
+    """Pins that this work folder's evaluations may have left in their checkpoints, and that are there."""
+    for file in paths.root.glob("*/evaluation.json"):
+        try:
+            record = EvaluationRecord.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError):
+            continue
+        pin = Path(record.checkpoint.source) / f"{PIN_PREFIX}{record.evaluation_id}"
+        if pin.exists():
+            yield str(pin)
 
 
 def _waiting(running: Running) -> Waiting:

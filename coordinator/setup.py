@@ -32,8 +32,9 @@ from coordinator.daemon import Coordinator, Keeper, Pace
 from coordinator.errors import OperatorError
 from coordinator.observe import Grace
 from coordinator.perform import Performer
-from coordinator.records import RunOptions
+from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
+from coordinator.site_rules import ask_host_reason
 from coordinator.specs import Site
 from evaljobs.contract import ModelOptions, WorkPaths
 from evaljobs.redis_address import RedisAddress
@@ -142,11 +143,28 @@ def run_options(config: Config) -> RunOptions:
         worker_cpus=config.metric.cpus,
         worker_memory_mb=config.metric.memory_mb,
         stage=config.stage.enabled,
-        host_trials=config.stage.host_trials,
+        host_trials=config.stage.host_trials is True,
         allow_unsafe=config.metric.allow_unsafe,
         bootstrap_iters=config.metric.bootstrap_iters,
         item_seconds=config.metric.item_seconds,
     )
+
+
+def host_reason(config: Config, cluster: Cluster) -> str:
+    """What of the site asks for one job a node that stages and hosts its trials; empty where nothing does, or the
+    settings have decided. ClusterError where the site cannot be asked.
+    """
+    if config.stage.host_trials != "auto" or isinstance(cluster, LocalCluster):
+        return ""
+    return ask_host_reason(cluster, config.cluster.partition, stage=config.stage.enabled)
+
+
+def with_hosts(record: EvaluationRecord, reason: str) -> EvaluationRecord:
+    """The record with trials hosted for `reason`; unchanged where there is none."""
+    if not reason:
+        return record
+    options = record.options.model_copy(update={"host_trials": True, "host_why": reason})
+    return record.model_copy(update={"options": options})
 
 
 def cluster_of(config: Config) -> Cluster:

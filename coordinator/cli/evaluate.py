@@ -13,8 +13,10 @@ from rich.console import Console
 
 from coordinator import preparing, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Signals
+from coordinator.errors import OperatorError
 from coordinator.intake import check_cluster, check_tasks, make_record
 from coordinator.records import EvaluationRecord
 from coordinator.report.live import Watcher
@@ -68,6 +70,10 @@ def evaluate(
     if not known:
         check_tasks(record.suite, site)
         check_cluster(coordinator.cluster, record)
+        try:
+            record = setup.with_hosts(record, setup.host_reason(settings, coordinator.cluster))
+        except ClusterError as error:
+            raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
     running = _drive(coordinator, record, Console(stderr=as_json))
     _finish(running.state, Path(site.work_dir) / record.evaluation_id, as_json=as_json)
 

@@ -40,8 +40,8 @@ def assert_each_shard_counts_once(site: Any) -> None:
 def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     odd_cluster: Cluster, make_site: Any, expected: dict[str, Any]
 ) -> None:
-    """Private /dev/shm, whole nodes, GPU jobs only: hosts and CPU jobs alone are used, scores are equal, no job is left."""
-    site = make_site(odd_cluster, more="[stage]\nhost_trials = true\n")
+    """Private /dev/shm, whole nodes, GPU jobs only: it is noticed, hosts and CPU jobs alone are used, scores are equal."""
+    site = make_site(odd_cluster)
     results, seen = finish(site)
     assert dict(results["results"]) == expected
     assert {name.split("-")[2] for name in seen} <= {"build", "host", "metric"}
@@ -50,6 +50,7 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert odd_cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
     report = json.loads((site.root() / "report.json").read_text())
     assert set(report["nodes"].values()) == {"host"}
+    assert any("whole nodes (OverSubscribe=EXCLUSIVE)" in warning for warning in report["warnings"])
     outcomes = list((site.root() / "outcomes").glob("*-host-*.json"))
     staged = [json.loads(p.read_text()) for p in outcomes if p.name.endswith(".staged.json")]
     cleared = [json.loads(p.read_text()) for p in outcomes if p.name.endswith(".cleared.json")]

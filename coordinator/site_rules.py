@@ -1,0 +1,192 @@
+"""What a Slurm site's own rules mean for staging: does a precursor serve the trials beside it, or must one job host them?
+
+    refused beside GPU jobs, or whole nodes only, or /dev/shm private to each job  ->  host (rung 2)
+
+Rule: parsers and decisions are pure and stand first; the two `scontrol` calls and the one `sbatch --test-only` are made
+once per coordinator, at its start or its first evaluation. What cannot be told changes nothing: the precursor is tried.
+It does not know: nodes (doctor probes those), checkpoints, jobs in flight. A private /dev/shm that no setting of Slurm
+shows (a site's own prolog or SPANK plug-in) is found by `evalspan doctor` alone.
+
+Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
+
+SCONTROL_SECONDS = 30.0
+HOLDER_MEMORY_MB = 512
+_UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """What `scontrol show partition` says of one."""
+
+    name: str
+    default: bool = False
+    up: bool = True
+    exclusive: bool = False  # a job is given whole nodes
+    max_seconds: int | None = None  # None: no limit
+    max_memory_per_cpu_mb: int | None = None  # more memory than this raises a job's CPUs
+    max_memory_per_node_mb: int | None = None
+    qos: str = ""
+    nodes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRules:
+    """Slurm's settings that matter to us, and all partitions."""
+
+    config: Mapping[str, str]
+    partitions: tuple[Partition, ...] = ()
+
+    def chosen(self, names: str | None) -> tuple[Partition, ...]:
+        """The partitions that a `--partition` value names; the site's default one where it is None."""
+        if names is None:
+            return tuple(p for p in self.partitions if p.default)
+        wanted = names.split(",")
+        return tuple(p for p in self.partitions if p.name in wanted)
+
+    def number(self, key: str) -> int | None:
+        """A number of `scontrol show config`; None where it is unset or none."""
+        text = self.config.get(key, "").split()
+        return int(text[0]) if text and text[0].isdigit() else None
+
+
+# --- reading, pure ---------------------------------------------------------------------------------------------------
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """`scontrol show config`: "Key = value" lines; headings and blank lines are passed over."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    """`scontrol --oneliner show partition`."""
+    found = []
+    for line in text.splitlines():
+        row = dict(re.findall(r"(\S+?)=(\S*)", line))
+        if not row.get("PartitionName"):
+            continue
+        found.append(
+            Partition(
+                name=row["PartitionName"],
+                default=row.get("Default") == "YES",
+                up=row.get("State", "UP") == "UP",
+                exclusive=row.get("OverSubscribe", "").startswith("EXCLUSIVE"),
+                max_seconds=seconds(row.get("MaxTime", "")),
+                max_memory_per_cpu_mb=_positive(row.get("MaxMemPerCPU", "")),
+                max_memory_per_node_mb=_positive(row.get("MaxMemPerNode", "")),
+                qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
+                nodes=row.get("Nodes", ""),
+            )
+        )
+    return tuple(found)
+
+
+def _positive(text: str) -> int | None:
+    return int(text) if text.isdigit() and int(text) else None
+
+
+def seconds(text: str) -> int | None:
+    """Seconds of Slurm's [days-]hours:minutes:seconds; None for UNLIMITED and what is no time."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def private_memory(config: Mapping[str, str]) -> str:
+    """The plug-in that gives each job a /dev/shm of its own; empty where Slurm names none."""
+    for key in ("NamespaceType", "JobContainerType"):
+        value = config.get(key, "")
+        if value.partition("/")[2] not in _UNSET:
+            return f"{key}={value}"
+    return ""
+
+
+def whole_nodes(rules: SiteRules, partition: str | None) -> str:
+    """Why each job there has its node to itself; empty where jobs share nodes."""
+    exclusive = [p.name for p in rules.chosen(partition) if p.exclusive]
+    if exclusive:
+        return f"partition {', '.join(exclusive)} gives whole nodes (OverSubscribe=EXCLUSIVE)"
+    if rules.config.get("SelectType") == "select/linear":
+        return "this Slurm gives whole nodes (SelectType=select/linear)"
+    return ""
+
+
+def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage: bool = True) -> str:
+    """Why one job must host a node's trials (rung 2); empty where a precursor beside them serves.
+
+    `refusal`: the cluster's words where it refused a job like the precursor. `stage`: whether weights go to memory at all;
+    without that only whole nodes matter (the second of two trials would wait for the first one to leave the node).
+    """
+    whole = whole_nodes(rules, partition)
+    if whole or not stage:
+        return whole
+    if refusal:
+        return f"no job without a GPU is taken beside the trials ({refusal})"
+    plugin = private_memory(rules.config)
+    return f"/dev/shm is private to each job ({plugin})" if plugin else ""
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+def scontrol(*words: str) -> str:
+    """What `scontrol WORDS` prints; ClusterError in its own words."""
+    try:
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, text=True, timeout=SCONTROL_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"scontrol {' '.join(words)}: {error}") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ClusterError(f"scontrol {' '.join(words)}: {said}")
+    return done.stdout
+
+
+def ask_rules() -> SiteRules:
+    """The site's settings and partitions. Raises ClusterError."""
+    return SiteRules(
+        config=parse_config(scontrol("show", "config")),
+        partitions=parse_partitions(scontrol("--oneliner", "show", "partition")),
+    )
+
+
+def precursor_refusal(cluster: Cluster, nodes: Sequence[str]) -> str:
+    """The cluster's words where it refuses a one-CPU job without GPUs on a GPU node; empty where it takes it.
+
+    Raises ClusterError where it cannot be asked.
+    """
+    if not nodes:
+        return ""
+    job = Job(
+        name="evalspan-check-stage",
+        argv=("true",),
+        log="/dev/null",
+        node=nodes[0],
+        memory_mb=HOLDER_MEMORY_MB,
+        purpose="stage",
+    )
+    try:
+        cluster.check(job)
+    except RefusedError as error:
+        return str(error)
+    return ""
+
+
+def ask_host_reason(cluster: Cluster, partition: str | None, *, stage: bool = True) -> str:
+    """`host_reason` of this site. Raises ClusterError where the cluster cannot be asked."""
+    gpu_nodes = [n.name for n in cluster.nodes() if n.usable and n.gpus]
+    refusal = precursor_refusal(cluster, gpu_nodes) if stage else ""
+    return host_reason(ask_rules(), partition, refusal, stage=stage)

@@ -1,0 +1,112 @@
+"""Laws of the site's rules: what Slurm prints is read as what it means, and each oddity alone asks for a host."""
+
+from __future__ import annotations
+
+import pytest
+from dev_cluster.api import dev_cluster, unavailable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import config, config_text
+from coordinator.site_rules import (
+    Partition,
+    SiteRules,
+    host_reason,
+    parse_config,
+    parse_partitions,
+    private_memory,
+    seconds,
+)
+
+ASK = """
+from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.site_rules import ask_host_reason
+print(ask_host_reason(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu"))
+"""
+ODDITIES = {
+    "private_shm": "JobContainerType=job_container/tmpfs",
+    "exclusive": "OverSubscribe=EXCLUSIVE",
+    "gpu_jobs_only": "takes only jobs that ask for a GPU",
+}
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("oddity", [None, *ODDITIES])
+def test_each_oddity_of_a_real_slurm_asks_for_a_host(oddity: str | None) -> None:
+    """An ordinary site asks for none; each oddity does, in words that name it."""
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    shape = {oddity: True} if oddity else {}
+    with dev_cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=4, **shape) as cluster:
+        done = cluster.run_as_user([cluster.python, "-c", ASK], cwd=cluster.repo, check=True)
+    if oddity is None:
+        assert done.stdout.strip() == ""
+    else:
+        assert ODDITIES[oddity] in done.stdout
+
+
+ROW = (
+    "PartitionName={name} Default=YES QoS=N/A MaxTime=2-00:00:00 Nodes=n1 OverSubscribe={share} State=UP "
+    "TRESBillingWeights=CPU=1.0,Mem=0.25G MaxMemPerCPU=4000 MaxMemPerNode=UNLIMITED"
+)
+
+
+def test_a_partition_is_read_by_its_keys() -> None:
+    """Values with an equals sign in them, and UNLIMITED, are no numbers of other keys."""
+    (found,) = parse_partitions(ROW.format(name="gpu", share="EXCLUSIVE") + "\n\n")
+    assert found == Partition(
+        name="gpu",
+        default=True,
+        exclusive=True,
+        max_seconds=2 * 86400,
+        max_memory_per_cpu_mb=4000,
+        nodes="n1",
+    )
+
+
+@given(st.text())
+def test_any_text_is_read_without_harm(text: str) -> None:
+    """Garbage names no partition that asks for a host, and never raises."""
+    parse_partitions(text)
+    parse_config(text)
+    seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "private"),
+    [
+        ("job_container/tmpfs", True),
+        ("job_container/none", False),
+        ("(null)", False),
+        ("", False),
+        ("namespace/linux", True),
+    ],
+)
+def test_private_memory_is_told_by_the_plug_in(value: str, private: bool) -> None:
+    """Slurm 25.11 renamed the plug-ins: both names count, and "none" is none."""
+    assert bool(private_memory(parse_config(f"JobContainerType        = {value}"))) is private
+    assert bool(private_memory({"NamespaceType": value})) is private
+
+
+def test_without_staging_only_whole_nodes_matter() -> None:
+    """Trials that read storage need no precursor; but on an exclusive node the second would wait for the first."""
+    partitions = parse_partitions(
+        ROW.format(name="a", share="NO") + "\n" + ROW.format(name="b", share="EXCLUSIVE")
+    )
+    rules = SiteRules(config={"JobContainerType": "job_container/tmpfs"}, partitions=partitions)
+    assert not host_reason(rules, "a", "refused", stage=False)
+    assert "refused" in host_reason(rules, "a", "refused")
+    assert "tmpfs" in host_reason(rules, "a", "")
+    assert "b gives whole nodes" in host_reason(rules, "a,b", "", stage=False)
+    linear = SiteRules(config={"SelectType": "select/linear"})
+    assert "select/linear" in host_reason(linear, None, "")
+
+
+def test_the_reference_file_names_auto_and_both_answers_are_taken(tmp_path) -> None:
+    """`auto` is the default; true and false of a file or the environment win over it."""
+    assert 'host_trials = "auto"' in config_text.default_text(config_text.SiteProbe())
+    assert config.load(None, {}).stage.host_trials == "auto"
+    for said, meant in (("true", True), ("false", False), ("auto", "auto")):
+        assert config.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
