@@ -44,6 +44,13 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
                 tail *= share * ceil(documents / at_once) / documents  # a document's work is one job's
             model.add(last >= begin + length + int(tail * SCALE))
             ends.setdefault(shard.set, []).append(begin + length)
+    for work in sets:  # a set's metric starts after its first shard and runs on no more slots than it may
+        if work.metric == "execute" and work.name in ends:
+            first = model.new_int_var(start, horizon, f"first.{work.name}")
+            model.add_min_equality(first, ends[work.name])
+            model.add(
+                last >= first + int(work.metric_seconds / min(work.metric_parallelism, cpu_slots) * SCALE)
+            )
     model.add_cumulative(intervals, [1] * len(intervals), len(made.lanes))
     model.minimize(last)
     solver = cp_model.CpSolver()
