@@ -284,13 +284,17 @@ class Slot:
     def renew(self) -> None:
         os.utime(self.lease)
 
-    def lost(self) -> bool:
-        """Somebody (an operator, an epilog) removed the folder or our lease under us."""
+    def has_lease(self) -> bool:
+        """Whether the lease file by our name is still the one that we hold."""
         try:
             named = os.stat(f"{LEASES}/{self.token}.json", dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
-            return True
-        return not os.path.samestat(named, os.fstat(self.lease)) or not self.path.exists()
+            return False
+        return os.path.samestat(named, os.fstat(self.lease))
+
+    def lost(self) -> bool:
+        """Somebody (an operator, an epilog) removed the folder or our lease under us."""
+        return not self.has_lease() or not self.path.exists()
 
     def close(self) -> None:
         os.close(self.lease)
@@ -324,12 +328,12 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
     """
     try:
         with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
-            if not slot.lost():
+            if slot.has_lease():
                 os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
-            held = any(x.alive for x in leases_of(slot.fd, now=time.time()))
-            if not held and _still_there(slot.fd, home.fd, slot.digest):
+            name = next((n for n in names_in(home.fd) if _still_there(slot.fd, home.fd, n)), None)
+            if name is not None and not any(x.alive for x in leases_of(slot.fd, now=time.time())):
                 with readers_gone(slot.fd, patience):
-                    left = retire(home, slot.digest)
+                    left = retire(home, name) if name == slot.digest else name
                 return remove_tree(home.fd, left)
         return 0
     finally:

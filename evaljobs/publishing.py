@@ -30,6 +30,7 @@ from evaljobs.node_memory import INCOMING, MANIFEST, MODEL, Home, Refused, Slot
 from evaljobs.node_room import room
 from evaljobs.weights import BadWeights, identity, is_safe_name
 
+WORTH = 1 << 20  # bytes: smaller files are not worth taking over
 NEAR = 0.1  # a spare file is taken for one that is at most this share larger or smaller
 
 
@@ -122,8 +123,8 @@ def _files_below(folder: Path) -> list[tuple[int, Path]]:
 def _pick(wanted: list[CheckpointFile], sources: list[tuple[int, Path]]) -> dict[str, Path]:
     """For each wanted file the spare that is nearest in size, if any is near. Pure but for the paths' names."""
     chosen: dict[str, Path] = {}
-    left = [s for s in sources if s[0]]
-    for file in sorted(wanted, key=lambda f: -f.size):
+    left = [s for s in sources if s[0] >= WORTH]
+    for file in sorted((f for f in wanted if f.size >= WORTH), key=lambda f: -f.size):
         near = [s for s in left if abs(s[0] - file.size) <= NEAR * file.size]
         if near:
             best = min(near, key=lambda s: (abs(s[0] - file.size), str(s[1])))
@@ -292,8 +293,8 @@ def linger(slot: Slot, seconds: float, stop: threading.Event, *, patience: float
     deadline = time.monotonic() + seconds
     left = slot.root / node_memory.home_name(os.geteuid()) / name
     while time.monotonic() < deadline and not stop.wait(0.2):
-        if not _files_below(left / MODEL):
-            break
+        if not any(size >= WORTH for size, _ in _files_below(left / MODEL)):
+            break  # taken over
     try:
         with contextlib.suppress(FileNotFoundError), node_memory.locked_home(slot.root) as home:
             return node_memory.remove_tree(home.fd, name)

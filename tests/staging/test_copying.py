@@ -1,0 +1,136 @@
+"""Blocks, hashes and failures of the copier."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evaljobs.copying import Copy, SourceChanged, Stopped, copy_files, hash_file
+
+
+def copies(folder: Path, contents: list[bytes]) -> list[Copy]:
+    folder.mkdir(exist_ok=True)
+    made = []
+    for i, data in enumerate(contents):
+        source = folder / f"s{i}"
+        source.write_bytes(data)
+        target = os.open(folder / f"t{i}", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.ftruncate(target, len(data))
+        made.append(
+            Copy(
+                name=f"f{i}", source=source, size=len(data), mtime_ns=source.stat().st_mtime_ns, target=target
+            )
+        )
+    return made
+
+
+def close(made: list[Copy]) -> None:
+    for copy in made:
+        os.close(copy.target)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    contents=st.lists(st.binary(max_size=3000), min_size=1, max_size=7),
+    readers=st.integers(1, 6),
+    block=st.sampled_from([1, 7, 256, 4096]),
+)
+def test_copies_every_byte_and_hashes_what_it_read(
+    tmp_path: Path, contents: list[bytes], readers: int, block: int
+) -> None:
+    """For any files, readers and block size: equal bytes, and the hash of the whole file."""
+    made = copies(tmp_path / "x", contents)
+    seen: list[int] = []
+    sums = copy_files(made, readers=readers, block=block, progress=seen.append)
+    close(made)
+    assert [(tmp_path / "x" / f"t{i}").read_bytes() for i in range(len(contents))] == contents
+    assert sums == {f"f{i}": xxhash.xxh3_128(data).hexdigest() for i, data in enumerate(contents)}
+    assert sum(seen) == sum(map(len, contents))
+
+
+def test_short_reads_are_read_on(tmp_path: Path) -> None:
+    """Storage may give fewer bytes than asked for: the rest is asked for again."""
+    made = copies(tmp_path / "x", [os.urandom(10_000)])
+
+    def drip(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        return os.preadv(descriptor, [buffers[0][: max(1, len(buffers[0]) // 3)]], offset)
+
+    sums = copy_files(made, readers=3, block=4096, read=drip)
+    close(made)
+    assert sums["f0"] == hash_file(tmp_path / "x" / "t0") == hash_file(tmp_path / "x" / "s0")
+
+
+def test_slow_first_blocks_do_not_starve_readers(tmp_path: Path) -> None:
+    """One block of a file takes long: the others run ahead as far as buffers go, then wait; it ends and is exact."""
+    made = copies(tmp_path / "x", [os.urandom(64_000)])
+
+    def slow_start(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset == 0:
+            time.sleep(0.2)  # storage that is slow, not a wait for a state
+        return os.preadv(descriptor, buffers, offset)
+
+    sums = copy_files(made, readers=4, block=1000, read=slow_start)
+    close(made)
+    assert sums["f0"] == hash_file(tmp_path / "x" / "s0")
+
+
+def test_an_error_of_storage_ends_all_readers(tmp_path: Path) -> None:
+    """EIO in one reader: all end, and the error is the caller's."""
+    made = copies(tmp_path / "x", [bytes(50_000)])
+
+    def broken(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset == 20_000:
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(descriptor, buffers, offset)
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match="Input/output"):
+        copy_files(made, readers=8, block=1000, read=broken)
+    close(made)
+    assert threading.active_count() == before
+
+
+def test_stopping_ends_all_readers(tmp_path: Path) -> None:
+    """A stop in mid-copy: Stopped, and no thread is left."""
+    made = copies(tmp_path / "x", [bytes(50_000)])
+    stop = threading.Event()
+    before = threading.active_count()
+    with pytest.raises(Stopped):
+        copy_files(made, readers=8, block=1000, stop=stop, progress=lambda _: stop.set())
+    close(made)
+    assert threading.active_count() == before
+
+
+def test_a_source_that_shrinks_or_is_written_while_read_is_seen(tmp_path: Path) -> None:
+    """Truncated or rewritten in mid-copy: SourceChanged, never a short or mixed copy."""
+    for change in ("truncate", "append"):
+        made = copies(tmp_path / change, [bytes(50_000)])
+        source = made[0].source
+
+        def changing(
+            descriptor: int,
+            buffers: list[memoryview],
+            offset: int,
+            *,
+            how: str = change,
+            place: Path = source,
+        ) -> int:
+            if offset == 20_000:
+                if how == "truncate":
+                    os.truncate(place, 10_000)
+                else:
+                    with place.open("ab") as file:
+                        file.write(b"more")
+            return os.preadv(descriptor, buffers, offset)
+
+        with pytest.raises(SourceChanged):
+            copy_files(made, readers=1, block=1000, read=changing)
+        close(made)

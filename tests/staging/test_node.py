@@ -1,0 +1,90 @@
+"""Node-side neighbours: the probe, the clean verb, room, and how a host job shares out its GPUs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from staging.world import ROOT, World
+
+from evaljobs import clean, host, node_probe, node_room, stage
+from evaljobs.errors import OperatorError
+
+
+def test_the_probe_measures_and_leaves_nothing(world: World) -> None:
+    """One JSON object: what the root is, whether it can be used, rates of a real sample; nothing stays."""
+    record = node_probe.probe_node([str(world.root), "/nowhere"], sample_mb=16)
+    here, nowhere = record["roots"]
+    assert (here["fs"], here["rung"], here["usable"]) == ("tmpfs", "shm", True)
+    assert here["sample"] == 16 << 20
+    assert here["write_rate"] > 0
+    assert here["read_rate"] > 0
+    assert nowhere["usable"] is False
+    assert "/nowhere" in nowhere["why"]
+    assert json.loads(json.dumps(record)) == record
+    assert world.nothing_left()
+
+
+def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: World) -> None:
+    """Left by one process, found once by another that sees the same root; not found elsewhere."""
+    code = "import sys; from evaljobs.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
+
+    def look() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code, str(world.root)],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
+    assert look() == "False"
+    assert node_probe.nonce(str(world.root), "abc", leave=True)
+    assert look() == "True"
+    assert look() == "False"
+    assert world.nothing_left()
+
+
+def test_clean_leaves_what_has_a_holder_and_what_is_not_ours(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A held checkpoint and a file by a name that we do not give stay; the first is listed, the second reported."""
+    holding = stage.stage_only(world.spec(world.checkpoint()))
+    (world.home / "notes.txt").write_text("mine")
+    assert clean.clean_main(["--root", str(world.root)]) == 1
+    done = json.loads(capsys.readouterr().out)
+    assert done["kept"] == [holding.spec.checkpoint.digest]
+    assert done["removed"] == []
+    assert "notes.txt" in done["problems"][0]
+    stage.clear(holding, "test")
+    assert (world.home / "notes.txt").read_text() == "mine"
+
+
+def test_the_tightest_limit_counts(tmp_path: Path) -> None:
+    """cgroup v2 limits of all levels above a process are read, page cache counted as free; no limit is none."""
+    job = tmp_path / "slurm" / "job"
+    job.mkdir(parents=True)
+    (tmp_path / "proc").write_text("0::/slurm/job\n")
+    (job / "memory.max").write_text("max\n")
+    (job / "memory.current").write_text("5\n")
+    (job.parent / "memory.max").write_text("1000\n")
+    (job.parent / "memory.current").write_text("900\n")
+    (job.parent / "memory.stat").write_text("anon 700\ninactive_file 150\nactive_file 50\n")
+    assert node_room.cgroup_limits(tmp_path / "proc", tmp_path) == [(1000, 300)]
+
+
+@given(per=st.integers(1, 8), members=st.integers(1, 8), spare=st.integers(0, 3))
+def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> None:
+    """Each trial gets its number of GPUs, none is given twice; too few are refused."""
+    gpus = [str(i) for i in range(per * members + spare)]
+    given_out = [g for devices in host.share(gpus, members, per) for g in (devices or "").split(",")]
+    assert given_out == gpus[: per * members]
+    if per * members > 1:
+        with pytest.raises(OperatorError):
+            host.share(gpus[: per * members - 1], members, per)
+    assert host.share([], members, per) == [None] * members
