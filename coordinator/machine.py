@@ -251,7 +251,11 @@ def _corrupted(state: State, event: ShardCorrupted) -> list[Action]:
     shard = state.shards.get(event.shard)
     if shard is None or shard.frame is None:
         return []
+    leaf = state.leaves[event.shard.rsplit("|", 2)[0]]
+    if state.entries[leaf.planned.entry].terminal:
+        return []  # its score stands, or will never be
     rules.take_back_shard(state, event.shard)
+    state.warnings.append(f"shard {event.shard} runs again: {event.error}")
     return [QueueShards(lane=shard.lane, shards=((event.shard, shard.rank, shard.seconds),))]
 
 
@@ -332,6 +336,10 @@ def _results_written(state: State, _event: ResultsWritten) -> list[Action]:
 
 
 def _outcome(state: State, event: OutcomeSeen) -> list[Action]:
+    key = (event.outcome.kind, event.outcome.name)
+    if key in state.seen:
+        return []  # a coordinator that took over finds the files of its predecessor
+    state.seen.add(key)
     return outcome_seen(state, event.outcome, event.at)
 
 

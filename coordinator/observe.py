@@ -8,7 +8,7 @@ It does not know: how listings are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.cluster import JobState
@@ -21,7 +21,7 @@ from coordinator.messages import (
     MetricJobsLost,
     TrialHung,
 )
-from coordinator.state import JobInfo, State
+from coordinator.state import JobInfo, MetricState, State
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,6 +166,14 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
         and name not in queued
         and claims.get(name) not in state.live_trials
     )
+
+
+def shards_read_by(state: State, metric: MetricState) -> Iterator[str]:
+    """Shards of the leaf tasks whose records a metric job reads."""
+    tasks = [metric.task] if metric.kind == "execute" else list(state.entries[metric.entry].sets)
+    for task in tasks:
+        leaf = state.leaves.get(task)
+        yield from leaf.planned.shards if leaf is not None else ()
 
 
 def lost_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[AnyEvent]:

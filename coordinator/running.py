@@ -27,6 +27,7 @@ from coordinator.messages import (
     OutcomeSeen,
     QueueLost,
     Restarted,
+    ShardCorrupted,
     ShardsDumped,
     ShardsStray,
 )
@@ -36,7 +37,7 @@ from coordinator.records import EvaluationRecord
 from coordinator.state import State
 from coordinator.store import Journal
 from evaljobs.contract import OUTCOME, EvaluationPaths, FrameRef
-from evaljobs.files import read_frames, write_atomic
+from evaljobs.files import FrameError, read_frame, read_frames, write_atomic
 from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Running:
         self.paths: EvaluationPaths = performer.site.of(state)
         self.seen = observe.Sightings()
         self.snapshot: QueueSnapshot | None = None
-        self._outcomes_read: set[str] = set()
+        self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
         self._consumed: dict[str, int] = {}
         self._scanned_at = 0.0
         self._audited_at = 0.0
@@ -96,7 +97,11 @@ class Running:
             return None
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
-            running.take([Restarted(at=time.time())])
+            try:
+                running.take([Restarted(at=time.time())])
+            except OSError:
+                journal.close()
+                raise
         return running
 
     @classmethod
@@ -144,7 +149,7 @@ class Running:
         outcomes = self._new_outcomes(now)
         self._look_at_queue(now)
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
-        self.take([*dumped, *outcomes])
+        self.take([*dumped, *self._corrupted(outcomes, now), *outcomes])
         if listing is not None:
             events, twins = observe.job_events(self.state, listing, self.seen, self.grace, now)
             self._cancel(twins)
@@ -179,6 +184,24 @@ class Running:
                 events.append(OutcomeSeen(at=now, outcome=outcome))
             self._outcomes_read.add(name)
         return events
+
+    def _corrupted(self, outcomes: Iterable[AnyEvent], now: float) -> list[AnyEvent]:
+        """Shards whose records a failed metric job could not read, nor can we: told before the failure, they run again."""
+        failed = [
+            e.outcome.name for e in outcomes if isinstance(e, OutcomeSeen) and e.outcome.kind == "failed"
+        ]
+        events: dict[str, AnyEvent] = {}
+        for metric in (self.state.metrics[n] for n in failed if n in self.state.outstanding):
+            for shard in observe.shards_read_by(self.state, metric):
+                frame = self.state.shards[shard].frame
+                if frame is None or shard in events:
+                    continue
+                try:
+                    read_frame(self.paths.responses, frame)
+                except FrameError as error:
+                    log.warning("%s: %s: it runs again", shard, error)
+                    events[shard] = ShardCorrupted(at=now, shard=shard, error=str(error))
+        return list(events.values())
 
     def _look_at_queue(self, now: float) -> None:
         if not self.state.leaves or self.state.winding_down:

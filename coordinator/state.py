@@ -140,6 +140,7 @@ class State:
     lower_bound_seconds: float = 0.0
     metrics: dict[str, MetricState] = field(default_factory=dict)
     outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
+    seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
     barren: int = 0  # trial failures in a row without a shard dumped in between
     worker_tries: int = 0
     counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail

@@ -109,6 +109,7 @@ class World:
         self.claims: dict[str, str] = {}
         self.rq: set[str] = set()
         self.outcomes: list[Any] = []
+        self.left: list[Any] = []  # every outcome file ever written
         self.dumped: list[tuple[str, FrameRef]] = []
         self.frames: dict[str, int] = {}
         self.seen = observe.Sightings()
@@ -244,6 +245,7 @@ class World:
 
     def leave(self, outcome: Any) -> None:
         self.outcomes.append(outcome)
+        self.left.append(outcome)
 
     def work(self) -> None:
         """Every running member does a little; some die."""
@@ -413,7 +415,8 @@ class World:
             self.take([m.NodesOffered(at=self.now, offers=offers)])
 
     def restart(self) -> None:
-        """SIGKILL: what is not journalled is gone."""
+        """SIGKILL: what is not journalled is gone, and every outcome file is found again."""
+        self.outcomes = list(self.left)
         self.state = replay(self.journal)
         self.seen = observe.Sightings()
         if self.state.ended_at is None:
