@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -60,11 +61,24 @@ def _places(curves: Sequence[Curve]) -> dict[str, float]:
     return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
 
 
+def _table(title: str) -> Table:
+    """Without lines between columns: every column that a box takes is a figure's."""
+    return Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
 def curve_table(series: Series, width: int) -> Table:
     """A row per curve: as many of the last checkpoints as fit, the change over all of them; `!` marks a regression."""
-    room = max(1, min(8, (width - 48) // 10))
+    longest = max((len(c.name) for c in series.curves), default=0)
+    room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
     labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
-    table = Table(title="Scores by step", title_justify="left", header_style="bold")
+    table = _table("Scores by step")
     table.add_column("score", overflow="fold")
     for label in labels:
         table.add_column(label, justify="right", no_wrap=True)
@@ -83,7 +97,7 @@ def curve_table(series: Series, width: int) -> Table:
 
 def cost_table(series: Series) -> Table:
     """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
-    table = Table(title="Checkpoints", title_justify="left", header_style="bold")
+    table = _table("Checkpoints")
     table.add_column("step", justify="right", no_wrap=True)
     for name in ("status", "makespan", "GPU s"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -17,6 +17,7 @@ from rich.text import Text
 from coordinator.report.model import GpuUse, Report
 
 GANTT_WIDTH = 50
+NARROW = 72  # columns below which tables would cut figures
 
 
 def seconds(value: float | None) -> str:
@@ -161,12 +162,40 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
     return "".join(cells)
 
 
+def score_lines(results: Mapping[str, Any]) -> Text:
+    """The score table for a narrow terminal: a line a score, so that no figure is cut."""
+    text = Text("Scores\n", style="bold")
+    for part in ("results", "groups"):
+        for task, values in results.get(part, {}).items():
+            if part == "results" and task in results.get("groups", {}):
+                continue
+            for key, value in values.items():
+                metric, _, which = key.partition(",")
+                if which and not metric.endswith("_stderr"):
+                    error = values.get(f"{metric}_stderr,{which}")
+                    name = f"{task} {metric}" + ("" if which == "none" else f",{which}")
+                    more = f" ± {_score(error)}" if isinstance(error, float) else ""
+                    text.append(f"{name}\n    {_score(value)}{more}\n", style="default")
+    return text
+
+
+def gpu_lines(report: Report) -> Text:
+    """The GPU table for a narrow terminal."""
+    text = Text("\nGPUs (slots): seconds held, inferring\n", style="bold")
+    for g in report.gpus:
+        text.append(f"{g.trial.split('-', 3)[-1]}: {g.held:.1f}, {g.infer:.1f}\n", style="default")
+    return text
+
+
 def show(console: Console, report: Report, results: Mapping[str, Any] | None) -> None:
     """The whole report, scores first."""
     parts: list[RenderableType] = []
     if results is not None and results.get("results"):
-        parts.append(score_table(results))
-    parts += [summary(report), gpu_table(report), gantt(report)]
+        parts.append(score_lines(results) if console.width < NARROW else score_table(results))
+    if console.width < NARROW:
+        parts += [summary(report), gpu_lines(report)]
+    else:
+        parts += [summary(report), gpu_table(report), gantt(report)]
     for entry in report.entries:
         if entry.status == "failed":
             parts.append(Text(f"FAILED {entry.name}: {entry.error}", style="bold red"))

@@ -42,4 +42,5 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
         started.summary[f"evaluations/{step}"] = point.evaluation_id
     folder = Path(started.dir).parent
     started.finish()
+    wandb.teardown()  # its service writes an offline run's last records when it ends
     return folder

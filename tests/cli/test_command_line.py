@@ -1,0 +1,200 @@
+"""Laws of the command line: help that is true, one line for a mistake, output that fits where it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from trackers.conftest import leave
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+
+EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspan'; main()"
+COMMAND = typer.main.get_command(app)
+
+
+def commands(
+    group: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with the words that call it."""
+    for name, command in getattr(group, "commands", {}).items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+ALL = dict(commands(COMMAND))
+EXAMPLES = [
+    line.strip()
+    for command in ALL.values()
+    for line in (command.help or "").splitlines()
+    if line.strip().startswith("evalspan ")
+]
+
+
+def evalspan(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith("EVALSPAN_") and k not in ("COLUMNS", "NO_COLOR")
+    }
+    return subprocess.run(
+        [sys.executable, "-c", EVALSPAN, *arguments],
+        cwd=folder,
+        env={**clean, "HOME": str(folder), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with a work folder of three checkpoints, the last of which fell."""
+    leave(tmp_path / "evalspan-work", 10, 0.2)
+    leave(tmp_path / "evalspan-work", 20, 0.6)
+    leave(tmp_path / "evalspan-work", 30, 0.3)
+    return tmp_path
+
+
+def test_there_are_examples_in_the_help():
+    """The commands that people meet first have one."""
+    assert {shlex.split(e)[1] for e in EXAMPLES} >= {"eval", "report", "export"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_in_the_help_is_a_valid_call(example):
+    """Every option and argument is taken by the parser of today; nothing is run."""
+    _, *words = shlex.split(example)
+    path = next(p for p in ALL if tuple(words[: len(p)]) == p)
+    with ALL[path].make_context(" ".join(path), words[len(path) :]):
+        pass
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_has_help_that_fits(path):
+    """-h works, says what the command does and what each option is for, in 40 columns too."""
+    done = CliRunner().invoke(app, [*path, "-h"], env={"COLUMNS": "40", "TERMINAL_WIDTH": "40"})
+    assert done.exit_code == 0, done.output
+    assert ALL[path].help
+    for parameter in ALL[path].params:
+        if parameter.param_type_name == "option" and parameter.name != "help":
+            assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.opts[0]} has no help"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report",),
+        ("report", "nothing"),
+        ("report", "--series", "nowhere"),
+        ("eval", "nowhere", "--suite", "quickstart"),
+        ("submit", "nowhere", "--suite", "quickstart"),
+        ("export", "--series", "/runs/a", "--to", "wand", "--out", "x"),
+        ("status", "--config", "missing.toml"),
+        ("frobnicate",),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_exit_code_2_and_no_traceback(site, arguments):
+    """Refused before anything was submitted, in words."""
+    done = evalspan(*arguments, folder=site)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_a_series_is_shown_in_a_pipe_without_colour_and_whole(site):
+    """No escape codes, every figure, the regression flagged; 40 columns are kept."""
+    for env in ({}, {"NO_COLOR": "1", "COLUMNS": "40"}, {"COLUMNS": "200"}):
+        done = evalspan("report", "--series", "/runs/a", "--gpu-hour-price", "2", folder=site, **env)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout
+        for figure in ("0.3000!", "+0.1000", "90.0 s", "3600.0", "2.0000"):
+            assert figure in done.stdout, (figure, done.stdout)
+        assert "regression: add/exact_match 0.6000 at 20 -> 0.3000 at 30" in re.sub(r"\s+", " ", done.stdout)
+        width = int(env.get("COLUMNS", "80"))
+        assert max(len(line) for line in done.stdout.splitlines()) <= width
+
+
+def test_a_terminal_without_utf8_is_written_to(site):
+    """ASCII alone: nothing breaks, nothing is missing."""
+    done = evalspan("report", "--series", "/runs/a", folder=site, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "0.3000!" in done.stdout
+
+
+def test_colour_is_forced_where_asked_and_never_with_no_color(site):
+    """FORCE_COLOR paints the flagged row; NO_COLOR wins over it."""
+    painted = evalspan("report", "--series", "/runs/a", folder=site, FORCE_COLOR="1")
+    assert "\x1b[31m" in painted.stdout
+    plain = evalspan("report", "--series", "/runs/a", folder=site, FORCE_COLOR="1", NO_COLOR="1")
+    assert "\x1b[31m" not in plain.stdout
+
+
+def test_json_and_csv_are_the_only_things_on_stdout(site):
+    """Machines read them: versioned JSON, a header line of CSV."""
+    read = json.loads(evalspan("report", "--series", "/runs/a", "--json", folder=site, COLUMNS="40").stdout)
+    assert read["schema_version"] == 1
+    assert [p["step"] for p in read["points"]] == [10, 20, 30]
+    lines = evalspan("report", "--series", "/runs/a", "--csv", folder=site).stdout.splitlines()
+    assert lines[0].startswith("suite,step,checkpoint")
+    assert len(lines) == 1 + 3 * 2
+    assert (
+        json.loads(evalspan("status", "--json", "--work-dir", "new", folder=site).stdout)["schema_version"]
+        == 1
+    )
+
+
+@pytest.mark.parametrize("to", ["csv", "json", "lm-eval"])
+def test_an_export_names_the_files_it_wrote(site, to):
+    """One path a line, each there; a second export writes the same ones."""
+    first = evalspan("export", "--series", "/runs/a", "--to", to, "--out", "out", folder=site)
+    assert first.returncode == 0, first.stderr
+    files = [site / line for line in first.stdout.splitlines()]
+    assert files
+    assert all(f.is_file() for f in files)
+    again = evalspan("export", "--series", "/runs/a", "--to", to, "--out", "out", folder=site)
+    assert again.stdout == first.stdout
+
+
+def test_an_export_of_what_still_runs_says_so(site):
+    """What has ended is written; the rest is counted on stderr. Nothing ended: refused."""
+    leave(site / "evalspan-work", 40, None)
+    done = evalspan("export", "--series", "/runs/a", "--to", "csv", "--out", "out", folder=site)
+    assert (done.returncode, done.stderr) == (0, "1 still running: export again when they have ended\n")
+    leave(site / "evalspan-work", 1, None, parent="/runs/c")
+    assert (
+        evalspan("export", "--series", "/runs/c", "--to", "csv", "--out", "out", folder=site).returncode == 2
+    )
+
+
+def test_an_export_into_a_file_is_refused(site):
+    """An output folder that is a file: one line."""
+    (site / "file").write_text("")
+    done = evalspan("export", "--series", "/runs/a", "--to", "csv", "--out", "file", folder=site)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_tab_completes_commands(site, shell):
+    """The shell's own question is answered with the commands that begin so."""
+    env = {"bash": {"COMP_WORDS": "evalspan re", "COMP_CWORD": "1"}}.get(
+        shell, {"_TYPER_COMPLETE_ARGS": "evalspan re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    )
+    done = evalspan(folder=site, _EVALSPAN_COMPLETE=f"complete_{shell}", **env)
+    assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout))
