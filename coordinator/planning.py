@@ -7,7 +7,7 @@ It does not know: how batches are placed (packing) or how rates are learnt (prio
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,8 +17,7 @@ from coordinator.packing.planner import plan
 from coordinator.packing.work import Lane, PlannedShard, WorkSet
 from coordinator.records import EvaluationRecord
 from evaljobs.contract import BatchIndex, RequestSetManifest, batch_index_file, request_set_manifest, shard_id
-from priors.estimate import Features, predict_batches, predict_load, predict_metric
-from priors.table import Observation
+from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
 from priors.table import read as read_observations
 
 BYTES_PER_PARAMETER = 2  # bf16 and fp16, what checkpoints are mostly saved in
@@ -59,7 +58,7 @@ def _work_set(
     index: BatchIndex,
     *,
     hardware: str,
-    history: Sequence[Observation],
+    history: Learnt,
 ) -> WorkSet:
     features = Features(
         task=manifest.task,
@@ -84,7 +83,7 @@ def make_plan(
 ) -> Planned:
     """Plan these sets on these lanes. PlanningError where a request set or the observations cannot be read."""
     try:
-        history = read_observations(observations)
+        history = Learnt(read_observations(observations))
     except ValueError as error:
         raise PlanningError(f"{error}; move {observations} away to plan without it") from error
     entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}

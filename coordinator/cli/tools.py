@@ -15,13 +15,17 @@ import typer
 from rich.table import Table
 
 import coordinator.config
-from coordinator import config_text, setup
+from coordinator import config_text, request_sets, setup, suite_plan
+from coordinator.checkpoint import inspect
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
 from coordinator.cluster import ClusterError
+from coordinator.config import Config
 from coordinator.errors import OperatorError
 from coordinator.packing import commands as packing
+from coordinator.suites import load_suite
 from evaljobs.contract import WorkPaths
 from priors import commands as prior_commands
+from priors.table import read as read_observations
 
 priors_app = typer.Typer(no_args_is_help=True, help="What is known beforehand of tasks' run times.")
 app.add_typer(priors_app, name="priors")
@@ -40,16 +44,46 @@ def _show(data: Any) -> None:
 
 @app.command()
 def plan(
-    instance: Annotated[Path, typer.Option("--instance", help="A planning instance (JSON).")],
+    instance: Annotated[Path | None, typer.Option("--instance", help="A planning instance (JSON).")] = None,
+    suite: Annotated[str | None, typer.Option("--suite", "-s", help="Or: a suite's name or file.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of a node.")] = 8,
+    cpu_slots: Annotated[int, typer.Option(min=1, help="CPU slots for metrics, per node.")] = 16,
+    model_size: Annotated[str, typer.Option(help='Parameters, e.g. "7b".')] = "7b",
+    hardware: Annotated[str, typer.Option(help='GPU type, or "cpu".')] = "a100",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Checkpoint whose request sets are prepared.")
+    ] = None,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """Plan an instance: lanes, predicted makespan, lower bound."""
+    """What a suite or an instance would take: lanes, predicted makespan, lower bound, and more or fewer nodes."""
+    if (instance is None) == (suite is None):
+        raise OperatorError("name an --instance file or a --suite")
+    if instance is not None:
+        text = _text(instance)
+    else:
+        settings = setup.load(config, {"work_dir": work_dir})
+        text = json.dumps(
+            _suite_instance(
+                settings,
+                str(suite),
+                tokenizer,
+                nodes=nodes,
+                gpus_per_node=gpus_per_node,
+                cpu_slots=cpu_slots,
+                model_parameters=suite_plan.parameters(model_size),
+                hardware=hardware,
+                engine=settings.trial.engine,
+            )
+        )
     try:
-        made = packing.plan_instance(_text(instance))
+        made, more = packing.plan_instance(text), packing.what_if(text)
     except ValueError as error:
-        raise OperatorError(f"{instance}: {error}") from error
+        raise OperatorError(f"{instance or suite}: {error}") from error
     if as_json:
-        _show(made)
+        _show(made if instance is not None else {**made, "what_if": more})
         return
     bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
     stdout().print(
@@ -60,6 +94,27 @@ def plan(
         names = list(dict.fromkeys(s["dataset"] for s in lane["shards"]))
         table.add_row(str(lane["gpu"]), str(len(lane["shards"])), ", ".join(names[:5]))
     stdout().print(table)
+    stdout().print(more["sentence"])
+
+
+def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more: Any) -> dict[str, Any]:
+    loaded = load_suite(name)
+    sets: dict[str, dict[str, str]] = {}
+    if tokenizer is not None:
+        performer = setup.coordinator_of(settings).performer
+        checkpoint = inspect(tokenizer, allow_bin=True, step=None)
+        for index, task in enumerate(loaded.tasks):
+            folder = request_sets.folder_name(
+                loaded, index, checkpoint, setup.model_options(settings), performer.lm_eval_version()
+            )
+            there = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
+            if there is not None:
+                sets[task.name] = there
+    try:
+        history = read_observations(WorkPaths(settings.work_dir).observations)
+        return suite_plan.instance(loaded, sets, history, **more)
+    except ValueError as error:
+        raise OperatorError(str(error)) from error
 
 
 @app.command()
