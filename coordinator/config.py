@@ -88,6 +88,8 @@ class TrialConfig(Record):
     threads: Positive | None = None
     device: str | None = None
     time_limit: TimeLimit = "4:00:00"
+    # a trial without progress for so long, its load included, is ended and its shard given to another
+    hung_seconds: Annotated[float, Field(gt=0)] = 900.0
 
     @property
     def time_limit_seconds(self) -> int:

@@ -109,6 +109,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # threads = 1                 # example: CPU threads of a trial; default: torch's own choice
 # device = "cpu"              # example; default: cuda where the job has a GPU
 # time_limit = "4:00:00"
+# hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
 
 [stage]
 # enabled = true              # false: every trial reads the checkpoint from shared storage

@@ -99,11 +99,16 @@ class Coordinator:
             self.keeper.ensure()
             yield
         finally:
-            if not any(r.state.live for r in self.running.values()):
+            if not self._broken and not any(r.state.live for r in self.running.values()):
                 self.keeper.stop()
             self._lock.release()
 
     # --- evaluations ---------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Is there an evaluation that has not ended, also one whose journal the disk refuses just now?"""
+        return bool(self._broken) or any(r.state.ended_at is None for r in self.running.values())
 
     def accept(self, record: EvaluationRecord) -> Running:
         """Take an evaluation on, or go on with it where an earlier coordinator left it."""
@@ -122,7 +127,12 @@ class Coordinator:
     def resume_all(self) -> None:
         """Every evaluation of the work folder that has not ended."""
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
-            running = Running.resume(journal.parent, self.performer, self.grace)
+            try:
+                running = Running.resume(journal.parent, self.performer, self.grace)
+            except OSError as error:  # a full disk: `_mend` tries again
+                self.trouble = f"{journal.parent.name}: {error}; trying again"
+                self._broken[journal.parent.name] = journal.parent
+                continue
             if running is not None and running.state.ended_at is None:
                 self.running[running.state.evaluation_id] = running
             elif running is not None:

@@ -42,8 +42,8 @@ class Sightings:
     missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-    cancelled: set[str] = field(default_factory=set)
+    told: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last told
+    cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
 
 
 def job_events(
@@ -124,15 +124,21 @@ def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
 
 
 def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:
-    """Ids of jobs that were told to end and are still there: holders past their release, anything after the results."""
+    """Ids of jobs that were told to end and are still there: holders past their release, anything after the results.
+
+    Named again every `grace.overdue` seconds for as long as they last.
+    """
     ids = []
     for name in sorted(state.live):
         info = state.jobs[name]
         since = info.released_at
         if since is None and state.results_written:
             since = max(info.changed_at, seen.missing_since.setdefault((name, -2), now))
-        if since is not None and now - since > grace.overdue and info.job_id and name not in seen.cancelled:
-            seen.cancelled.add(name)
+        if since is None or not info.job_id:
+            continue
+        # again and again: a cancellation may fail like anything else
+        if now - max(since, seen.cancelled.get(name, since)) > grace.overdue:
+            seen.cancelled[name] = now
             ids.append(info.job_id)
     return ids
 
@@ -140,18 +146,20 @@ def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> lis
 def hung_trials(
     state: State, progress: Mapping[str, tuple[float, str | None]], seen: Sightings, grace: Grace, now: float
 ) -> list[AnyEvent]:
-    """Running trials without progress. `progress`: trial -> (unix seconds of its last progress, shard in hand)."""
+    """Running trials without progress, again after `grace.overdue` while they last. `progress`: trial -> (unix seconds of its last progress, shard in hand)."""
     events: list[AnyEvent] = []
     for trial, (job, member) in state.live_trials.items():
         info = state.jobs[job]
         running = info.members.get(0 if info.job.purpose == "host" else member) == "running"
-        if not running or trial in seen.told:
+        again = trial in seen.told
+        if not running or now - seen.told.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
         beat, shard = progress.get(trial, (info.changed_at, None))
         silent = now - max(beat, info.changed_at)
         if silent > grace.hung:
-            seen.told.add(trial)
-            events.append(TrialHung(at=now, trial=trial, shard=shard, seconds=silent))
+            seen.told[trial] = now
+            # told again, it is only cancelled again: its shard took down one trial, not two
+            events.append(TrialHung(at=now, trial=trial, shard=None if again else shard, seconds=silent))
     return events
 
 

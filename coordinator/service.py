@@ -59,7 +59,8 @@ class _Gate:
 
     notice: triggers.Notice
     since: float
-    acknowledge: dict[str, Callable[[], None]] = field(default_factory=dict)  # of each delivery that told of it
+    # of each delivery that told of it
+    acknowledge: dict[str, Callable[[], None]] = field(default_factory=dict)
     signature: str = ""
     stable_since: float = 0.0
     told: str = ""
@@ -190,9 +191,11 @@ class Service:
             self.coordinator.release(command.node, command.gpus, command.reason)
 
     def _drop_stale(self) -> None:
-        waiting = [_waiting(r) for r in self.coordinator.running.values() if r.state.ended_at is None]
+        open_ones = [r for r in self.coordinator.running.values() if r.state.ended_at is None]
+        waiting = [_waiting(r) for r in open_ones if not r.state.cancelled]
         for evaluation_id, why in stale(waiting, self.config.backlog).items():
-            self.coordinator.cancel(evaluation_id, why)
+            with contextlib.suppress(OSError):  # a full disk: dropped at a later look
+                self.coordinator.cancel(evaluation_id, why)
 
     def _pins(self) -> None:
         """A marker in each checkpoint that is still needed; the trainer's hook honours it (`hook.pinned`)."""

@@ -290,5 +290,7 @@ def coordinator_of(config: Config) -> Coordinator:
             leave_nodes_free=config.borrow.leave_nodes_free,
         ),
         pace=Pace(tick=0.1, jobs=0.2, nodes=1.0) if local else Pace(jobs=poll, nodes=poll),
-        grace=Grace(lost=2.0, uncertain=1.0) if local else Grace(lost=max(30.0, 3 * poll), outcome=3.0),
+        grace=Grace(lost=2.0, uncertain=1.0, hung=config.trial.hung_seconds)
+        if local
+        else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=config.trial.hung_seconds),
     )

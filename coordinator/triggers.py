@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from coordinator.hook import STREAM
 from evaljobs.contract import Record, WorkPaths
 from evaljobs.files import write_atomic
-from evaljobs.redis_address import connect
+from evaljobs.redis_address import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,9 @@ class Notice(Record):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A notice and how to say that it need not come again."""
+    """A notice and how to say that it need not come again. `key`: the same each time it comes until then."""
 
+    key: str
     notice: Notice
     acknowledge: Callable[[], None]
 
@@ -61,12 +62,15 @@ def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
     for path in sorted(paths.spool.glob("*.json")) if paths.spool.is_dir() else ():
         try:
             notice = Notice.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+        except OSError as error:  # storage that is away for a moment makes no notice bad
+            log.warning("%s cannot be read yet: %s", path, error)
+            continue
+        except ValidationError as error:
             log.warning("%s is no notice and is set aside: %s", path, error)
             with contextlib.suppress(OSError):
                 path.rename(path.with_suffix(".bad"))
             continue
-        yield Delivery(notice, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
+        yield Delivery(str(path), notice, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
 
 
 def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
@@ -80,13 +84,13 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
             answer: Any = client.xreadgroup(GROUP, CONSUMER, {STREAM: start}, count=100)
             for _, rows in answer or ():
                 entries += rows
-    except (redis.RedisError, OSError):
+    except (redis.RedisError, OSError, QueueUnavailable):
         return
     for entry_id, fields in entries:
         acknowledge = _acknowledge(client, entry_id)
         text = fields.get(b"notice", fields.get("notice", b""))
         try:
-            yield Delivery(Notice.model_validate_json(text), acknowledge)
+            yield Delivery(f"stream/{entry_id!r}", Notice.model_validate_json(text), acknowledge)
         except ValidationError as error:
             log.warning("entry %s of the stream is no notice and is dropped: %s", entry_id, error)
             acknowledge()
@@ -105,7 +109,7 @@ class FolderWatch:
     """Checkpoint folders below watched folders: what a lost notice would have told. Remembers what it has reported."""
 
     def __init__(self, memory: Path, folders: Sequence[tuple[str, str]]) -> None:
-        """`folders`: (glob of checkpoint folders, suite). `memory`: a file of what was reported."""
+        """`folders`: (a folder of checkpoints or a glob of them, suite). `memory`: a file of what was reported."""
         self.memory = memory
         self.folders = folders
         self._seen: set[str] = set()
@@ -115,20 +119,28 @@ class FolderWatch:
     def look(self) -> Iterator[Delivery]:
         """A delivery for each checkpoint folder not acknowledged yet that has a config.json."""
         for pattern, suite in self.folders:
-            root = Path(pattern)
-            anchor = Path(root.anchor or ".")
-            for folder in sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern)):
+            for folder in _checkpoints(pattern):
                 key = f"{suite}\0{folder}"
                 if key in self._seen or not (folder / "config.json").exists():
                     continue
                 notice = Notice(
                     checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
                 )
-                yield Delivery(notice, lambda key=key: self._remember(key))  # type: ignore[misc]
+                yield Delivery(f"watch/{key}", notice, lambda key=key: self._remember(key))  # type: ignore[misc]
 
     def _remember(self, key: str) -> None:
         self._seen.add(key)
-        write_atomic(self.memory, json.dumps(sorted(self._seen)).encode())
+        with contextlib.suppress(OSError):  # a full disk: reported once more after a restart, to no effect
+            write_atomic(self.memory, json.dumps(sorted(self._seen)).encode())
+
+
+def _checkpoints(pattern: str) -> list[Path]:
+    """Folders that a watched place may mean: those that a glob finds; else the folder itself and those in it."""
+    root = Path(pattern)
+    if not any(char in pattern for char in "*?["):
+        return [root, *sorted(p for p in root.iterdir() if p.is_dir())] if root.is_dir() else []
+    anchor = Path(root.anchor or ".")
+    return sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern))
 
 
 def step_of(name: str) -> int | None:

@@ -56,7 +56,7 @@ def daemon(
             nonlocal quiet_since
             service.tick()
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
-            if running or service.waiting:
+            if coordinator.busy or service.waiting:
                 quiet_since = time.monotonic()
             watcher.show(running, coordinator.trouble)
             coordinator.forget_ended()

@@ -1,0 +1,57 @@
+"""A response record that is damaged after it was counted: the shard runs again, and no score is made of the rest."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import SITE, Faults, World
+
+from coordinator import machine
+from coordinator import messages as m
+from coordinator.state import validate
+from evaljobs.contract import Failed
+
+
+def scoring(seed: int) -> tuple[World, int]:
+    """A world in which an entry's score job is on its way; the entry's index."""
+    world = World(seed, Faults())
+    for _ in range(500):
+        found = [e.index for e in world.state.entries if e.status == "scoring"]
+        if found:
+            return world, found[0]
+        world.tick()
+    raise AssertionError("nothing was scored")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed: int) -> None:
+    """Told before the failed score: the entry is open again, its shard queued once; then everything is scored."""
+    world, index = scoring(seed)
+    entry = world.state.entries[index]
+    leaf = world.state.leaves[next(iter(entry.sets))]
+    shard = leaf.planned.shards[0]
+    metric = next(n for n in world.state.outstanding if world.state.metrics[n].entry == index)
+    actions = machine.step(world.state, SITE, m.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
+    world.journal.append(m.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
+    validate(world.state)
+    assert entry.status == "built"
+    assert [a for a in actions if isinstance(a, m.QueueShards)]
+    world.perform(actions)
+    world.rq.discard(metric)
+    failed = Failed(name=metric, job="score", blame="bug", error="x does not match", entry=index)
+    world.take([m.OutcomeSeen(at=world.now, outcome=failed)])
+    assert entry.status == "built", "not scored before the shard is there again"
+    world.run()
+    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+
+
+def test_corruption_of_what_is_scored_already_changes_nothing() -> None:
+    """The score stands: it was made of whole records."""
+    world, index = scoring(7)
+    while world.state.entries[index].status != "scored":
+        world.tick()
+    leaf = world.state.leaves[next(iter(world.state.entries[index].sets))]
+    world.take([m.ShardCorrupted(at=world.now, shard=leaf.planned.shards[0], error="late")])
+    assert world.state.entries[index].status == "scored"
+    assert leaf.todo == 0

@@ -1,0 +1,139 @@
+"""How checkpoints are announced: at least once, whatever dies, and what is no notice stops nothing."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import hook
+from coordinator.redis_server import RedisServer
+from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool, step_of
+from evaljobs import redis_address
+from evaljobs.contract import WorkPaths
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> WorkPaths:
+    return WorkPaths(tmp_path / "work")
+
+
+def names(deliveries: object) -> list[str]:
+    return [d.notice.checkpoint for d in deliveries]  # type: ignore[attr-defined]
+
+
+def test_a_spooled_notice_comes_until_it_is_acknowledged(work: WorkPaths) -> None:
+    """Under the same key each time, oldest first; acknowledging twice is fine."""
+    for name in ("/a", "/b"):
+        spool(work, Notice(checkpoint=name))
+    first = list(from_spool(work))
+    assert names(first) == ["/a", "/b"]
+    assert [d.key for d in from_spool(work)] == [d.key for d in first]
+    first[0].acknowledge()
+    first[0].acknowledge()
+    assert names(from_spool(work)) == ["/b"]
+
+
+def test_a_bad_notice_is_set_aside_and_hides_no_other(work: WorkPaths) -> None:
+    """It stays on disk for whoever looks for it; half-written temporaries are not looked at."""
+    work.spool.mkdir(parents=True)
+    (work.spool / "0.json").write_text("{")
+    (work.spool / "1.json").write_text('{"checkpoint": 3}')
+    (work.spool / "2.json.tmp").write_text('{"check')
+    spool(work, Notice(checkpoint="/good"))
+    assert names(from_spool(work)) == ["/good"]
+    assert sorted(p.name for p in work.spool.glob("*.bad")) == ["0.bad", "1.bad"]
+    assert (work.spool / "2.json.tmp").exists()
+
+
+def test_a_notice_that_cannot_be_read_now_is_read_later(work: WorkPaths) -> None:
+    """Storage that errs for a moment (here: a folder in its place) costs no checkpoint."""
+    (work.spool / "5.json").mkdir(parents=True)
+    assert names(from_spool(work)) == []
+    assert (work.spool / "5.json").exists(), "not set aside"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[WorkPaths]:
+    folder = Path(tempfile.mkdtemp(prefix="evalspan-triggers-"))
+    server = RedisServer(WorkPaths(folder))
+    server.ensure()
+    yield WorkPaths(folder)
+    server.stop()
+    shutil.rmtree(folder)
+
+
+def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> None:
+    """Taken and not acknowledged, it comes again, under the same key; garbage between is dropped for good."""
+    with redis_address.connect(served.redis_address) as client:
+        client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/a").model_dump_json()})
+        client.xadd(hook.STREAM, {"notice": b"\xff garbage"})
+        client.xadd(hook.STREAM, {"other": "field"})
+        client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/b").model_dump_json()})
+        taken = list(from_stream(served))
+        assert names(taken) == ["/a", "/b"]
+        again = list(from_stream(served))
+        assert [d.key for d in again] == [d.key for d in taken]
+        for delivery in again:
+            delivery.acknowledge()
+        assert names(from_stream(served)) == []
+        assert client.xlen(hook.STREAM) == 0
+
+
+def test_a_hundred_unacknowledged_notices_hide_no_later_one(served: WorkPaths) -> None:
+    """A checkpoint that is never whole and announced over and over does not stop the others."""
+    with redis_address.connect(served.redis_address) as client:
+        for _ in range(150):
+            client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/stuck").model_dump_json()})
+        for _ in range(2):
+            list(from_stream(served))
+        client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/next").model_dump_json()})
+        assert "/next" in names(from_stream(served))
+        client.delete(hook.STREAM)
+
+
+def test_without_redis_the_stream_is_silent(work: WorkPaths) -> None:
+    assert list(from_stream(work)) == []
+
+
+def checkpoint(folder: Path, name: str) -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "config.json").write_text("{}")
+    return folder / name
+
+
+@pytest.mark.parametrize("glob", ["", "/*"])
+def test_a_watched_folder_tells_each_checkpoint_until_it_is_acknowledged(tmp_path: Path, glob: str) -> None:
+    """Named as the folder that checkpoints appear in or as a glob of them; what was told is remembered."""
+    run = tmp_path / "run"
+    memory = tmp_path / "watched.json"
+    watch = FolderWatch(memory, [(f"{run}{glob}", "core")])
+    assert list(watch.look()) == [], "a folder that is not there yet"
+    (run / "unfinished-300").mkdir(parents=True)
+    for name in ("step-100", "step-200"):
+        checkpoint(run, name)
+    found = list(watch.look())
+    assert [(Path(d.notice.checkpoint).name, d.notice.step) for d in found] == [
+        ("step-100", 100),
+        ("step-200", 200),
+    ]
+    found[0].acknowledge()
+    assert [Path(c).name for c in names(watch.look())] == ["step-200"]
+    assert [Path(c).name for c in names(FolderWatch(memory, watch.folders).look())] == ["step-200"]
+
+
+def test_a_watched_folder_may_be_a_checkpoint_itself(tmp_path: Path) -> None:
+    place = checkpoint(tmp_path, "final")
+    assert names(FolderWatch(tmp_path / "m", [(str(place), "core")]).look()) == [str(place)]
+
+
+def test_the_step_is_the_last_number_of_the_name() -> None:
+    assert [step_of(n) for n in ("step-100", "7b-step-20-hf", "global_step0003", "final")] == [
+        100,
+        20,
+        3,
+        None,
+    ]
