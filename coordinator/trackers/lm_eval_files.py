@@ -2,7 +2,7 @@
 
 Rule: names, keys and hashes are those of lm_eval's EvaluationTracker (lm_eval/loggers/evaluation_tracker.py, 0.4.13), so
 that what reads lm_eval's folders reads ours. The date is that of the evaluation's end: exporting twice writes the same
-files. What lm_eval says of its machine is left out, since trials ran on many.
+files. What lm_eval says of its machine and of the chat template's text is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import OperatorError
+from coordinator.records import EvaluationRecord
 from coordinator.report.model import Report
 from evaljobs.contract import EvaluationPaths, slug
 from evaljobs.files import write_atomic
@@ -31,6 +32,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     try:
         results: dict[str, Any] = json.loads(paths.results.read_bytes())
         report = Report.model_validate_json(paths.report.read_bytes())
+        suite = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes()).suite
     except (OSError, ValueError) as error:
         raise OperatorError(f"{evaluation} has no results to export: {error}") from error
     folder = out / model_folder(report.checkpoint)
@@ -56,6 +58,10 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         "model_source": model,
         "model_name": report.checkpoint,
         "model_name_sanitized": model_folder(report.checkpoint),
+        "system_instruction": suite.system_instruction,
+        "system_instruction_sha": _sha(suite.system_instruction),
+        "fewshot_as_multiturn": suite.fewshot_as_multiturn,
+        "date": report.accepted_at,
         "start_time": report.accepted_at,
         "end_time": ended,
         "total_evaluation_time_seconds": str(report.makespan_seconds),
@@ -68,6 +74,9 @@ def write(evaluation: Path, out: Path) -> list[Path]:
 def _task_hash(samples: bytes) -> str:
     """lm_eval's hash of all samples of a task: over each one's document, prompt and target hash."""
     rows = [json.loads(line) for line in samples.decode().splitlines() if line]
-    return hashlib.sha256(
-        "".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows).encode()
-    ).hexdigest()
+    return _sha("".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows)) or ""
+
+
+def _sha(text: str | None) -> str | None:
+    """lm_eval's `hash_string`; None for no text."""
+    return hashlib.sha256(text.encode()).hexdigest() if text is not None else None

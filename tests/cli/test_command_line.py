@@ -23,9 +23,7 @@ EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspa
 COMMAND = typer.main.get_command(app)
 
 
-def commands(
-    group: click.Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with the words that call it."""
     for name, command in getattr(group, "commands", {}).items():
         if hasattr(command, "commands"):
