@@ -102,7 +102,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
                 f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "
                 "choose another partition or lower gpus_per_trial"
             )
-        for job in _probes(options):
+        for job in probes(options):
             try:
                 cluster.check(job)
             except RefusedError as error:
@@ -112,7 +112,8 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
 
 
-def _probes(options: RunOptions) -> Sequence[Job]:
+def probes(options: RunOptions) -> Sequence[Job]:
+    """Jobs like those that an evaluation submits, for the cluster to say whether it would take them."""
     common = {"argv": ("true",), "log": "/dev/null", "time_limit_seconds": options.trial_time_limit_seconds}
     return (
         Job(

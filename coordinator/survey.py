@@ -8,6 +8,7 @@ It does not know: what the answers mean (doctor).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -34,7 +35,8 @@ class Target:
     cluster: Cluster
     partition: str = ""
     gpus: int = 0
-    sandbox: bool = True
+    stages: bool = True  # weights are staged there (it has GPUs)
+    sandbox: bool = True  # metric workers run there
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class Answer:
     record: Mapping[str, Any] = field(default_factory=dict)
     shared: bool | None = None  # whether a second job saw what the first one left on the first root
     trouble: str = ""
+    refused: bool = False  # the trouble is a fault, not a busy node
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class _Asked:
     out: Path
     job_id: str = ""
     trouble: str = ""
+    refused: bool = False
     record: dict[str, Any] | None = None
     ended_at: float | None = None
     said: str = "it was not seen to start"
@@ -92,7 +96,9 @@ def survey(
         for target in targets
     ]
     ask(first, wait_seconds)
-    answers = [Answer(target=a.target, record=a.record or {}, trouble=a.trouble) for a in first]
+    answers = [
+        Answer(target=a.target, record=a.record or {}, trouble=a.trouble, refused=a.refused) for a in first
+    ]
     second = [
         _job(a.target, site, folder, "look", *roots, "--look", nonces[a.target.node])
         for a in first
@@ -132,7 +138,7 @@ def ask(asked: Sequence[_Asked], wait_seconds: float) -> None:
         try:
             one.job_id = one.target.cluster.submit(one.job)
         except RefusedError as error:
-            one.trouble = f"the cluster refuses a job there: {error}"
+            one.trouble, one.refused = f"the cluster refuses a job there: {error}", True
         except ClusterError as error:
             one.trouble = f"no job could be submitted: {error}"
     try:
@@ -150,7 +156,8 @@ def ask(asked: Sequence[_Asked], wait_seconds: float) -> None:
             if one.open:
                 one.trouble = f"no answer within {wait_seconds:.0f} s: {one.said}"
                 if one.job_id:
-                    one.target.cluster.cancel([one.job_id])
+                    with contextlib.suppress(ClusterError):
+                        one.target.cluster.cancel([one.job_id])
 
 
 def _look_at_jobs(asked: Sequence[_Asked]) -> None:
@@ -178,6 +185,7 @@ def _look_for_answer(one: _Asked) -> None:
         one.record = json.loads(one.out.read_bytes())
     except FileNotFoundError:
         if one.ended_at is not None and time.monotonic() - one.ended_at > GRACE_SECONDS:
+            one.refused = True
             one.trouble = f"{one.said} and left no answer: {_last_words(Path(one.job.log))}"
 
 

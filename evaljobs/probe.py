@@ -17,6 +17,7 @@ from typing import Any
 
 from evaljobs import node_probe
 from evaljobs.files import write_atomic
+from evaljobs.node_memory import Refused
 
 PACKAGES = ("lm_eval", "torch", "transformers", "vllm", "sglang", "redis", "rq")
 REDIS_SECONDS = 5.0
@@ -86,7 +87,7 @@ def _nonce(roots: Sequence[str], name: str, *, leave: bool) -> bool | None:
     """None where the root cannot be used."""
     try:
         return node_probe.nonce(roots[0], name, leave=leave) if roots else None
-    except (node_probe.Refused, OSError, TimeoutError):
+    except (Refused, OSError, TimeoutError):
         return None
 
 

@@ -1,0 +1,66 @@
+"""`evalspan doctor`: what this site lets us do, and what to change before the first evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from coordinator import checkup, setup
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.doctor import Checkup
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@app.command()
+def doctor(
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    cluster: Annotated[str | None, typer.Option(help="local or slurm.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition of the GPU jobs.")] = None,
+    nodes: Annotated[int, typer.Option(min=0, help="Probe so many nodes of each partition; 0: all.")] = 8,
+    wait: Annotated[
+        float, typer.Option(min=1, help="Seconds that a node's jobs may take to start and end.")
+    ] = 60.0,
+    sample_mb: Annotated[
+        int, typer.Option(min=1, help="MB written to node memory to measure its rate.")
+    ] = 256,
+    as_json: JSON = False,
+) -> None:
+    """Look at this machine, Redis, Slurm's rules and its nodes (by small jobs), and say what to change.
+
+    Exit code 1 where an evaluation would be stopped. Example:
+
+    evalspan doctor --cluster slurm --partition gpu
+    """
+    settings = setup.load(
+        config, {"work_dir": work_dir, "cluster.kind": cluster, "cluster.partition": partition}
+    )
+    made = checkup.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)
+    if as_json:
+        stdout().print_json(made.model_dump_json())
+    else:
+        show(made, settings.work_dir)
+    if made.failed:
+        raise typer.Exit(1)
+
+
+def show(made: Checkup, work_dir: Path) -> None:
+    """The findings as a table, and what they come to."""
+    table = Table("", "what", "found, and what to do", box=box.SIMPLE)
+    for finding in made.findings:
+        told = Text(finding.found)
+        if finding.todo:
+            told.append(f"\n-> {finding.todo}", style=STYLES[finding.status])
+        table.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), told)
+    stdout().print(table)
+    bad = sum(1 for f in made.findings if f.status == "fail")
+    if bad:
+        stdout().print(f"{bad} of these would stop an evaluation in {work_dir}.", style=STYLES["fail"])
+    else:
+        stdout().print("Nothing here stops an evaluation.", style=STYLES["ok"])
