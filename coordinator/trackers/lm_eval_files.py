@@ -62,8 +62,6 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         "system_instruction_sha": _sha(suite.system_instruction),
         "fewshot_as_multiturn": suite.fewshot_as_multiturn,
         "date": report.accepted_at,
-        "start_time": report.accepted_at,
-        "end_time": ended,
         "total_evaluation_time_seconds": str(report.makespan_seconds),
     }
     written.append(folder / f"results_{date}.json")
