@@ -23,6 +23,7 @@ from priors.sizes import known
 
 Policy = Literal["per-dataset", "opencompass-size", "opencompass-num-worker", "paper", "evalspan"]
 POLICIES: tuple[str, ...] = get_args(Policy)
+MOST_SIGMA = 10.0
 Contention = Literal["overlap", "full-node"]
 """How long a job reads weights from storage: shared by the jobs that read at that moment, or, pessimistic for every
 policy that loads from storage, as if all GPUs of the node always read."""
@@ -62,15 +63,15 @@ def simulate_instance(
 
     `sigma`: spread of log seconds around the predictions, None for each set's own. The bound is that of what was
     drawn, so no run is below its own; it counts staging for the policies that stage. `metrics_free` runs with all
-    metric seconds 0. ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0.
+    metric seconds 0. ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
     """
     instance = parse_instance(json_text)
     if policy not in POLICIES:
         raise ValueError(f"unknown policy {policy!r}: one of {', '.join(POLICIES)}")
     if seeds < 1:
         raise ValueError("a simulation needs at least one seed")
-    if sigma is not None and not 0 <= sigma < float("inf"):
-        raise ValueError("sigma must be 0 or more")
+    if sigma is not None and not 0 <= sigma <= MOST_SIGMA:
+        raise ValueError(f"sigma must be between 0 and {MOST_SIGMA:g}")
     if metrics_free:
         instance = instance.model_copy(
             update={

@@ -13,7 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from coordinator.packing.work import UNLIMITED, Lane, WorkSet
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+MOST_DOCUMENTS = 20_000_000
+"""Of an instance: a document is a batch here, and takes some 40 bytes to plan."""
 
 
 class DataSet(BaseModel):
@@ -27,7 +30,7 @@ class DataSet(BaseModel):
     metric_seconds: Seconds = 0.0
     metric: Literal["score", "execute"] = "score"
     metric_parallelism: int = Field(default=UNLIMITED, ge=1)
-    sigma: Seconds = 0.3
+    sigma: Spread = 0.3
     labels: int | None = Field(default=None, ge=0)
 
     def work(self) -> WorkSet:
@@ -48,7 +51,7 @@ class Instance(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     schema_version: Literal[1]
-    gpus: int = Field(ge=1)
+    gpus: int = Field(ge=1, le=1_000_000)
     gpus_per_node: int = Field(ge=1)
     cpu_slots: int = Field(ge=1)
     load_seconds: Seconds
@@ -59,7 +62,9 @@ class Instance(BaseModel):
     datasets: tuple[DataSet, ...] = Field(strict=False, min_length=1)
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Instance:
+    def _fits(self) -> Instance:
+        if sum(data_set.docs for data_set in self.datasets) > MOST_DOCUMENTS:
+            raise ValueError(f"datasets: more than {MOST_DOCUMENTS:,} docs in all")
         seen: set[str] = set()
         for index, data_set in enumerate(self.datasets):
             if data_set.name in seen:
@@ -86,5 +91,7 @@ def parse_instance(text: str) -> Instance:
         raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "instance"
-        raise ValueError(f"{place}: {first['msg']}") from error
+        place = ".".join(part if str(part).isprintable() else repr(part) for part in map(str, first["loc"]))
+        raise ValueError(f"{place or 'instance'}: {first['msg']}") from error
+    except RecursionError as error:
+        raise ValueError("instance: nested too deeply") from error

@@ -149,7 +149,10 @@ class _Shop:
         self._sums: dict[int, list[float]] = {}
         self.metric_total = sum(work.metric_seconds for work in sets)
         self.at_once = [
-            min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 1 for work in sets
+            max(1, min(work.metric_parallelism, cpu_slots, len(work.batch_seconds)))
+            if work.metric == "execute"
+            else 1
+            for work in sets
         ]
         self.tails = [work.metric_seconds / slots for work, slots in zip(sets, self.at_once, strict=True)]
 

@@ -113,7 +113,8 @@ def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[i
         seconds = sums[end] - sums[first]
         tail = work.metric_seconds
         if divisible:
-            tail *= (1 - sums[first] / total) / at_once
+            # all that follows it, or its own work where it has too few batches to use every slot
+            tail *= max((1 - sums[first] / total) / at_once, seconds / total / min(at_once, end - first))
         cuts.append((index, first, end, seconds, tail))
         first = end
     return cuts

@@ -134,26 +134,34 @@ def test_a_full_node_always_reading_is_never_faster():
     [
         ('{"schema_version": 1,\n "gpus": }', "line 2"),
         ("[]", "instance"),
+        ("[" * 100_000, "nested"),
         (text(schema_version=2), "schema_version"),
         (text(gpus=0), "gpus"),
         (text(gpus=1.5), "gpus"),
         (text(load_seconds=float("nan")), "load_seconds"),
         (text(gpu=3), "gpu"),
+        (text(**{"g\npu": 3}), r"^'g\\npu': "),
+        (text(load_seconds=1e300), "load_seconds"),
+        (text(load_seconds=10**400), "load_seconds"),
         (text(datasets=[]), "datasets"),
         (text(datasets=[{"name": "a", "docs": 1}]), "datasets.0.gpu_seconds"),
         (text(datasets=[{"name": "a", "docs": 0, "gpu_seconds": 1}]), "datasets.0.docs"),
         (text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1, "metric": "sum"}]), "datasets.0.metric"),
         (text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1}] * 2), "twice"),
+        (text(datasets=[{"name": "a", "docs": 10**9, "gpu_seconds": 1}]), "docs"),
+        (text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1, "sigma": 300}]), "datasets.0.sigma"),
     ],
 )
 def test_what_is_no_instance_is_refused_with_its_place(bad, place):
     """ValueError names the line or the field."""
-    with pytest.raises(ValueError, match=place):
+    with pytest.raises(ValueError, match=place) as refused:
         plan_instance(bad)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("policy", "sigma", "seeds"), [("fifo", 0.3, 1), ("paper", -1.0, 1), ("paper", 0.3, 0)]
+    ("policy", "sigma", "seeds"),
+    [("fifo", 0.3, 1), ("paper", -1.0, 1), ("paper", 300.0, 1), ("paper", 0.3, 0)],
 )
 def test_what_cannot_be_simulated_is_refused(policy, sigma, seeds):
     """Unknown policies, spreads below 0 and no seed: ValueError."""

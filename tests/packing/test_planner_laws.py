@@ -137,6 +137,22 @@ def test_a_long_cpu_tail_runs_first_and_feeds_the_cpu_early():
     assert made.makespan_seconds <= 1.02 * made.lower_bound_seconds
 
 
+def test_a_program_test_of_one_batch_is_a_long_tail():
+    """No number of slots shortens a metric that cannot be divided: its set runs first."""
+    sets = [WorkSet(name=f"bulk{i}", batch_seconds=[100.0]) for i in range(100)]
+    long = WorkSet(name="long", batch_seconds=[1.0], metric_seconds=900.0, metric="execute")
+    made = plan(
+        [*sets, long],
+        [Lane(name=str(i), node="n") for i in range(10)],
+        load_seconds=20,
+        shard_overhead_seconds=0.05,
+        cpu_slots=1000,
+    )
+    first = min((shard for lane in made.lanes for shard in lane.shards), key=lambda shard: shard.rank)
+    assert first.set == "long"
+    assert made.makespan_seconds <= 1025.0
+
+
 def test_shards_shrink_towards_the_end_of_the_run():
     """On one large set, the last-ranked shards are the shortest."""
     made = plan(
