@@ -43,6 +43,7 @@ def check_up(
     slurm = config.cluster.kind == "slurm"
     findings = [ok("python", f"{platform.python_version()}, evalspan's own")]
     findings.append(_interpreter(site, config.trial.engine))
+    folder_at = len(findings)
     findings.append(_work_folder(config, slurm=slurm))
     answers: Sequence[Answer] = ()
     with _folder(config) as folder:
@@ -68,6 +69,7 @@ def check_up(
                 wait_seconds=wait_seconds,
                 sample_mb=sample_mb,
             )
+        findings[folder_at] = doctor.proved_shared(findings[folder_at], answers)
         findings += doctor.judge_survey(answers, config, hosting=hosting, left_out=left_out)
     told = {a.target.node: {**a.record, "shared": a.shared, "trouble": a.trouble} for a in answers}
     return Checkup(cluster=config.cluster.kind, findings=tuple(findings), nodes=told)

@@ -25,8 +25,9 @@ LEAST_FREE_BYTES = (
     1 << 30
 )  # of the work folder: below it request sets and responses of one evaluation may not fit
 LOW_FREE_BYTES = 10 << 30
+LOOKS_LOCAL = "this looks like a local disk; the nodes below say whether they see it"
 SLOW_RATE = 1e9  # bytes/s into node memory; tmpfs on any server of the last ten years does several
-LEAST_MAJOR = {"transformers": 5, "lm_eval": 0}
+LEAST_TRANSFORMERS = 5
 
 
 class Finding(Record):
@@ -84,11 +85,7 @@ def judge_versions(
             f"install {' and '.join(missing)} there, or name another interpreter in [trial] python",
         )
     transformers = found.get("transformers")
-    if (
-        engine == "hf"
-        and transformers is not None
-        and int(transformers.split(".")[0]) < LEAST_MAJOR["transformers"]
-    ):
+    if engine == "hf" and transformers is not None and int(transformers.split(".")[0]) < LEAST_TRANSFORMERS:
         return warn(
             where, text, "transformers 5 is what evalspan is tested with: `pip install evalspan[hf]` there"
         )
@@ -104,15 +101,21 @@ def judge_work_folder(path: str, fs: str, free: int, *, slurm: bool) -> Finding:
         return fail(
             "work folder", found, "this is memory of one machine: give --work-dir a folder on shared storage"
         )
-    if slurm and not fs.startswith(SHARED_FS):
-        return warn(
-            "work folder", found, "this looks like a local disk; the nodes below say whether they see it"
-        )
     if free < LOW_FREE_BYTES:
         return warn(
             "work folder", found, "little room: request sets and responses of many evaluations may not fit"
         )
+    if slurm and not fs.startswith(SHARED_FS):
+        return warn("work folder", found, LOOKS_LOCAL)
     return ok("work folder", found)
+
+
+def proved_shared(finding: Finding, answers: Iterable[Answer]) -> Finding:
+    """The work folder's finding, once nodes wrote their answers there: whatever its file system, they see it."""
+    answers = list(answers)
+    if finding.todo != LOOKS_LOCAL or not answers or any(a.trouble for a in answers):
+        return finding
+    return ok(finding.what, f"{finding.found}, seen by all nodes that were asked")
 
 
 def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, allow_unsafe: bool) -> Finding:

@@ -1,0 +1,146 @@
+"""Laws of `evalspan doctor`: what it says of real clusters is what they are, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dev_cluster.api import Cluster
+
+from coordinator import doctor
+from coordinator.config import Config
+from coordinator.survey import Answer, Target
+from coordinator.testing import FakeCluster
+
+STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
+
+
+def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of a doctor that looks at this cluster."""
+    program = Path(cluster.python).parent / "evalspan"
+    work = cluster.user_dir / "doctor"
+    done = cluster.run_as_user(
+        [program, "doctor", "--json", "--cluster", "slurm", "--work-dir", work, "--sample-mb", "16"],
+        env={"EVALSPAN_CLUSTER_CPU_PARTITION": "cpu", "EVALSPAN_CLUSTER_PARTITION": "gpu", **env},
+        timeout=150,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def status(told: dict[str, Any]) -> dict[str, str]:
+    return {f["what"]: f["status"] for f in told["findings"]}
+
+
+def assert_nothing_is_left(cluster: Cluster) -> None:
+    assert cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+    left = cluster.run_as_user(["find", cluster.user_dir / "doctor" / "cache" / "doctor", "-type", "f"])
+    assert left.stdout == ""
+
+
+@pytest.mark.slurm
+def test_an_ordinary_site_is_told_to_be_one(plain_cluster: Cluster) -> None:
+    """Memory is seen to be shared by two jobs of a node, Redis is reached from it, nothing fails."""
+    code, told = ask(plain_cluster)
+    assert code == 0, told
+    assert told["nodes"]["n1"]["shared"] is True
+    assert told["nodes"]["n1"]["redis_trouble"] == ""
+    assert told["nodes"]["n1"]["roots"][0]["write_rate"] > 0
+    found = status(told)
+    assert {found["staging"], found["n1 (gpu) memory"], found["work folder"]} <= {"ok", "warn"}
+    assert found["sandbox on c1 (cpu)"] in {"ok", "warn"}
+    assert_nothing_is_left(plain_cluster)
+    memory = plain_cluster.run_as_user(
+        ["srun", "-p", "gpu", "-w", "n1", "--mem=100", "find", "/dev/shm", "-name", "*nonce*"]
+    )
+    assert memory.stdout == ""
+
+
+@pytest.mark.slurm
+def test_an_odd_site_is_told_to_be_odd(odd_cluster: Cluster) -> None:
+    """Its jobs ask for GPUs, its memory is seen to be private; that is a failure only where hosting was forbidden."""
+    code, told = ask(odd_cluster)
+    assert code == 0, told
+    assert told["nodes"]["n1"]["shared"] is False
+    (staging,) = (f for f in told["findings"] if f["what"] == "staging")
+    assert staging["status"] == "warn"
+    assert "EXCLUSIVE" in staging["found"]
+    code, told = ask(odd_cluster, EVALSPAN_STAGE_HOST_TRIALS="false")
+    assert code == 1
+    assert status(told)["staging"] == "fail"
+    assert_nothing_is_left(odd_cluster)
+
+
+@pytest.mark.slurm
+def test_a_wrong_partition_stops_here(plain_cluster: Cluster) -> None:
+    """A partition that is not there fails, and those that are there are named."""
+    code, told = ask(plain_cluster, EVALSPAN_CLUSTER_PARTITION="gpus")
+    assert code == 1
+    assert any(f["status"] == "fail" and "gpu, spare, cpu" in f["found"] for f in told["findings"]), told
+
+
+def answer(**record: Any) -> Answer:
+    shared = record.pop("shared", True)
+    roots = record.pop("roots", [{"root": "/dev/shm", "usable": True, "why": "", **STAGED}])
+    versions = {"lm_eval": "0.4.13", "torch": "2.9", "transformers": "5.1", "redis": "6"}
+    facts = {"roots": roots, "versions": versions, "memory_cgroup_limit": None, "remove_ipc": False, **record}
+    target = Target(node="n1", cluster=FakeCluster(fleet=()), sandbox=False)
+    return Answer(target=target, record=facts, shared=shared)
+
+
+@pytest.mark.parametrize(
+    ("facts", "hosting", "status"),
+    [
+        ({}, False, {"ok"}),
+        ({"shared": False}, False, {"fail"}),
+        ({"shared": False}, True, {"ok"}),
+        ({"shared": None}, False, {"warn"}),
+        ({"remove_ipc": True}, False, {"ok", "warn"}),
+        ({"redis_trouble": "connection refused"}, False, {"ok", "fail"}),
+        ({"versions": {"lm_eval": None}}, False, {"ok", "fail"}),
+        ({"roots": [{"root": "/dev/shm", "usable": False, "why": "not a folder"}]}, False, {"warn"}),
+        (
+            {
+                "shared": None,
+                "roots": [
+                    {"root": "/dev/shm", "usable": False, "why": "full"},
+                    {"root": "/scratch", "usable": True, "why": "", **STAGED, "rung": "disk"},
+                ],
+            },
+            False,
+            {"warn"},
+        ),
+    ],
+)
+def test_what_is_seen_on_a_node_is_judged(facts: dict[str, Any], hosting: bool, status: set[str]) -> None:
+    """Only what would stop an evaluation fails; a lower rung is a warning; what could not be told is never ok."""
+    findings = doctor.judge_node(answer(**facts), Config(), hosting=hosting)
+    assert {f.status for f in findings} == status
+    assert all(f.todo for f in findings if f.status != "ok")
+
+
+def test_one_busy_node_warns_and_no_answer_at_all_fails() -> None:
+    """A node that does not answer in time is passed over; where every one was refused, no evaluation would run."""
+    busy, lost = answer(), answer()
+    busy.trouble, lost.trouble, lost.refused = "no answer within 60 s", "its job is FAILED", True
+    assert {f.status for f in doctor.judge_survey([busy, answer()], Config(), hosting=False)} == {
+        "ok",
+        "warn",
+    }
+    assert "fail" in {f.status for f in doctor.judge_survey([lost], Config(), hosting=False)}
+    assert "fail" not in {f.status for f in doctor.judge_survey([lost, busy], Config(), hosting=False)}
+
+
+def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
+    """The reason why no better level holds is in the line."""
+    levels = [
+        {"level": "namespaces", "holds": False, "reason": "no user namespaces"},
+        {"level": "landlock", "holds": False, "reason": "kernel 5.4"},
+        {"level": "rlimits", "holds": True, "reason": ""},
+    ]
+    found = doctor.judge_sandbox(levels, "on c1", allow_unsafe=False)
+    assert found.status == "warn"
+    assert "no user namespaces" in found.found
+    assert "kernel 5.4" in found.found
