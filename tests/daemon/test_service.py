@@ -1,0 +1,144 @@
+"""A real daemon on this machine: however a checkpoint is announced and whatever is killed, one evaluation comes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.checkpoint import inspect
+from coordinator.hook import STREAM, pinned
+from coordinator.triggers import Notice, spool
+from evaljobs import redis_address
+from evaljobs.contract import WorkPaths
+from evaljobs.files import read_frames
+
+pytestmark = pytest.mark.model
+WEIGHTS = "model.safetensors"
+
+
+def wait(law: Callable[[], object], what: str, log: Path, seconds: float = 150) -> None:
+    end = time.monotonic() + seconds
+    while not law():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}\n{log.read_text()}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def daemon(site: Any, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A daemon of the site and its log; SIGKILLed at the end if it still runs."""
+    log = site.folder / "daemon.log"
+    with log.open("a") as err:
+        process = subprocess.Popen(
+            site.command("daemon", *options), env=site.env, stdout=err, stderr=err, text=True
+        )
+    try:
+        yield process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def journals(site: Any) -> list[Path]:
+    return list(site.work.glob("*/journal.jsonl"))
+
+
+def events(site: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (site.root() / "journal.jsonl").read_text().splitlines()]
+
+
+def dumped(site: Any) -> int:
+    return sum(1 for f in site.work.glob("*/responses/*.frames") for _ in read_frames(f, 0))
+
+
+def processes(site: Any, *verbs: str) -> list[str]:
+    """Command lines of this site's jobs that run one of `verbs`."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
+            found.append(" ".join(words))
+    return found
+
+
+def announce(site: Any, checkpoint: Path, times: int) -> None:
+    """Through the spool folder and the Redis stream, as the hook does; the watched folder tells of it anyway."""
+    paths = WorkPaths(site.work)
+    with redis_address.connect(paths.redis_address) as client:
+        for _ in range(times):
+            notice = Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time())
+            client.xadd(STREAM, {"notice": notice.model_dump_json()})
+            spool(paths, notice)
+
+
+def test_announced_twenty_times_while_half_written_and_killed_in_between_it_is_one_evaluation(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """The gate waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
+    checkpoint = site.folder / "run" / "step-100"
+    shutil.copytree(site.model, checkpoint)
+    whole = (checkpoint / WEIGHTS).read_bytes()
+    (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    with daemon(site) as (process, log):
+        wait(lambda: "is not taken yet" in log.read_text(), "the gate says what it waits for", log)
+        wait((site.work / "redis" / "address.json").exists, "Redis", log)
+        announce(site, checkpoint, 10)
+        assert not journals(site), "half a checkpoint is not taken"
+        assert not pinned(checkpoint)
+        (checkpoint / WEIGHTS).write_bytes(whole)
+        announce(site, checkpoint, 10)
+        wait(lambda: journals(site), "it is taken", log)
+        wait(lambda: pinned(checkpoint), "it is pinned", log)
+        second = site.run(site.command("daemon"))
+        assert second.returncode == 2
+        (line,) = second.stderr.strip().splitlines()
+        assert f"pid {process.pid} on " in line
+        wait(lambda: dumped(site) >= 1, "shards", log)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert pinned(checkpoint), "nobody frees what a killed daemon still needs"
+    with daemon(site, "--until-idle") as (process, log):
+        wait(lambda: process.poll() is not None, "it ends when nothing is left", log)
+    assert process.returncode == 0, log.read_text()
+    (journal,) = journals(site)
+    assert dict(site.results()["results"]) == expected
+    taken = json.loads((journal.parent / "evaluation.json").read_text())["checkpoint"]
+    assert taken["digest"] == inspect(checkpoint).digest
+    counted = [s for e in events(site) if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
+    planned = [s for e in events(site) if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
+    assert sorted(counted) == sorted(planned)
+    assert not list((site.work / "spool").glob("*")), "every notice is dealt with"
+    assert not pinned(checkpoint)
+    assert not processes(site, "trial", "stage", "worker", "build")
+
+
+def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0."""
+    with daemon(site) as (process, log):
+        told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
+        name = json.loads(told.stdout)["evaluation_id"]
+        wait(lambda: processes(site, "trial"), "a trial", log)
+        assert site.run(site.command("cancel", name)).returncode == 0
+        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log, 60)
+        wait((site.root() / "results.json").exists, "results", log)
+        assert set(site.results()["failed"]) == set(expected)
+        assert "cancelled" in json.dumps(site.results()["failed"])
+        assert site.run(site.command("retry", name)).returncode == 0
+        wait(lambda: "failed" not in site.results(), "the retry ends", log)
+        assert dict(site.results()["results"]) == expected
+        process.send_signal(signal.SIGTERM)
+        wait(lambda: process.poll() is not None, "SIGTERM ends it", log, 30)
+        assert process.returncode == 0
