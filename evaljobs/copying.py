@@ -1,6 +1,7 @@
 """Copy files at the speed of the hardware, hashing on the way.
 
-Rule: many readers fetch blocks at once (they hide storage latency), up to `WIDTH` files are written side by side (the
+Rule: many readers fetch blocks at once where storage makes them wait (they hide its latency; without it they would only
+get into each other's way), up to `WIDTH` files are written side by side (the
 kernel takes one writer per tmpfs file at a time), and each block is hashed in its file's order while it is still in the
 cache. Targets are open descriptors: whoever opened them answers for where they lie.
 
@@ -13,6 +14,7 @@ import mmap
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,10 @@ from evaljobs.errors import OperatorError, RetryError
 
 BLOCK = 1 << 20  # bytes: fits the second-level cache between its read, its write and its hash
 WIDTH = 4  # files in flight
+WAIT = 0.0005  # seconds that a read is off the processor before it counts as a wait for storage
+PATIENCE = (
+    2  # such reads in a row of one reader before it calls for another: one may just have been preempted
+)
 
 ReadBlock = Callable[
     [int, list[memoryview], int], int
@@ -160,24 +166,37 @@ class _Crew:
         self.error: BaseException | None = None
         blocks = sum(-(-f.copy.size // block) for f in files)
         self.readers = max(1, min(readers, blocks))
+        self.threads: list[threading.Thread] = []
         # A buffer is taken before a ticket: the lowest unhashed block of a file is always in some reader's hands,
         # so the buffers that wait for it come back and nobody starves.
-        self.buffers: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        self.buffers: queue.LifoQueue[mmap.mmap] = (
+            queue.LifoQueue()
+        )  # the last one used is still in the cache
         for _ in range(2 * self.readers):
             self.buffers.put(mmap.mmap(-1, block))
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.readers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        """Start as many readers as there are processors; they call for more while storage keeps them waiting."""
+        for _ in range(min(self.readers, len(os.sched_getaffinity(0)))):
+            self._hire()
+        for (
+            thread
+        ) in self.threads:  # grows while it is walked: whoever is hired is hired by one that is walked to
             thread.join()
         if self.error is not None:
             raise self.error
         if self.stop.is_set():
             raise Stopped("asked to stop while copying")
 
+    def _hire(self) -> None:
+        with self.lock:
+            if len(self.threads) < self.readers:
+                thread = threading.Thread(target=self._work, daemon=True)
+                self.threads.append(thread)
+                thread.start()
+
     def _work(self) -> None:
+        waits = 0
         try:
             while True:
                 buffer = self.buffers.get()
@@ -186,7 +205,9 @@ class _Crew:
                 if ticket is None:
                     self.buffers.put(buffer)  # the next idle reader sees the end, too
                     return
-                self._block(*ticket, buffer)
+                waits = waits + 1 if self._block(*ticket, buffer) else 0
+                if waits >= PATIENCE:
+                    self._hire()
         except BaseException as error:  # noqa: BLE001 (carried to the caller's thread)
             self.error = self.error or error
             self.buffers.put(mmap.mmap(-1, mmap.PAGESIZE))  # wakes whoever waits for a buffer, to see the end
@@ -194,22 +215,25 @@ class _Crew:
     def _ending(self) -> bool:
         return self.error is not None or self.stop.is_set()
 
-    def _block(self, file: _File, index: int, buffer: mmap.mmap) -> None:
+    def _block(self, file: _File, index: int, buffer: mmap.mmap) -> bool:
+        """Copy one block; whether its read had to wait for storage (and not for a processor's work)."""
         offset = index * self.block
         length = min(self.block, file.copy.size - offset)
         view = memoryview(buffer)[:length]
         try:
-            done = 0
+            done, busy, began = 0, time.thread_time(), time.perf_counter()
             while done < length:
                 got = self.read(file.source, [view[done:]], offset + done)
                 if got == 0:
                     raise SourceChanged(f"{file.copy.source} was truncated while it was read")
                 done += got
+            worked, took = time.thread_time() - busy, time.perf_counter() - began
             _write(file.copy, view, offset)
         finally:
             view.release()
         self.progress(length)
         self._hash(file, index, buffer, length)
+        return took > WAIT + 2 * worked
 
     def _hash(self, file: _File, index: int, buffer: mmap.mmap, length: int) -> None:
         """Hash this block if it is its turn, and those that waited for it; otherwise leave it to whoever is before."""
