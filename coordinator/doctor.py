@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coordinator.config import Config
-from coordinator.site_rules import SiteRules
+from coordinator.site_rules import PRIVATE, SiteRules
 from coordinator.survey import Answer
 from evaljobs.contract import Record
 
@@ -181,6 +181,10 @@ def judge_host(reason: str, setting: bool | str) -> Finding:
     if reason and setting == "auto":
         todo = "nothing: it is done so by itself. GPUs wait while weights are staged; a precursor would spare them that"
         return warn("staging", f"one job a node hosts the trials (rung 2): {reason}", todo)
+    if reason.startswith(PRIVATE):  # the first trials notice it, and their nodes turn to rung 2
+        return warn(
+            "staging", reason, 'set [stage] host_trials = "auto": else a trial a node is started for nothing'
+        )
     if reason:
         return fail("staging", reason, 'set [stage] host_trials = "auto"')
     return ok("staging", "a precursor per node, beside the trials (rung 1)")
@@ -270,7 +274,8 @@ def _judge_memory(name: str, answer: Answer, config: Config, *, hosting: bool) -
     if not hosting and answer.shared is not True and usable[0]["root"] == roots[0]["root"]:
         if answer.shared is None:
             return warn(what, found, "whether jobs share it was not told: try again when the node is free")
-        return fail(what, found, "each job has memory of its own there: set [stage] host_trials = true")
+        todo = "each job has memory of its own there: set [stage] host_trials = true, else a trial is started for nothing"
+        return warn(what, found, todo)
     todo = "a lower rung is used there" if refused else ""
     rate = usable[0].get("write_rate")
     if rate is not None and rate < SLOW_RATE and usable[0]["rung"] == "shm":

@@ -39,7 +39,7 @@ def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]: 
         case Scored():
             return _scored(state, outcome)
         case Failed():
-            return _failed(state, outcome)
+            return _failed(state, outcome, at)
         case Cleared():
             return []  # the holder's end is seen as its job's end
 
@@ -126,14 +126,14 @@ def _scored(state: State, outcome: Scored) -> list[Action]:
     return []
 
 
-def _failed(state: State, outcome: Failed) -> list[Action]:
+def _failed(state: State, outcome: Failed, at: float) -> list[Action]:
     match outcome.job:
         case "build":
             return _build_failed(state, outcome)
         case "stage" | "host":
             return _stage_failed(state, outcome)
         case "trial":
-            return _trial_failed(state, outcome)
+            return _trial_failed(state, outcome, at)
         case "execute" | "score":
             return _metric_failed(state, outcome)
 
@@ -160,11 +160,17 @@ def _stage_failed(state: State, outcome: Failed) -> list[Action]:
     return []
 
 
-def _trial_failed(state: State, outcome: Failed) -> list[Action]:
+def _trial_failed(state: State, outcome: Failed, at: float) -> list[Action]:
     where = state.live_trials.pop(outcome.name, None)
+    actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if where is not None else []
+    node = state.nodes.get(outcome.node or "")
+    if outcome.unstaged and node is not None:  # news even where the job's end was seen first
+        if node.status == "ready" and not node.hosted and node.holder in state.live:
+            return actions + rules.host_instead(state, node, at)
+        if node.hosted:
+            return actions  # a sibling has said so
     if where is None:
         return []
-    actions: list[Action] = [ReleaseClaims(trial=outcome.name)]
     if outcome.shard is not None:
         return actions + rules.count_kill(state, outcome.shard, outcome.error)
     rules.count_trial_death(state, state.jobs[where[0]].job.node, outcome.error)

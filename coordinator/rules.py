@@ -103,7 +103,7 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
         if state.leaves and state.todo - len(state.live_trials) <= _free_lanes(state):
             continue  # what is in use already suffices
         node.lanes = min(node.lanes, most - in_use)
-        if options.host_trials:
+        if options.host_trials or node.hosted:
             if not state.leaves and (state.batch_size != "auto" or nodes_in_use):
                 continue  # a host holds GPUs from its start: not before there are shards, but to probe for their size
             actions.append(_submit_host(state, site, node, now))
@@ -119,7 +119,7 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
 
 
 def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:
-    node.status, node.rung, node.why = "staging", "host", state.record.options.host_why
+    node.status, node.rung, node.why = "staging", "host", state.record.options.host_why or node.why
     if state.leaves:
         node.lanes = max(1, min(node.lanes, state.todo - len(state.live_trials)))
     info = host_job(state, site, node, [f"{node.name}/{i}" for i in range(node.lanes)])
@@ -142,20 +142,24 @@ def _register_trials(state: State, info: JobInfo) -> None:
 def _plan(state: State) -> list[Action]:
     if state.planning or state.batch_size == "auto":
         return []
-    if any(e.status in ("unbuilt", "building") for e in state.entries):
+    fresh = {}
+    for entry in state.entries:  # plain loops here and in _metrics: they run after each of 100,000 events
+        if entry.status == "built":
+            for task in entry.sets:
+                if task not in state.leaves:
+                    fresh[entry.index] = entry.sets
+                    break
+        elif entry.status in {"unbuilt", "building"}:
+            return []
+    if not fresh:
         return []
-    fresh = {
-        e.index: e.sets
-        for e in state.entries
-        if e.status == "built" and not all(t in state.leaves for t in e.sets)
-    }
     lanes = tuple(
         (f"{n.name}/{i}", n.name)
         for n in state.nodes.values()
         if n.status in ("staging", "ready", "offered")
         for i in range(n.lanes)
     )
-    if not fresh or not lanes:
+    if not lanes:
         return []
     most = state.record.options.max_trials
     state.planning = True
@@ -210,12 +214,7 @@ def _metrics(state: State, site: Site, now: float) -> list[Action]:
         if leaf.planned.executes and state.entries[leaf.planned.entry].status == "built":
             actions += _executes(state, site, leaf, now)
     for entry in state.entries:
-        if entry.status != "built" or not entry.sets:
-            continue
-        leaves = [state.leaves[t] for t in entry.sets if t in state.leaves]
-        if len(leaves) < len(entry.sets) or any(
-            x.todo or x.complete or x.executes > x.executed for x in leaves
-        ):
+        if entry.status != "built" or not entry.sets or not _answered(state, entry):
             continue
         entry.status = "scoring"
         name = f"score-{entry.index}-{entry.score_tries}"
@@ -230,6 +229,15 @@ def _metrics(state: State, site: Site, now: float) -> list[Action]:
         )
         actions.append(_enqueue(state, metric))
     return actions
+
+
+def _answered(state: State, entry: EntryState) -> bool:
+    """Every response of the entry is there, and its programs have run."""
+    for task in entry.sets:
+        leaf = state.leaves.get(task)
+        if leaf is None or leaf.todo or leaf.complete or leaf.executes > leaf.executed:
+            return False
+    return True
 
 
 def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
@@ -334,7 +342,9 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
             node.holder = None
             node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
             node.why = f"{info.job.name} ended ({word})"
-            if not any(n.status in ("offered", "staging", "ready") for n in state.nodes.values()):
+            if (state.todo or not state.leaves) and not any(
+                n.status in ("offered", "staging", "ready") for n in state.nodes.values()
+            ):
                 state.fatal = state.fatal or f"no node is left; the last: {node.why}, see {info.job.log}"
 
 
@@ -393,8 +403,23 @@ def count_trial_death(state: State, node_name: str | None, why: str) -> None:
             node.status, node.why = "aside", why
             state.warnings.append(f"node {node.name} set aside: {why}")
     alive = any(n.status in ("offered", "staging", "ready") for n in state.nodes.values())
-    if state.barren >= MAX_BARREN or not alive:
+    needed = state.todo > 0 or not state.leaves
+    if needed and (state.barren >= MAX_BARREN or not alive):
         state.fatal = state.fatal or f"trials keep failing; the last: {why}"
+
+
+def host_instead(state: State, node: NodeUse, now: float) -> list[Action]:
+    """A trial saw nothing of what the living precursor beside it staged: the node's trials are hosted from now on."""
+    holder, node.holder = node.holder, None
+    node.hosted, node.status, node.attempts, node.failures = True, "offered", 0, 0
+    state.barren = 0
+    node.why = "trials do not see what another job stages there: /dev/shm is private to each job"
+    state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {node.why}")
+    info = state.jobs[holder] if holder is not None else None
+    if info is None or not info.live:
+        return []
+    info.released_at = now
+    return [ReleaseHolder(job=info.job.name)]
 
 
 def count_kill(state: State, name: str, why: str) -> list[Action]:

@@ -5,7 +5,7 @@
 Rule: parsers and decisions are pure and stand first; the two `scontrol` calls and the one `sbatch --test-only` are made
 once per coordinator, at its start or its first evaluation. What cannot be told changes nothing: the precursor is tried.
 It does not know: nodes (doctor probes those), checkpoints, jobs in flight. A private /dev/shm that no setting of Slurm
-shows (a site's own prolog or SPANK plug-in) is found by `evalspan doctor` alone.
+shows (a site's own prolog or SPANK plug-in) is found by `evalspan doctor`, or by the first trial that sees nothing.
 
 Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
 """
@@ -21,6 +21,7 @@ from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
 
 SCONTROL_SECONDS = 30.0
 HOLDER_MEMORY_MB = 512
+PRIVATE = "/dev/shm is private to each job"
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
 
 
@@ -135,7 +136,7 @@ def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage:
     if refusal:
         return f"no job without a GPU is taken beside the trials ({refusal})"
     plugin = private_memory(rules.config)
-    return f"/dev/shm is private to each job ({plugin})" if plugin else ""
+    return f"{PRIVATE} ({plugin})" if plugin else ""
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ class NodeUse:
     rung: str = ""
     holder: str | None = None
     attempts: int = 0  # holder jobs so far
+    hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     failures: int = 0  # trials that died there for no shard's fault
     why: str = ""
 

@@ -167,7 +167,9 @@ class StageSpec(Record):
     lease_file: str  # touched by the coordinator; older than lease_seconds means nobody will come back
     lease_seconds: float = 900.0
     readers: int = 16
-    linger_seconds: float = 0.0  # once released: stay with the files, for the next checkpoint to write them over
+    linger_seconds: float = (
+        0.0  # once released: stay with the files, for the next checkpoint to write them over
+    )
     preimport: str | None = (
         None  # engine to import once while waiting, so that trials find it in the page cache
     )
@@ -361,6 +363,9 @@ class Failed(Record):
     node: str | None = None
     shard: str | None = None  # the shard in hand, for a trial
     entry: int | None = None
+    unstaged: bool = (
+        False  # a trial that saw nothing of the weights staged on its node: its /dev/shm is another one
+    )
 
 
 Outcome = Annotated[

@@ -43,6 +43,8 @@ HEARTBEAT_SECONDS = 2.0
 QUEUE_PATIENCE_SECONDS = 120.0  # Redis away for longer: the trial ends, its GPU is of use to somebody else
 FILL_PATIENCE_SECONDS = 600.0  # queue or request sets not there yet
 STAGING_PATIENCE_SECONDS = 600.0
+# Trials are submitted once the weights are there: where nothing of them is seen, another /dev/shm is looked at.
+UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 
 T = TypeVar("T")
@@ -50,6 +52,10 @@ T = TypeVar("T")
 
 class TerminatedError(BaseException):
     """SIGTERM or SIGINT came. A BaseException, so that no model code swallows it."""
+
+
+class UnstagedError(RetryError):
+    """Nothing of the staged checkpoint is seen from here."""
 
 
 class QueueLostError(Exception):
@@ -150,13 +156,18 @@ class Trial:
     # --- the work ------------------------------------------------------------------------------------------------
 
     def _work(self) -> str:
-        from evaljobs.stage import NotStaged, reading  # noqa: PLC0415
+        from evaljobs.stage import NotStaged, reading, slot_of  # noqa: PLC0415
 
+        slot = slot_of(self.spec.model_path)
+        seen = slot is None or slot.exists()
+        patience = STAGING_PATIENCE_SECONDS if seen else UNSEEN_PATIENCE_SECONDS
         with contextlib.ExitStack() as held:
             try:
                 with self.seconds.spent("wait"):
-                    held.enter_context(reading(self.spec.model_path, wait_seconds=STAGING_PATIENCE_SECONDS))
+                    held.enter_context(reading(self.spec.model_path, wait_seconds=patience))
             except NotStaged as error:
+                if not seen:
+                    raise UnstagedError(f"nothing is staged in {slot}, seen from this job") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
             self._loaded = engine.load(
                 self.spec.model_path, self.spec.model, self.spec.batch_size, phase=self._phase
@@ -337,4 +348,5 @@ class Trial:
             detail=traceback.format_exc()[-4000:],
             node=self.spec.node,
             shard=self.standing.shard,
+            unstaged=isinstance(error, UnstagedError),
         )

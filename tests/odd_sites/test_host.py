@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from typing import Any
 
 import pytest
-from dev_cluster.api import Cluster
+from dev_cluster.api import Cluster, dev_cluster, unavailable
 
 pytestmark = [pytest.mark.model, pytest.mark.slurm]
 
@@ -57,3 +58,25 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert {s["rung"] for s in staged} == {"shm"}
     assert len(cleared) == len(staged)
     assert all(c["freed_bytes"] > 0 for c in cleared)
+
+
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-odd-sites runs these")
+@pytest.mark.parametrize("oddity", ["private_shm", "exclusive", "gpu_jobs_only", "unnoticed"])
+def test_each_oddity_alone(oddity: str, make_site: Any, expected: dict[str, Any]) -> None:
+    """Each makes hosts of nodes, with equal scores; "unnoticed": a private /dev/shm that only the trials find out."""
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    unnoticed = oddity == "unnoticed"
+    shape = {"private_shm" if unnoticed else oddity: True}
+    with dev_cluster(nodes=1, gpus=2, cpu_nodes=1, **shape) as cluster:
+        site = make_site(cluster, more="[stage]\nhost_trials = false\n" if unnoticed else "")
+        results, seen = finish(site)
+        assert dict(results["results"]) == expected
+        assert any("-host-" in name for name in seen)
+        assert any("-stage-" in name for name in seen) is unnoticed
+        assert_each_shard_counts_once(site)
+        assert cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+        report = json.loads((site.root() / "report.json").read_text())
+        assert set(report["nodes"].values()) == {"host"}
+        assert any("one job that holds its GPUs" in warning for warning in report["warnings"])

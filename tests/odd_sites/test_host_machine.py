@@ -19,9 +19,9 @@ from evaljobs.contract import Cleared, Failed, HostSpec, Staged
 class HostWorld(World):
     """A site where every node is served by one job: it stages, runs its lanes, and ends when all have ended."""
 
-    def __init__(self, seed: int, faults: Faults, nodes: int = 2, entries: int = 3) -> None:
+    def __init__(self, seed: int, faults: Faults, nodes: int = 2, *, hosting: bool = True) -> None:
         self.lanes: dict[tuple[str, int], FakeMember] = {}
-        super().__init__(seed, faults, record(entries=entries, host_trials=True), nodes)
+        super().__init__(seed, faults, record(host_trials=hosting), nodes)
 
     def run_stage(self, *_anything: object) -> None:
         raise AssertionError("a precursor on a site that has no use for it")
@@ -58,7 +58,7 @@ class HostWorld(World):
             )
             return
         child = dataclasses.replace(
-            job, job=dataclasses.replace(job.job, name=trial), specs={trial: spec.trial}
+            job, job=dataclasses.replace(job.job, name=trial, purpose="host"), specs={trial: spec.trial}
         )
         self.run_trial(child, lane, member)
 
@@ -105,6 +105,41 @@ def test_hosts_survive_what_dies_now_and_then(seed: int, kill: float, nodes: int
     assert not open_entries or world.state.fatal, world.summary()
     assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
     assert not world.memory
+
+
+class PrivateWorld(HostWorld):
+    """/dev/shm is private, and no setting said so: trials beside a precursor see nothing of it."""
+
+    def __init__(self, seed: int, faults: Faults, nodes: int = 2) -> None:
+        super().__init__(seed, faults, nodes, hosting=False)
+
+    def run_stage(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        World.run_stage(self, job, index, member)
+
+    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        spec = next(iter(job.specs.values()))
+        if job.job.purpose == "trial":
+            trial = spec.lanes[index].trial
+            self.leave(
+                Failed(name=trial, job="trial", blame="retry", error="nothing", node=spec.node, unstaged=True)
+            )
+            self.end_member(job, index, member)
+        else:
+            super().run_trial(job, index, member)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
+def test_a_node_whose_trials_see_nothing_turns_to_hosting(seed: int, nodes: int) -> None:
+    """Each node's precursor is tried once; then its trials are hosted, everything is scored and nothing is left."""
+    world = PrivateWorld(seed, Faults(slow_outcome=0.2, restart=0.05), nodes)
+    world.run()
+    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    assert not world.memory
+    used = [n for n in world.state.nodes.values() if n.rung]
+    assert any(n.rung == "host" for n in used)
+    assert any("private" in w for w in world.state.warnings)
+    assert replay(world.journal) == world.state
 
 
 @settings(max_examples=30, deadline=None)
