@@ -372,7 +372,9 @@ def test_listed_programs_fare_as_expected_and_leave_nothing(run: Any, level: str
     fields = {name: problem[name] for name in ("prompt", "entry_point", "test")}
     programs = []
     for row in rows:
-        programs.append({**fields, "id": row["id"], "completion": row["code"], "timeout_seconds": 1.0})
+        # an honest program may need its time on a busy machine; a hostile one shall not have it
+        limit = 20.0 if row["expected"] == "pass" else 1.0
+        programs.append({**fields, "id": row["id"], "completion": row["code"], "timeout_seconds": limit})
         programs.append({**fields, "id": "honest", "completion": "    return a + b\n"})
     verdicts = run(programs, level, who)
     assert [v["id"] for v in verdicts] == [p["id"] for p in programs]
