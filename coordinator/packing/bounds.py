@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from coordinator.packing.batches import extremes, seconds_of
 from coordinator.packing.work import Lane, WorkSet
 
 
@@ -114,9 +115,8 @@ def bound(
     sizes = [
         Size(
             work.name,
-            sum(work.batch_seconds),
-            min(work.batch_seconds),
-            max(work.batch_seconds),
+            seconds_of(work.batch_seconds),
+            *extremes(work.batch_seconds),
             work.metric_seconds,
             min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0,
         )

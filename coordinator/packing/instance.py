@@ -11,12 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from coordinator.packing.batches import Even
 from coordinator.packing.work import UNLIMITED, Lane, WorkSet
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
-MOST_DOCUMENTS = 20_000_000
-"""Of an instance: a document is a batch here, and takes some 40 bytes to plan."""
 
 
 class DataSet(BaseModel):
@@ -25,19 +24,19 @@ class DataSet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: str = Field(min_length=1)
-    docs: int = Field(ge=1)
+    docs: int = Field(ge=1, le=10**9)
     gpu_seconds: Seconds
     metric_seconds: Seconds = 0.0
     metric: Literal["score", "execute"] = "score"
     metric_parallelism: int = Field(default=UNLIMITED, ge=1)
     sigma: Spread = 0.3
-    labels: int | None = Field(default=None, ge=0)
+    labels: int | None = Field(default=None, ge=0, le=4000)
 
     def work(self) -> WorkSet:
         """The set with one batch a document."""
         return WorkSet(
             name=self.name,
-            batch_seconds=[self.gpu_seconds / self.docs] * self.docs,
+            batch_seconds=Even(each=self.gpu_seconds / self.docs, number=self.docs),
             metric_seconds=self.metric_seconds,
             metric=self.metric,
             metric_parallelism=self.metric_parallelism,
@@ -62,9 +61,7 @@ class Instance(BaseModel):
     datasets: tuple[DataSet, ...] = Field(strict=False, min_length=1)
 
     @model_validator(mode="after")
-    def _fits(self) -> Instance:
-        if sum(data_set.docs for data_set in self.datasets) > MOST_DOCUMENTS:
-            raise ValueError(f"datasets: more than {MOST_DOCUMENTS:,} docs in all")
+    def _names_differ(self) -> Instance:
         seen: set[str] = set()
         for index, data_set in enumerate(self.datasets):
             if data_set.name in seen:

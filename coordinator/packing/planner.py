@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from itertools import accumulate
 from math import inf
 
+from coordinator.packing.batches import extremes, running, seconds_of
 from coordinator.packing.bounds import lower_bound
 from coordinator.packing.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.packing.shards import Cut, Sizes, cut_evenly, cut_guided, shards_of, sizes_for
@@ -115,7 +115,7 @@ def _check(sets: Sequence[WorkSet]) -> None:
         if not 0 <= work.metric_seconds < inf:
             raise ValueError(f"{work.name}: metric seconds must be 0 or more")
         batches = work.batch_seconds
-        if batches and not (min(batches) >= 0 and sum(batches) < inf):
+        if not (extremes(batches)[0] >= 0 and seconds_of(batches) < inf):
             raise ValueError(f"{work.name}: batch seconds must be 0 or more")
 
 
@@ -142,11 +142,11 @@ class _Shop:
     ) -> None:
         self.sets, self.lanes, self.starts, self.load = sets, lanes, starts, load
         self.overhead, self.cpu_slots = overhead, cpu_slots
-        self.totals = [sum(work.batch_seconds) for work in sets]
+        self.totals = [seconds_of(work.batch_seconds) for work in sets]
         self.total = sum(self.totals)
         self.width = sum(lane.speed for lane in lanes)
         self.horizon = self.total / self.width
-        self._sums: dict[int, list[float]] = {}
+        self._sums: dict[int, Sequence[float]] = {}
         self.metric_total = sum(work.metric_seconds for work in sets)
         self.at_once = [
             max(1, min(work.metric_parallelism, cpu_slots, len(work.batch_seconds)))
@@ -167,10 +167,10 @@ class _Shop:
             cpu_slots=self.cpu_slots,
         )
 
-    def sums(self, index: int) -> list[float]:
+    def sums(self, index: int) -> Sequence[float]:
         """Running sums of a set's batch seconds, from 0.0 on."""
         if index not in self._sums:
-            self._sums[index] = list(accumulate(self.sets[index].batch_seconds, initial=0.0))
+            self._sums[index] = running(self.sets[index].batch_seconds)
         return self._sums[index]
 
     def deal(self, cuts: list[Cut], urgent_from: float) -> _Try:

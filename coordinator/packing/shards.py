@@ -7,11 +7,11 @@ It does not know: lanes by name, nor which lane runs a shard.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
+from coordinator.packing.batches import reaching
 from coordinator.packing.work import WorkSet
 
 OVERHEAD_SHARE = 0.05
@@ -66,7 +66,7 @@ def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
     first = 0
     for piece in range(1, pieces):
         goal = total * piece / pieces
-        end = bisect_left(sums, goal, first + 1)
+        end = reaching(sums, goal, first + 1)
         if end - 1 > first and goal - sums[end - 1] < sums[min(end, count)] - goal:
             end -= 1
         first = min(end, count - (pieces - piece))
@@ -94,7 +94,7 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
             ends.append(count)
             break
         aim = min(rest / pieces, goal) if goal >= shortest else rest / pieces
-        end = min(count, bisect_left(sums, sums[first] + aim * (1 - 1e-9), first + 1))
+        end = min(count, reaching(sums, sums[first] + aim * (1 - 1e-9), first + 1))
         if total - sums[end] < shortest:
             end = count
         ends.append(end)

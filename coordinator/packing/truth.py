@@ -12,6 +12,7 @@ from itertools import accumulate
 from math import exp, sqrt
 from random import Random
 
+from coordinator.packing.batches import extremes, running
 from coordinator.packing.bounds import Bound, Size, bound_of
 from coordinator.packing.work import Lane, WorkSet
 
@@ -27,9 +28,10 @@ class Predicted:
     def __init__(self, sets: Sequence[WorkSet]) -> None:
         self.sets = list(sets)
         self.index = {work.name: index for index, work in enumerate(self.sets)}
-        self.sums = [list(accumulate(work.batch_seconds, initial=0.0)) for work in self.sets]
-        self.shortest = [min(work.batch_seconds, default=0.0) for work in self.sets]
-        self.longest = [max(work.batch_seconds, default=0.0) for work in self.sets]
+        self.sums = [running(work.batch_seconds) for work in self.sets]
+        ends = [extremes(work.batch_seconds) for work in self.sets]
+        self.shortest = [shortest for shortest, _ in ends]
+        self.longest = [longest for _, longest in ends]
 
 
 class Truth:

@@ -148,7 +148,7 @@ def test_a_full_node_always_reading_is_never_faster():
         (text(datasets=[{"name": "a", "docs": 0, "gpu_seconds": 1}]), "datasets.0.docs"),
         (text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1, "metric": "sum"}]), "datasets.0.metric"),
         (text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1}] * 2), "twice"),
-        (text(datasets=[{"name": "a", "docs": 10**9, "gpu_seconds": 1}]), "docs"),
+        (text(datasets=[{"name": "a", "docs": 10**10, "gpu_seconds": 1}]), "docs"),
         (text(datasets=[{"name": "a", "docs": 1, "gpu_seconds": 1, "sigma": 300}]), "datasets.0.sigma"),
     ],
 )

@@ -1,0 +1,87 @@
+"""Sequences of batches' seconds and their running sums, with no list where all batches are equal.
+
+Rule: `Even` behaves as a list of equal numbers; what is asked of millions of them is answered by arithmetic.
+It does not know: sets, shards, or lanes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
+from typing import overload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Even(Sequence[float]):
+    """`number` batches of `each` seconds."""
+
+    each: float
+    number: int
+
+    def __len__(self) -> int:
+        return self.number
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[float]: ...
+    def __getitem__(self, index: int | slice) -> float | Sequence[float]:
+        if isinstance(index, slice):
+            return Even(each=self.each, number=len(range(self.number)[index]))
+        range(self.number)[index]  # IndexError, as of a list
+        return self.each
+
+
+class EvenSums(Sequence[float]):
+    """Running sums of equal batches, from 0.0 on: one more than there are batches."""
+
+    __slots__ = ("each", "number")
+
+    def __init__(self, even: Even) -> None:
+        self.each, self.number = even.each, even.number
+
+    def __len__(self) -> int:
+        return self.number + 1
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[float]: ...
+    def __getitem__(self, index: int | slice) -> float | Sequence[float]:
+        at = range(self.number + 1)[index]
+        return [self.each * number for number in at] if isinstance(at, range) else self.each * at
+
+
+def seconds_of(batches: Sequence[float]) -> float:
+    """Seconds of all batches."""
+    return batches.each * batches.number if isinstance(batches, Even) else sum(batches)
+
+
+def extremes(batches: Sequence[float]) -> tuple[float, float]:
+    """The shortest and the longest batch; zeros where there is none."""
+    if not batches:
+        return 0.0, 0.0
+    if isinstance(batches, Even):
+        return batches.each, batches.each
+    return min(batches), max(batches)
+
+
+def running(batches: Sequence[float]) -> Sequence[float]:
+    """Sums of the first 0, 1, … all batches."""
+    return EvenSums(batches) if isinstance(batches, Even) else list(accumulate(batches, initial=0.0))
+
+
+def reaching(sums: Sequence[float], goal: float, start: int) -> int:
+    """The first index from `start` on whose running sum is `goal` or more; one past the last where there is none."""
+    if not isinstance(sums, EvenSums) or not sums.each:
+        return bisect_left(sums, goal, start)
+    each, last = sums.each, sums.number
+    index = min(max(start, ceil(goal / each)), last + 1)
+    while index > start and each * (index - 1) >= goal:  # the division may have rounded
+        index -= 1
+    while index <= last and each * index < goal:
+        index += 1
+    return index

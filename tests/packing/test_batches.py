@@ -1,0 +1,64 @@
+"""Equal batches without a list answer as the list would."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from coordinator.packing.batches import Even, extremes, reaching, running, seconds_of
+from coordinator.packing.planner import Lane, WorkSet, plan
+
+
+@given(st.integers(0, 40), st.sampled_from([0.0, 0.25, 1.0, 3.5]), st.integers(-50, 50))
+def test_even_batches_are_a_list_of_equal_numbers(count, each, index):
+    """Length, items, slices, sums and extremes are those of the list."""
+    even, listed = Even(each=each, number=count), [each] * count
+    assert list(even) == listed
+    assert len(even) == len(listed)
+    assert list(even[:index]) == listed[:index]
+    assert seconds_of(even) == seconds_of(listed)
+    assert extremes(even) == extremes(listed)
+    assert list(running(even)) == list(running(listed)) == list(accumulate(listed, initial=0.0))
+    assert list(running(even)[1:index]) == list(running(listed)[1:index])
+    for sequence, of in ((even, listed), (running(even), running(listed))):
+        try:
+            wanted = of[index]
+        except IndexError:
+            with pytest.raises(IndexError):
+                sequence[index]
+        else:
+            assert sequence[index] == wanted
+
+
+@given(st.floats(0, 1e6), st.integers(0, 60), st.floats(0, 2), st.data())
+@example(0.1, 3, 1.0, None)
+def test_reaching_is_a_bisection(each, count, share, data):
+    """The same index as a search through all running sums, whatever rounding does."""
+    sums = running(Even(each=each, number=count))
+    start = data.draw(st.integers(0, count + 1)) if data else 0
+    for goal in (share * each * count, share * each, *sums):
+        assert reaching(sums, goal, start) == bisect_left(list(sums), goal, start)
+
+
+def test_a_plan_of_even_batches_is_the_plan_of_their_list():
+    """Binary fractions, so that no sum rounds: the two plans are equal."""
+    on = [Lane(name=str(index), node="n") for index in range(12)]
+    shapes = [(0.25, 4000, 30.0, "execute"), (2.0, 700, 5.0, "score"), (0.5, 33, 0.0, "score")]
+    made = [
+        plan(
+            [
+                WorkSet(name=str(number), batch_seconds=make(each, count), metric_seconds=tail, metric=metric)
+                for number, (each, count, tail, metric) in enumerate(shapes)
+            ],
+            on,
+            load_seconds=20.0,
+            shard_overhead_seconds=0.5,
+            cpu_slots=8,
+        )
+        for make in (lambda each, count: Even(each=each, number=count), lambda each, count: [each] * count)
+    ]
+    assert made[0] == made[1]
