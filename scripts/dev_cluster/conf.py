@@ -164,6 +164,8 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
             "fi",
             f': > {quoted["run"]}/"$1".ready',
             "set +e",
+            "# The submit side has no pid namespace that would take a second process with it.",
+            '[ "$1" != login ] || exec sleep 2147483',
             "while :; do sleep 2147483; done",
             "",
         ]
