@@ -163,11 +163,10 @@ def slurm_site(slurm_cluster: Cluster, toy_model: Path, tmp_path: Path) -> Site:
         place = folder / "tiny" / file.name
         shutil.copyfile(file, place)
         place.chmod(0o644)
-    program = str(Path(cluster.python).parent / "evalspan")
     env = {**cluster.user_env, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "NO_COLOR": "1"}
     options = ["--cluster", "slurm", "--partition", "gpu"]
 
     def argv(arguments: list[str]) -> list[str]:
-        return cluster.user_argv([program, *arguments], cwd=folder)
+        return cluster.user_argv([str(cluster.python), "-m", "coordinator", *arguments], cwd=folder)
 
     return Site(argv, env, folder, folder / "tiny", folder / "toys.toml", options, cluster)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +18,21 @@ STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write
 
 def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of a doctor that looks at this cluster."""
-    program = Path(cluster.python).parent / "evalspan"
     work = cluster.user_dir / "doctor"
     done = cluster.run_as_user(
-        [program, "doctor", "--json", "--cluster", "slurm", "--work-dir", work, "--sample-mb", "16"],
+        [
+            cluster.python,
+            "-m",
+            "coordinator",
+            "doctor",
+            "--json",
+            "--cluster",
+            "slurm",
+            "--work-dir",
+            work,
+            "--sample-mb",
+            "16",
+        ],
         env={"EVALSPAN_CLUSTER_CPU_PARTITION": "cpu", "EVALSPAN_CLUSTER_PARTITION": "gpu", **env},
         timeout=150,
     )
