@@ -347,9 +347,9 @@ class World:
     def listing(self) -> list[JobState]:
         rows = []
         for job in self.jobs.values():
-            if not job.listed:
-                continue
             for index, member in job.members.items():
+                if not job.listed and member.phase == "ended":
+                    continue  # what vanishes is what has ended: a member that runs is shown
                 rows.append(
                     JobState(
                         job_id=job.job_id,

@@ -1,0 +1,232 @@
+"""What the daemon costs and how soon it acts. Prints JSON; every figure was measured on this machine, now.
+
+`replay`: seconds until a coordinator that was killed has its state again from a journal of `--events` events.
+`slurm`: a daemon on a development cluster: seconds from the trigger to the precursor's submission (and of those the
+gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
+(its commands are counted by wrappers), and its CPU share and memory when nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from chaos_lib.site import Place, Site, place
+from dev_cluster.api import unavailable
+
+from coordinator import machine
+from coordinator import messages as m
+from coordinator.records import EvaluationRecord, RunOptions
+from coordinator.specs import Site as Folders
+from coordinator.store import Journal, read_events
+from evaljobs.contract import (
+    CheckpointFile,
+    CheckpointSpec,
+    FrameRef,
+    ModelOptions,
+    SuiteSpec,
+    TaskEntry,
+    shard_id,
+)
+
+TASKS = 60
+TICKS = os.sysconf("SC_CLK_TCK")
+COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
+
+
+# --- replay ----------------------------------------------------------------------------------------------------------
+
+
+def _record() -> EvaluationRecord:
+    tasks = tuple(TaskEntry(name=f"task{i}") for i in range(TASKS))
+    return EvaluationRecord(
+        evaluation_id="bench-suite-00000000",
+        checkpoint=CheckpointSpec(
+            source="/c",
+            digest="d",
+            files=(CheckpointFile(name="model.safetensors", size=1 << 30, mtime_ns=1),),
+        ),
+        suite=SuiteSpec(name="suite", batch_size=8, tasks=tasks),
+        model=ModelOptions(),
+        options=RunOptions(),
+        accepted_at=0.0,
+    )
+
+
+def _journal(events: int) -> list[m.AnyEvent]:
+    """An evaluation in mid-run: planned into one shard an event, each dumped and told by an event of its own."""
+    record = _record()
+    each = max(1, events // TASKS)
+    folders = {i: f"/sets/{i}" for i in range(TASKS)}
+    sets = {i: {f"task{i}": f"/sets/{i}/task{i}"} for i in range(TASKS)}
+    shards = {i: tuple(shard_id(f"task{i}", n, n + 1) for n in range(each)) for i in range(TASKS)}
+    leaves = tuple(
+        m.PlannedLeaf(
+            task=f"task{i}",
+            entry=i,
+            key="k",
+            folder=sets[i][f"task{i}"],
+            executes=False,
+            sampled=False,
+            documents=8 * each,
+            shards=shards[i],
+        )
+        for i in range(TASKS)
+    )
+    lane = m.PlannedLane(
+        lane="n1/0", node="n1", shards=tuple((s, 0.0, 1.0) for i in shards for s in shards[i])
+    )
+    found: list[m.AnyEvent] = [
+        m.Accepted(at=0.0, record=record),
+        m.RequestSetsFound(at=0.0, sets=sets, folders=folders, batch_size=8),
+        m.NodesOffered(at=0.0, offers=(m.Offer(node="n1", gpus=8, memory_mb=64_000),)),
+        m.Planned(
+            at=0.0,
+            batch_size=8,
+            leaves=leaves,
+            lanes=(lane,),
+            predicted_makespan_seconds=1.0,
+            lower_bound_seconds=1.0,
+            gpu_seconds=1.0,
+        ),
+    ]
+    # the last shard of each task is still to come, so that the evaluation is in the midst of its run
+    for i in range(TASKS):
+        for number, shard in enumerate(shards[i][:-1]):
+            frame = FrameRef(file=f"t{i}.frames", offset=number, length=1)
+            found.append(m.ShardsDumped(at=1.0, shards=((shard, frame),)))
+    return found
+
+
+def replay(events: int) -> dict[str, Any]:
+    """Write a journal of about `events` events, read it back as a restarted coordinator does."""
+    folders = Folders(work_dir="/w", trial_command=("python",), worker_command=("python",))
+    with tempfile.TemporaryDirectory() as place_:
+        path = Path(place_) / "journal.jsonl"
+        journal = Journal(path)
+        journal.append(_journal(events))
+        journal.close()
+        started, cpu = time.perf_counter(), time.process_time()
+        state = None
+        count = 0
+        for event in read_events(path):
+            count += 1
+            if isinstance(event, m.Accepted):
+                state, _ = machine.start(event)
+            elif state is not None:
+                machine.step(state, folders, event)
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        size = path.stat().st_size
+    assert state is not None
+    assert state.todo == TASKS
+    return {
+        "events": count,
+        "journal_mb": round(size / 1e6, 1),
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu, 2),
+    }
+
+
+# --- a daemon on Slurm -----------------------------------------------------------------------------------------------
+
+
+def _count(site: Site) -> dict[str, int]:
+    return {c: len(list((site.folder / f"marks-{c}").iterdir())) for c in COMMANDS}
+
+
+def _cost(pid: int) -> tuple[float, float]:
+    """CPU seconds so far, its ended children's included, and resident MB of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
+    )
+    return sum(map(int, fields[11:15])) / TICKS, int(status["VmRSS"].split()[0]) / 1024
+
+
+def _until(law: Any, what: str, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not law():
+        if time.monotonic() > end:
+            raise SystemExit(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
+    """One evaluation through a daemon, then silence; its own poll interval, as a site would have it."""
+    site = Site.make(where, "bench")
+    config = site.folder / "evalspan.toml"
+    text = config.read_text().replace(
+        "poll_seconds = 1.0", f'poll_seconds = {poll}\nkind = "slurm"\npartition = "gpu"'
+    )
+    config.write_text(text)
+    for command in COMMANDS:
+        site.wrap(command, 'mktemp "$ONCE/XXXXXXXX" >/dev/null\nexec "$REAL" "$@"')
+    process = site.start_program("daemon")
+    try:
+        _until((site.work / "redis" / "address.json").exists, "the daemon's Redis")
+        triggered = time.time()
+        submit = site.start_program(
+            "submit", str(site.folder / "tiny"), "--suite", str(site.folder / "chaos.toml")
+        )
+        submit.wait()
+        spooled = time.time()
+        _until(lambda: any(e["kind"] == "results-written" for e in site.events()), "results", 600)
+        asked_at, asked = time.time(), _count(site)
+        events = site.events()
+        _until(lambda: not site.user(["squeue", "--noheader"]), "an empty queue")
+        quiet = _count(site)
+        before, _ = _cost(process.pid)
+        time.sleep(idle_seconds)
+        after, rss = _cost(process.pid)
+        silent = _count(site)
+    finally:
+        process.kill()
+        process.wait()
+    accepted = next(e["at"] for e in events if e["kind"] == "accepted")
+    staged = [e["at"] for e in events if e["kind"] == "job-submitted" and "-stage-" in e["job"]]
+    nodes = {o["node"] for e in events if e["kind"] == "nodes-offered" for o in e["offers"]}
+    submitted = [e for e in events if e["kind"] == "job-submitted"]
+    of_nodes = [e for e in submitted if "-stage-" in e["job"] or "-trial-" in e["job"]]
+    polls = sum(asked[c] for c in ("squeue", "sinfo"))
+    return {
+        "poll_seconds": poll,
+        "submit_command_seconds": round(spooled - triggered, 2),
+        "trigger_to_accepted_seconds": round(accepted - spooled, 2),
+        "accepted_to_first_precursor_seconds": round(min(staged) - accepted, 2),
+        "trigger_to_first_precursor_seconds": round(min(staged) - spooled, 2),
+        "submissions": len(submitted),
+        "submissions_per_node": round(len(of_nodes) / max(1, len(nodes)), 2),
+        "polls_per_second_busy": round(polls / (asked_at - accepted), 3),
+        "polls_per_second_idle": round(sum(silent[c] - quiet[c] for c in COMMANDS) / idle_seconds, 3),
+        "commands": asked,
+        "idle_cpu_percent": round(100 * (after - before) / idle_seconds, 2),
+        "rss_mb": round(rss),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench_daemon", description=__doc__)
+    parser.add_argument("--events", type=int, default=100_000, help="of the journal that is replayed")
+    parser.add_argument(
+        "--idle", type=float, default=30.0, help="seconds that the idle daemon is watched for"
+    )
+    parser.add_argument("--poll", type=float, default=10.0, help="[cluster] poll_seconds")
+    said = parser.parse_args()
+    result: dict[str, Any] = {"replay": replay(said.events), "slurm": None}
+    why = unavailable()
+    if why is None:
+        with place() as where:
+            result["slurm"] = daemon(where, said.idle, said.poll)
+    else:
+        result["slurm_skipped"] = why
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,165 @@
+"""One disturbed evaluation and its verdict.
+
+Rule: the verdict is made of what is on disk and on the cluster afterwards, never of what the coordinator says of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos_lib.faults import FAULTS, Fault, Run
+from chaos_lib.site import Place, Site
+
+DEADLINE_S = 300.0
+CLEAN_S = 60.0  # a controller that was away ends its jobs later
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Of one run. `broken`: the laws that do not hold, one line each. `missed`: the moment never came."""
+
+    fault: str
+    seed: int
+    struck: dict[str, str]
+    seconds: float
+    events: int
+    scores: dict[str, Any]
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        if self.broken:
+            return "broken"
+        return "same" if self.struck or self.fault == "none" else "missed"
+
+
+def undisturbed(place: Place) -> Verdict:
+    """A run without faults: its scores are what all others must give, its events are their moments."""
+    return disturbed(place, (), 0, {}, 0)
+
+
+def disturbed(place: Place, names: Sequence[str], seed: int, scores: dict[str, Any], events: int) -> Verdict:
+    """Run an evaluation, strike these faults at moments drawn from `seed`, and judge what comes of it.
+
+    `scores`, `events`: of the undisturbed run; without scores they are not compared.
+    """
+    chosen = [FAULTS[n] for n in names]
+    dice = random.Random(f"{'+'.join(names)}/{seed}")
+    label = "+".join(names) or "none"
+    spare = any(f.partition == "spare" for f in chosen)
+    site = Site.make(
+        place,
+        f"r{time.time_ns() % 10**10}-{seed}",
+        partition="spare" if spare else "gpu",
+        on_small=any(f.on_small for f in chosen),
+    )
+    started = time.monotonic()
+    run = Run(site=site, process=site.start(), dice=dice)
+    broken: list[str] = []
+    threads = [
+        threading.Thread(target=_strike, args=(run, fault, _moment(fault, dice, events), broken), daemon=True)
+        for fault in chosen
+    ]
+    for thread in threads:
+        thread.start()
+    found = _finish(run, broken)
+    seconds = time.monotonic() - started
+    for thread in threads:
+        thread.join(timeout=60)
+    broken += _judge(run, found, scores)
+    _mend(place)
+    verdict = Verdict(
+        fault=label,
+        seed=seed,
+        struck=dict(run.struck),
+        seconds=round(seconds, 1),
+        events=len(site.events()),
+        scores=found,
+        broken=broken,
+    )
+    if not broken:
+        site.remove()
+    return verdict
+
+
+def _moment(fault: Fault, dice: random.Random, events: int) -> int:
+    low, high = fault.span
+    return 1 + int(events * dice.uniform(low, high))
+
+
+def _strike(run: Run, fault: Fault, moment: int, broken: list[str]) -> None:
+    try:
+        if run.wait(lambda: len(run.site.events()) >= moment):
+            hit = fault.strike(run)
+            if hit is not None:
+                run.struck[fault.name] = f"after {moment} events: {hit}"
+    except Exception as error:  # noqa: BLE001 (said in the verdict; the evaluation goes on)
+        broken.append(f"{fault.name} could not be struck: {type(error).__name__}: {error}")
+
+
+def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
+    """Wait for the evaluation, through the kills of its coordinator; its scores."""
+    end = time.monotonic() + DEADLINE_S
+    try:
+        while True:
+            process = run.process
+            if process.poll() is None:
+                if time.monotonic() > end:
+                    broken.append(f"not ended within {DEADLINE_S:g} s")
+                    process.kill()
+                    process.wait()
+                    return {}
+                time.sleep(0.1)
+                continue
+            time.sleep(0.3)  # a fault that ends it puts another in its place
+            if process is run.process:
+                break
+    finally:
+        run.over = True
+    out = run.process.stdout.read() if run.process.stdout is not None else ""
+    if run.process.returncode != 0:
+        said = (run.site.folder / "eval.log").read_text()[-600:]
+        broken.append(f"ended with {run.process.returncode}: {said}")
+        return {}
+    return dict(json.loads(out)["results"])
+
+
+def _judge(run: Run, found: dict[str, Any], scores: dict[str, Any]) -> list[str]:
+    broken = []
+    if scores and found != scores:
+        broken.append(f"other scores: {json.dumps(found)}")
+    events = run.site.events()
+    planned = [s for e in events if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
+    counted = Counter(s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"])
+    again = Counter(e["shard"] for e in events if e["kind"] == "shard-corrupted")
+    if len(planned) != len(set(planned)):
+        broken.append("a shard was planned twice")
+    broken += [
+        f"{shard} was counted {counted[shard]} times, corrupted {again[shard]} times"
+        for shard in planned
+        if counted[shard] != 1 + again[shard]
+    ]
+    entries = [
+        e["outcome"]["entry"]
+        for e in events
+        if e["kind"] == "outcome-seen" and e["outcome"]["kind"] == "scored"
+    ]
+    if sorted(entries) != sorted(set(entries)):
+        broken.append(f"scored twice: {entries}")
+    broken += [f"left behind: {what}" for what in run.site.wait_clean(CLEAN_S)]
+    return broken
+
+
+def _mend(place: Place) -> None:
+    """Nodes that a fault took down come back before the next run."""
+    for node in place.cluster.gpu_nodes:
+        place.cluster.start_node(node)
+    for node in place.cluster.gpu_nodes:
+        place.cluster.wait_node(node, "idle", "mixed", deadline_s=90)

@@ -1,0 +1,228 @@
+"""One evaluation's folder on the cluster: the ordinary user's, with a folder of commands that stands first in his PATH."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dev_cluster import daemons
+from dev_cluster.api import Cluster, dev_cluster
+
+from evaljobs.files import read_frames
+
+TASKS = Path("tests") / "exactness" / "tasks"
+HUNG_SECONDS = 45
+SUITE = """
+name = "chaos"
+include_path = ["{tasks}"]
+batch_size = 8
+
+[[task]]
+name = "toy_choice"
+[[task]]
+name = "toy_sums"
+limit = 24
+[[task]]
+name = "toy_programs"
+"""
+CONFIG = """
+[trial]
+threads = 1
+device = "cpu"
+memory_mb = 2000
+hung_seconds = {hung}
+[metric]
+bootstrap_iters = 100
+workers = 1
+memory_mb = 2000
+[cluster]
+poll_seconds = 1.0
+"""
+
+
+def toy_model(folder: Path) -> Path:
+    """A checkpoint of a tiny Llama with a tokenizer, the same for the same code."""
+    import tiny_model  # noqa: PLC0415
+
+    root = Path(__file__).resolve().parents[2]
+    sys.path.insert(0, str(root / TASKS))
+    try:
+        import rows  # noqa: PLC0415
+    finally:
+        sys.path.pop(0)
+    return Path(tiny_model.make(folder / "tiny", rows.corpus()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What the evaluations of a campaign share. `small`: a file system of 64 MB that user and nodes see."""
+
+    cluster: Cluster
+    model: Path
+    small: Path
+
+
+@contextlib.contextmanager
+def place() -> Iterator[Place]:
+    """A cluster of two GPU nodes and a CPU node; everything is ended and removed afterwards. DevClusterError."""
+    with contextlib.ExitStack() as stack:
+        models = stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-"))
+        small = Path(tempfile.mkdtemp(prefix="evalspan-small-", dir="/var/tmp"))
+        stack.callback(small.rmdir)
+        # before the cluster: a node sees the mounts that were there when it was booted
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "none", str(small)], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
+        cluster = stack.enter_context(
+            dev_cluster(nodes=2, gpus=2, cpu_nodes=1, slurmd_timeout_s=10, grace_s=0)
+        )
+        yield Place(cluster=cluster, model=toy_model(Path(models)), small=small)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One evaluation. `bin`: commands put there are found before Slurm's own."""
+
+    cluster: Cluster
+    folder: Path
+    work: Path
+    small: Path
+    partition: str
+
+    @classmethod
+    def make(cls, place: Place, name: str, *, partition: str = "gpu", on_small: bool = False) -> Site:
+        cluster = place.cluster
+        folder = Path(cluster.user_dir) / name
+        cluster.run_as_user(["mkdir", "-p", str(folder / "bin"), str(folder / "tiny")], check=True)
+        for file in place.model.iterdir():
+            shutil.copyfile(file, folder / "tiny" / file.name)
+            (folder / "tiny" / file.name).chmod(0o644)
+        texts = {
+            "evalspan.toml": CONFIG.format(hung=HUNG_SECONDS),
+            "chaos.toml": SUITE.format(tasks=Path(cluster.repo) / TASKS),
+        }
+        for file_name, text in texts.items():
+            (folder / file_name).write_text(text)
+        work = (place.small if on_small else folder) / f"work-{name}"
+        return cls(cluster=cluster, folder=folder, work=work, small=place.small, partition=partition)
+
+    @property
+    def env(self) -> dict[str, str]:
+        env = self.cluster.user_env
+        path = f"{self.folder / 'bin'}:{env['PATH']}"
+        return {
+            **env,
+            "PATH": path,
+            "EVALSPAN_CONFIG": str(self.folder / "evalspan.toml"),
+            "NO_COLOR": "1",
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        """`evalspan ARGUMENTS` on this work folder, as the user."""
+        program = str(Path(self.cluster.python).parent / "evalspan")
+        return self.cluster.user_argv([program, *arguments, "--work-dir", str(self.work)], cwd=self.folder)
+
+    def evaluate(self) -> list[str]:
+        arguments = ["eval", str(self.folder / "tiny"), "--suite", str(self.folder / "chaos.toml"), "--json"]
+        arguments += ["--cluster", "slurm", "--partition", self.partition, "--shards-per-task", "4"]
+        return self.command(*arguments)
+
+    def start_program(self, *arguments: str) -> subprocess.Popen[str]:
+        """`evalspan ARGUMENTS` in the background, both of its outputs to eval.log."""
+        with (self.folder / "eval.log").open("a") as log:
+            return subprocess.Popen(self.command(*arguments), env=self.env, stdout=log, stderr=log, text=True)
+
+    def start(self) -> subprocess.Popen[str]:
+        """`evalspan eval` as the user; run again after a kill, it goes on."""
+        with (self.folder / "eval.log").open("a") as log:
+            return subprocess.Popen(
+                self.evaluate(), env=self.env, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    # --- what its folder shows -----------------------------------------------------------------------------------
+
+    def events(self) -> list[dict[str, Any]]:
+        """Whole lines of the journal; none before the evaluation is accepted."""
+        for journal in self.work.glob("*/journal.jsonl"):
+            lines = journal.read_bytes().splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return []
+
+    def frames(self) -> list[tuple[Path, int, int]]:
+        """Whole response records: file, offset, length."""
+        found = []
+        for file in sorted(self.work.glob("*/responses/*.frames")):
+            found += [(file, ref.offset, ref.length) for ref, _ in read_frames(file, 0)]
+        return found
+
+    def process_of(self, verb: str) -> int | None:
+        """Host pid of a job of this site that runs `python -m evaljobs VERB`."""
+        for pid, words in _processes():
+            if verb in words and "evaljobs" in words and str(self.work) in " ".join(words):
+                return pid
+        return None
+
+    # --- what must not be left ---------------------------------------------------------------------------------
+
+    def left(self) -> list[str]:
+        """Jobs, processes and files in node memory that belong to this site or its user."""
+        found = [f"job {n}" for n in self.user(["squeue", "--noheader", "--format=%j"]).split()]
+        found += [f"process {' '.join(words)[:120]}" for _, words in _processes() if self._is_ours(words)]
+        for node in self.cluster.gpu_nodes:
+            first = daemons.running(self.cluster.record, node)
+            memory = Path(f"/proc/{first.pid}/root/dev/shm") if first is not None else Path("/nowhere")
+            found += [f"{node}:{f}" for f in memory.glob("evalspan-*/**/*.safetensors")]
+        return found
+
+    def _is_ours(self, words: Sequence[str]) -> bool:
+        return any(str(self.work) in word for word in words)
+
+    def user(self, argv: Sequence[str]) -> str:
+        """Output of a command of the user's, found without the wrappers."""
+        return self.cluster.run_as_user(list(argv)).stdout
+
+    def wait_clean(self, seconds: float) -> list[str]:
+        """What is left once nothing is, or after `seconds`."""
+        end = time.monotonic() + seconds
+        while (left := self.left()) and time.monotonic() < end:
+            time.sleep(0.5)
+        return left
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    # --- commands in front of Slurm's ----------------------------------------------------------------------------
+
+    def wrap(self, command: str, script: str) -> None:
+        """A command that runs `script`; $REAL in it is the true one, $ONCE a folder to leave marks in."""
+        real = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin")
+        marks = self.folder / f"marks-{command}"
+        marks.mkdir(exist_ok=True)
+        os.chown(marks, pwd.getpwnam(self.cluster.user).pw_uid, -1)
+        temporary = self.folder / f".{command}"
+        temporary.write_text(f"#!/bin/sh\nREAL={real}\nONCE={marks}\n{script}\n")
+        temporary.chmod(0o755)
+        temporary.replace(self.folder / "bin" / command)
+
+    def unwrap(self, command: str) -> None:
+        (self.folder / "bin" / command).unlink(missing_ok=True)
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        yield int(entry.parent.name), words
