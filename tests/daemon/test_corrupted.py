@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import SITE, Faults, World
 
 from coordinator import machine
 from coordinator import messages as m
+from coordinator.running import Running
 from coordinator.state import validate
-from evaljobs.contract import Failed
+from evaljobs.contract import EvaluationPaths, Failed, ShardResponses
+from evaljobs.files import FrameWriter
 
 
 def scoring(seed: int) -> tuple[World, int]:
@@ -55,3 +59,33 @@ def test_corruption_of_what_is_scored_already_changes_nothing() -> None:
     world.take([m.ShardCorrupted(at=world.now, shard=leaf.planned.shards[0], error="late")])
     assert world.state.entries[index].status == "scored"
     assert leaf.todo == 0
+
+
+def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) -> None:
+    """One byte flipped, another file gone: both shards are named, and none of those that can be read."""
+    world, index = scoring(3)
+    state = world.state
+    shards = [s for t in state.entries[index].sets for s in state.leaves[t].planned.shards]
+    running = Running.__new__(Running)
+    running.state, running.paths = state, EvaluationPaths(tmp_path)
+    for number, shard in enumerate(shards):
+        record = ShardResponses(
+            task="t", key="k", shard=shard, trial="x", started_at=0, seconds=1, responses=((0, [-1.5, True]),)
+        )
+        with FrameWriter(running.paths.response_file(f"trial-{number}")) as file:
+            state.shards[shard].frame = file.append(record)
+    metric = next(n for n in state.outstanding if state.metrics[n].entry == index)
+    failed = Failed(name=metric, job="score", blame="bug", error="?", entry=index)
+    seen = [m.OutcomeSeen(at=5.0, outcome=failed)]
+    assert running._corrupted(seen, 5.0) == []
+    first = running.paths.response_file("trial-0")
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 0xFF
+    first.write_bytes(data)
+    running.paths.response_file(f"trial-{len(shards) - 1}").unlink()
+    events = running._corrupted(seen, 5.0)
+    assert {e.shard for e in events if isinstance(e, m.ShardCorrupted)} == {shards[0], shards[-1]}
+    assert (
+        running._corrupted([m.OutcomeSeen(at=5.0, outcome=failed.model_copy(update={"name": "?"}))], 5.0)
+        == []
+    )
