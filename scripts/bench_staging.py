@@ -230,8 +230,10 @@ def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
 
     times = json.loads(run(LOAD, holding.staged.path, str(model), str(TRIALS - 1)))
-    bare = [sum(map(float, run(BARE, holding.staged.path).split())) for _ in range(3)]
-    trial = [float(run(TRIAL, holding.staged.path)) for _ in range(3)]
+    bare, trial = [], []
+    for _ in range(3):
+        bare.append(sum(map(float, run(BARE, holding.staged.path).split())))
+        trial.append(float(run(TRIAL, holding.staged.path)))
     stage.clear(holding, "bench")
     return {
         "model_bytes": spec.checkpoint.bytes,
