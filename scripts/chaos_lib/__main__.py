@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 import time
@@ -40,6 +41,7 @@ def main() -> int:
     known = _read(said.out) if said.resume else []
     if not said.resume:
         said.out.unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
     try:
         _campaign(
             _wanted(names, said.seeds, said.storm), known, said.out, time.monotonic() + 60 * said.minutes

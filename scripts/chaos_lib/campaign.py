@@ -74,6 +74,8 @@ def disturbed(place: Place, names: Sequence[str], seed: int, scores: dict[str, A
     for thread in threads:
         thread.join(timeout=60)
     broken += _judge(run, found, scores)
+    if broken:
+        site.sweep()
     _mend(place)
     verdict = Verdict(
         fault=label,
