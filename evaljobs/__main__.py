@@ -30,7 +30,13 @@ from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger("evaljobs")
 
-PASSED_ON = ("worker", "sandbox")  # verbs with arguments of their own
+# verbs with arguments of their own: (module, function of the arguments)
+PASSED_ON = {
+    "worker": ("evaljobs.worker", "main"),
+    "sandbox": ("evaljobs.sandbox.cli", "main"),
+    "clean": ("evaljobs.clean", "clean_main"),
+    "probe": ("evaljobs.node_probe", "probe_main"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,14 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("lm_eval", "httpx", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    if arguments[:1] == ["worker"]:
-        from evaljobs import worker  # noqa: PLC0415
-
-        return int(worker.main(arguments[1:]))
-    if arguments[:1] == ["sandbox"]:
-        from evaljobs.sandbox import cli  # noqa: PLC0415
-
-        return int(cli.main(arguments[1:]))
+    if arguments and arguments[0] in PASSED_ON:
+        module, function = PASSED_ON[arguments[0]]
+        return int(getattr(importlib.import_module(module), function)(arguments[1:]))
     parser = argparse.ArgumentParser(prog="python -m evaljobs", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb in ("build", "stage", "trial", "host", "execute", "score"):
