@@ -20,7 +20,6 @@ from evaljobs import requests
 from evaljobs.contract import (
     BatchIndex,
     BuildSpec,
-    EvaluationPaths,
     Failed,
     LaneSpec,
     ModelOptions,
