@@ -221,6 +221,7 @@ class Coordinator:
             return None
         try:
             listing = self.cluster.jobs()
+            self.performer.cancel_again()
         except ClusterError as error:
             self.trouble = f"no news of jobs: {error}"
             log.warning("%s", self.trouble)

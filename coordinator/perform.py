@@ -65,6 +65,7 @@ class Performer:
         self.observations = observations
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
+        self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
 
     def queue(self, evaluation_id: str) -> WorkQueue:
         """The evaluation's work queue; QueueUnavailable while Redis is away."""
@@ -144,7 +145,14 @@ class Performer:
             self.cluster.cancel([target])
         except ClusterError as error:
             log.warning("cancelling %s: %s", target, error)
+            self._uncancelled.add(target)
         return []
+
+    def cancel_again(self) -> None:
+        """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""
+        if self._uncancelled:
+            self.cluster.cancel(sorted(self._uncancelled))
+            self._uncancelled.clear()
 
     def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
         write_atomic(self._paths(state).release_file(action.job), b"")
