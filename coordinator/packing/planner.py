@@ -24,6 +24,8 @@ __all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
 
 URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
+TOP_TAILS = (0.999, 0.5, 0.2)
+"""The same as parts of the longest tail, tried where CPU slots hold the end: the few sets that matter go alone."""
 SHARES = (3.0, 6.0)
 """Shards are 1/(shares x lanes) of the work left; tried in this order."""
 NEGLIGIBLE = 0.005
@@ -63,24 +65,43 @@ def plan(
         cpu_slots=cpu_slots,
     )
     best, dealt = _search(shop, shards_per_task, floor)
-    if best.makespan > max(1.01 * floor, *best.lane_ends):
+    if _slots_hold(best, floor):
         best = _on_fewer_lanes(shop, shards_per_task, floor, best, dealt)
     return _finished(shop, best, floor)
+
+
+def _slots_hold(best: _Try, floor: float) -> bool:
+    """Whether the end waits for CPU slots, and more than the bound says it must."""
+    return best.makespan > max(1.01 * floor, *best.lane_ends)
 
 
 def _search(shop: _Shop, shards_per_task: int | None, floor: float) -> tuple[_Try, int]:
     """The best of all ways that the budget allows, and the shards dealt for it."""
     best: _Try | None = None
     dealt = 0
-    for cuts, urgent_from in _ways(shop, shards_per_task):
-        attempt = shop.deal(cuts, urgent_from)
+    forced = None if shards_per_task is None else _forced(shop, shards_per_task)
+    for shares, urgent_from, rare in _ways(shop):
+        if rare and best is not None and not _slots_hold(best, floor):
+            break
+        attempt = shop.deal(_guided(shop, urgent_from, shares) if forced is None else forced, urgent_from)
         if best is None or attempt.makespan < best.makespan:
             best = attempt
-        dealt += len(cuts)
+        dealt += len(attempt.cuts)
         if dealt > MANY_SHARDS or best.makespan <= floor * (1 + 1e-6):
             break
     assert best is not None
     return best, dealt
+
+
+def _ways(shop: _Shop) -> Iterator[tuple[float, float, bool]]:
+    """(shares, tail seconds from which a shard is urgent, only where CPU slots hold the end), in the order of tries."""
+    for shares in SHARES:
+        for part in URGENT:
+            yield shares, part * shop.horizon, False
+    longest = max(shop.tails, default=0.0)
+    for shares in SHARES:
+        for part in TOP_TAILS:
+            yield shares, part * longest, True
 
 
 def _on_fewer_lanes(shop: _Shop, shards_per_task: int | None, floor: float, best: _Try, dealt: int) -> _Try:
@@ -227,19 +248,13 @@ class _Shop:
         return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
 
 
-def _ways(shop: _Shop, shards_per_task: int | None) -> Iterator[tuple[list[Cut], float]]:
-    """(cuts, tail seconds from which a shard is urgent), in the order they are tried."""
-    if shards_per_task is not None:
-        cuts: list[Cut] = []
-        for index, work in enumerate(shop.sets):
-            sums = shop.sums(index)
-            cuts += shards_of(index, work, sums, cut_evenly(sums, shards_per_task), shop.cpu_slots)
-        for urgent in URGENT:
-            yield cuts, urgent * shop.horizon
-        return
-    for shares in SHARES:
-        for urgent in URGENT:
-            yield _guided(shop, urgent * shop.horizon, shares), urgent * shop.horizon
+def _forced(shop: _Shop, shards_per_task: int) -> list[Cut]:
+    """`shards_per_task` nearly equal shards of every set."""
+    cuts: list[Cut] = []
+    for index, work in enumerate(shop.sets):
+        sums = shop.sums(index)
+        cuts += shards_of(index, work, sums, cut_evenly(sums, shards_per_task), shop.cpu_slots)
+    return cuts
 
 
 def _guided(shop: _Shop, urgent_from: float, shares: float) -> list[Cut]:

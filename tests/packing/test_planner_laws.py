@@ -153,6 +153,24 @@ def test_a_program_test_of_one_batch_is_a_long_tail():
     assert made.makespan_seconds <= 1025.0
 
 
+@pytest.mark.parametrize("gpus", [31, 60, 64])
+def test_lesser_tails_leave_a_slot_to_the_longest(gpus):
+    """Two CPU slots: sets that are through sooner must not hold both when the longest tail comes."""
+    shapes = [("longest", 19.0, 3900.0), ("a", 226.0, 407.0), ("b", 68.0, 381.0), ("bulk", 21_000.0, 1.0)]
+    sets = [
+        WorkSet(name=name, batch_seconds=[seconds / 2000] * 2000, metric_seconds=tail)
+        for name, seconds, tail in shapes
+    ]
+    made = plan(
+        sets,
+        [Lane(name=str(i), node="n") for i in range(gpus)],
+        load_seconds=60,
+        shard_overhead_seconds=0.5,
+        cpu_slots=2,
+    )
+    assert made.makespan_seconds <= 1.01 * made.lower_bound_seconds
+
+
 def test_shards_shrink_towards_the_end_of_the_run():
     """On one large set, the last-ranked shards are the shortest."""
     made = plan(
