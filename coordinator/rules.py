@@ -308,9 +308,9 @@ def _cancel_live(state: State) -> list[Action]:
 
 def repeat_releases(state: State) -> list[Action]:
     """After a restart: say again what was said to holders and workers, whether or not it was heard."""
-    if not state.results_asked:
-        return []
     released = [ReleaseHolder(job=i.job.name) for i in state.live_jobs("stage") if i.released_at is not None]
+    if not state.results_asked:
+        return [*released]
     return [StopWorkers(), *_cancel_live(state), *released]
 
 

@@ -1,0 +1,29 @@
+"""A coordinator killed between two events: its successor says again whatever may not have been heard."""
+
+from __future__ import annotations
+
+import pytest
+from world import SITE, Faults, World, replay
+
+from coordinator import machine
+from coordinator import messages as m
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_any_event_a_restart_repeats_what_ends_jobs(seed: int) -> None:
+    """A holder that was to be released is told so, and workers whose work is over; else they would be waited for."""
+    world = World(seed, Faults(slow_outcome=0.2))
+    world.run()
+    said = 0
+    for end in range(1, len(world.journal)):
+        state = replay(world.journal[:end])
+        released = {i.job.name for i in state.live_jobs("stage") if i.released_at is not None}
+        over = all(e.terminal for e in state.entries) and state.ended_at is None
+        actions = machine.step(state, SITE, m.Restarted(at=1e6))
+        told = {a.job for a in actions if isinstance(a, m.ReleaseHolder)}
+        assert released <= told, f"after event {end}"
+        if over:
+            assert any(isinstance(a, m.StopWorkers) for a in actions), f"after event {end}"
+            assert told == {i.job.name for i in state.live_jobs("stage")}
+        said += len(released)
+    assert said, "no moment between a release and its end"
