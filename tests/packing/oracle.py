@@ -23,7 +23,7 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
     totals = {work.name: sum(work.batch_seconds) for work in sets}
     horizon = ceil(made.makespan_seconds * SCALE) + 1
     start = int(load_seconds * SCALE)
-    intervals, ends = [], {}
+    intervals, ends, jobs = [], {}, {}
     last = model.new_int_var(0, horizon, "last")
     for number, lane in enumerate(made.lanes):
         at = load_seconds
@@ -39,18 +39,20 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
             tail = work.metric_seconds
             if work.metric == "execute":
                 share = shard.seconds / totals[shard.set] if totals[shard.set] else 0.0
-                documents = shard.end_batch - shard.first_batch
-                at_once = min(work.metric_parallelism, cpu_slots, documents)
-                tail *= share * ceil(documents / at_once) / documents  # a document's work is one job's
+                pieces = min(work.metric_parallelism, cpu_slots, shard.end_batch - shard.first_batch)
+                tail *= share / pieces
+                jobs.setdefault(shard.set, []).extend([tail] * pieces)
             model.add(last >= begin + length + int(tail * SCALE))
             ends.setdefault(shard.set, []).append(begin + length)
-    for work in sets:  # a set's metric starts after its first shard and runs on no more slots than it may
-        if work.metric == "execute" and work.name in ends:
-            first = model.new_int_var(start, horizon, f"first.{work.name}")
-            model.add_min_equality(first, ends[work.name])
-            model.add(
-                last >= first + int(work.metric_seconds / min(work.metric_parallelism, cpu_slots) * SCALE)
-            )
+    for (
+        name,
+        pieces,
+    ) in jobs.items():  # a set's metric starts after its first shard, on no more slots than it may
+        first = model.new_int_var(start, horizon, f"first.{name}")
+        model.add_min_equality(first, ends[name])
+        model.add(
+            last >= first + int(shortest_end(pieces, min(works[name].metric_parallelism, cpu_slots)) * SCALE)
+        )
     model.add_cumulative(intervals, [1] * len(intervals), len(made.lanes))
     model.minimize(last)
     solver = cp_model.CpSolver()
@@ -62,6 +64,13 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
         return made.makespan_seconds
     found = max(solver.objective_value / SCALE, made.lower_bound_seconds)
     return min(found, made.makespan_seconds)
+
+
+def shortest_end(pieces, slots):
+    """Seconds that no schedule of indivisible pieces on `slots` slots beats: of k·slots + 1 pieces, one slot has k + 1."""
+    ordered = sorted(pieces, reverse=True)
+    stacked = [(k + 1) * ordered[k * slots] for k in range(-(-len(ordered) // slots))]
+    return max(sum(ordered) / slots, *stacked)
 
 
 def random_problem(seed: int):
