@@ -141,6 +141,22 @@ def _signal_of(verb: str, number: signal.Signals) -> Callable[[Run], str | None]
     return strike
 
 
+def _hung(run: Run) -> str | None:
+    """Stop a trial that has just begun to infer, so that most likely it holds a shard."""
+    pid: int | None = None
+
+    def there() -> bool:
+        nonlocal pid
+        files = [f.stem for f in run.site.work.glob("*/responses/*.frames")]
+        pid = next((p for name in files if (p := run.site.process_of_trial(name)) is not None), None)
+        return pid is not None
+
+    if not run.wait(there) or pid is None:
+        return None
+    os.kill(pid, signal.SIGSTOP)
+    return f"pid {pid}"
+
+
 _TEST_ONLY = 'case "$*" in *--test-only*) exec "$REAL" "$@";; esac\n'
 _TIMES_OUT = (
     _TEST_ONLY + 'if mkdir "$ONCE/1" 2>/dev/null; then "$REAL" "$@" >/dev/null 2>&1; exec sleep 600; fi\n'
@@ -270,7 +286,7 @@ FAULTS = {
         Fault(number=4, name="node-killed-in-precursor", strike=_node_killed("stage"), span=(0.0, 0.3)),
         Fault(number=4, name="slurmd-killed", strike=_slurmd_killed, span=(0.0, 0.7)),
         Fault(number=5, name="trial-killed", strike=_signal_of("trial", signal.SIGKILL), span=(0.0, 0.6)),
-        Fault(number=5, name="trial-hung", strike=_signal_of("trial", signal.SIGSTOP), span=(0.0, 0.6)),
+        Fault(number=5, name="trial-hung", strike=_hung, span=(0.0, 0.6)),
         Fault(number=6, name="worker-killed", strike=_signal_of("worker", signal.SIGKILL), span=(0.2, 0.8)),
         Fault(number=7, name="sbatch-times-out", strike=_wrapped_sbatch(_TIMES_OUT, 1), span=(0.0, 0.4)),
         Fault(number=7, name="sbatch-fails-3-times", strike=_wrapped_sbatch(_FAILS_3, 3), span=(0.0, 0.3)),

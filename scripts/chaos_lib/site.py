@@ -173,6 +173,20 @@ class Site:
                 return pid
         return None
 
+    def process_of_trial(self, trial: str) -> int | None:
+        """Host pid of a trial by its name, JOB.MEMBER."""
+        job, _, member = trial.rpartition(".")
+        for pid, words in _processes():
+            if "evaljobs" in words and any(w.endswith(f"/{job}.json") for w in words):
+                try:
+                    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                index = next((v for v in variables if v.startswith(b"SLURM_ARRAY_TASK_ID=")), b"=0")
+                if index.rpartition(b"=")[2].decode() == member:
+                    return pid
+        return None
+
     # --- what must not be left ---------------------------------------------------------------------------------
 
     def left(self) -> list[str]:
