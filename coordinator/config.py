@@ -42,12 +42,6 @@ def _is_time(text: str) -> str:
     return text
 
 
-def _is_command(text: str) -> str:
-    if "{src}" not in text or "{dst}" not in text:
-        raise ValueError('a command with {src} and {dst} in it, e.g. "python dcp_to_hf.py {src} {dst}"')
-    return text
-
-
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 TimeLimit = Annotated[str, AfterValidator(_is_time)]
@@ -105,7 +99,6 @@ class StageConfig(Record):
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
     lease_seconds: Annotated[float, Field(gt=0)] = 900.0
     readers: Positive = 16
-    budget: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of a node's free memory that staging may take
 
 
 class RedisConfig(Record):
@@ -116,7 +109,6 @@ class RedisConfig(Record):
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # of our own server; 0: any free one
     username: str | None = None
     password_file: Place | None = None
-    tls: bool = False
     ca_file: Place | None = None
 
 
@@ -144,22 +136,12 @@ class BorrowConfig(Record):
     max_nodes: Positive | None = None
     max_gpus: Positive | None = None
     leave_nodes_free: Count = 0
-    best_effort: bool = False  # jobs may be preempted; they are requeued
 
 
 class CheckpointConfig(Record):
     """Which checkpoints are taken, and how."""
 
-    convert: Annotated[str, AfterValidator(_is_command)] | None = None
     allow_bin: bool = False  # pickled weights run code when they are loaded
-
-
-class JudgeConfig(Record):
-    """The model that scores open answers: an OpenAI-compatible endpoint."""
-
-    url: str | None = None
-    model: str | None = None
-    api_key_file: Place | None = None
 
 
 class Config(Record):
@@ -174,7 +156,6 @@ class Config(Record):
     watch: WatchConfig = WatchConfig()
     borrow: BorrowConfig = BorrowConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    judge: JudgeConfig = JudgeConfig()
     # checkpoints that wait: evaluate "all", only the "latest" of a series, or every k-th and the latest
     backlog: Literal["all", "latest"] | Positive = "all"
 

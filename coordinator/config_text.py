@@ -118,7 +118,6 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
 # lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long
 # readers = 16                # parallel reads of one file
-# budget = 0.5                # share of a node's free memory that staging may take
 
 [redis]
 # url = "rediss://redis.site:6380/0"   # example: the site's server; default: one of our own, started here
@@ -126,7 +125,6 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # port = 0                    # of our own server; 0: any free one
 # username = "evalspan"       # example
 # password_file = "redis.password"     # example; mode 0600
-# tls = false
 # ca_file = "site-ca.pem"     # example; default: the system's authorities
 
 [metric]
@@ -134,7 +132,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # cpus = 1
 # memory_mb = 4096
 # bootstrap_iters = 100000
-# item_seconds = 60.0         # of one program or judgement
+# item_seconds = 60.0         # of one program
 # allow_unsafe = false        # true: run generated programs even where no sandbox can be made
 
 [watch]
@@ -145,14 +143,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # max_nodes = 4               # example; default: no bound
 # max_gpus = 16               # example; default: no bound
 # leave_nodes_free = 0
-# best_effort = false         # true: jobs may be preempted; they are requeued
 
 [checkpoint]
-# convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: run as a CPU job before staging
 # allow_bin = false           # true: take pickled weights, which run code when they are loaded
-
-[judge]
-# url = "http://judge:8000/v1"   # example: an OpenAI-compatible endpoint
-# model = "my-judge"          # example
-# api_key_file = "judge.key"  # example; mode 0600
 """

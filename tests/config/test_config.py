@@ -76,7 +76,6 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
         ('[trial]\ncpus = "2"\n', "line 2: 'cpus' of [trial] should be a valid integer, not \"2\""),
         ('[cluster]\nkind = "pbs"\n', "should be 'local' or 'slurm', not \"pbs\""),
         ('[trial]\ntime_limit = "4h"\n', 'should be a time such as "4:00:00"'),
-        ('[checkpoint]\nconvert = "x {src}"\n', "should be a command with {src} and {dst}"),
         ("[stage]\nroots = []\n", "line 2: 'roots' of [stage]"),
     ],
 )
@@ -105,7 +104,7 @@ def test_variables_hold_text_or_toml():
             "EVALSPAN_CLUSTER_ACCOUNT": "123",
             "EVALSPAN_STAGE_ROOTS": '["/a", "/b"]',
             "EVALSPAN_CLUSTER_NICE": "7",
-            "EVALSPAN_BORROW_BEST_EFFORT": "true",
+            "EVALSPAN_CHECKPOINT_ALLOW_BIN": "true",
             "EVALSPAN_TRIAL_MODEL_ARGS": '{ dtype = "float32" }',
             "EVALSPAN_INDEX": "3",  # of jobs, no setting
         },
@@ -113,7 +112,7 @@ def test_variables_hold_text_or_toml():
     assert got.cluster.account == "123"
     assert got.stage.roots == ("/a", "/b")
     assert got.cluster.nice == 7
-    assert got.borrow.best_effort is True
+    assert got.checkpoint.allow_bin is True
     assert got.trial.model_args == {"dtype": "float32"}
 
 
