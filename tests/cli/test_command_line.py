@@ -137,9 +137,11 @@ def test_a_terminal_without_utf8_is_written_to(site):
 
 def test_colour_is_forced_where_asked_and_never_with_no_color(site):
     """FORCE_COLOR paints the flagged row; NO_COLOR wins over it."""
-    painted = evalspan("report", "--series", "/runs/a", folder=site, FORCE_COLOR="1")
+    painted = evalspan("report", "--series", "/runs/a", folder=site, FORCE_COLOR="1", TERM="xterm-256color")
     assert "\x1b[31m" in painted.stdout
-    plain = evalspan("report", "--series", "/runs/a", folder=site, FORCE_COLOR="1", NO_COLOR="1")
+    plain = evalspan(
+        "report", "--series", "/runs/a", folder=site, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1"
+    )
     assert "\x1b[31m" not in plain.stdout
 
 
