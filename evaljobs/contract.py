@@ -96,7 +96,7 @@ class RequestSetManifest(Record):
     task: str
     key: str
     output_type: str
-    executes: bool = False  # its metric runs programs or judges: CPU work divisible by document
+    executes: bool = False  # its metric runs programs: CPU work divisible by document
     documents: int
     requests: int  # clones for repeats counted
     repeats: int = 1
@@ -221,7 +221,7 @@ class FrameRef(Record):
 
 
 class ExecuteSpec(Record):
-    """RQ job `execute`: run the programs (or judges) of whole documents; their verdicts are kept by content."""
+    """RQ job `execute`: run the programs of whole documents; their verdicts are kept by content."""
 
     kind: Literal["execute"] = "execute"
     name: str

@@ -37,23 +37,14 @@ from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome
 from evaljobs.instances import instances_digest
 from evaljobs.requests import read_head
+from evaljobs.results import BY_NAME
 from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs
 from evaljobs.sandbox.code_eval import CodeEval
 
 log = logging.getLogger(__name__)
 
 # Kept in a score file: lm-eval's results, less its samples and its account of the machine.
-PARTS = (
-    "results",
-    "groups",
-    "group_subtasks",
-    "configs",
-    "versions",
-    "n-shot",
-    "higher_is_better",
-    "n-samples",
-    "config",
-)
+PARTS = (*BY_NAME, "config")
 
 
 def warm(*, default_tasks: bool = False) -> None:
