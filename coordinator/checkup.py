@@ -28,8 +28,8 @@ from coordinator.redis_server import RedisServer, local_address_towards
 from coordinator.site_rules import SiteRules
 from coordinator.specs import Site
 from coordinator.survey import Answer, Target, survey
-from evaljobs.contract import WorkPaths
 from evaljobs.node_room import fs_type
+from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, RedisAddress, read
 
 INTERPRETER_SECONDS = 120.0

@@ -19,8 +19,8 @@ from coordinator.planning import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.model import Report, ShardSpan, make_report
 from coordinator.state import State
 from coordinator.store import read_events
-from evaljobs.contract import EvaluationPaths, parse_shard
 from evaljobs.files import read_frames, write_atomic
+from evaljobs.paths import EvaluationPaths, parse_shard
 from evaljobs.results import merge_results
 from priors.table import Observation
 from priors.table import append as append_observations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator import rules
+from coordinator import facts, rules
 from coordinator.messages import (
     Accepted,
     Action,
@@ -150,7 +150,7 @@ def _not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     state.counters[f"submit/{event.job}"] = tries
     if event.maybe_done:
         return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
-    if tries > rules.MAX_SUBMISSIONS:
+    if tries > facts.MAX_SUBMISSIONS:
         state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
         return _end_members(state, info, list(info.members), "NOT_SUBMITTED")
     return [SubmitJob(job=info.job, specs=info.specs)]
@@ -185,11 +185,11 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str)
         dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
         actions += [ReleaseClaims(trial=trial) for trial in dead]
         if dead:  # those of a host died one death
-            rules.count_trial_death(state, info.job.node, f"{dead[0]} ended ({word}) without a word")
+            facts.count_trial_death(state, info.job.node, f"{dead[0]} ended ({word}) without a word")
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         state.live.discard(info.job.name)
-        rules.job_over(state, info, word)
+        facts.job_over(state, info, word)
     return actions
 
 
@@ -242,7 +242,7 @@ def _dumped(state: State, event: ShardsDumped) -> list[Action]:
             raise IllegalEventError(f"responses of the unplanned shard {name}")
         if shard.frame is not None:
             continue  # a second copy: the first one counts
-        rules.count_shard_done(state, name, frame)
+        facts.count_shard_done(state, name, frame)
     state.barren = 0
     return []
 
@@ -254,7 +254,7 @@ def _corrupted(state: State, event: ShardCorrupted) -> list[Action]:
     leaf = state.leaves[event.shard.rsplit("|", 2)[0]]
     if state.entries[leaf.planned.entry].terminal:
         return []  # its score stands, or will never be
-    rules.take_back_shard(state, event.shard)
+    facts.take_back_shard(state, event.shard)
     state.warnings.append(f"shard {event.shard} runs again: {event.error}")
     return [QueueShards(lane=shard.lane, shards=((event.shard, shard.rank, shard.seconds),))]
 
@@ -284,7 +284,7 @@ def _hung(state: State, event: TrialHung) -> list[Action]:
     job, member = where
     info = state.jobs[job]
     if event.shard is not None:
-        rules.count_kill(state, event.shard, f"{event.trial} made no progress for {event.seconds:.0f} s")
+        facts.count_kill(state, event.shard, f"{event.trial} made no progress for {event.seconds:.0f} s")
     state.warnings.append(f"{event.trial} made no progress for {event.seconds:.0f} s and was ended")
     if not info.job_id:
         return []
@@ -306,7 +306,7 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
     for node in state.nodes.values():
         if node.status in ("aside", "ready", "staging"):
             node.status, node.failures, node.holder = "withdrawn", 0, None
-    requeue = [rules.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
+    requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 
 

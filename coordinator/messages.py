@@ -15,7 +15,12 @@ from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
 from coordinator.records import EvaluationRecord
-from evaljobs.contract import FrameRef, Outcome, Record, Spec
+from evaljobs.contract import (
+    FrameRef,
+    Outcome,
+    Record,
+    Spec,
+)
 
 
 class Event(Record):

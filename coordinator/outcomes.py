@@ -6,7 +6,7 @@ It does not know: how outcomes are found.
 
 from __future__ import annotations
 
-from coordinator import rules
+from coordinator import facts
 from coordinator.messages import Action, ReleaseClaims, ReleaseHolder
 from coordinator.state import State
 from evaljobs.contract import (
@@ -84,7 +84,7 @@ def _trial_ended(state: State, outcome: TrialEnded) -> list[Action]:
     if outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
     if outcome.shards == 0 and outcome.reason == "queue-lost":
-        rules.count_trial_death(
+        facts.count_trial_death(
             state, state.jobs[where[0]].job.node, f"{outcome.name} could not reach the work queue"
         )
     return [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
@@ -144,8 +144,8 @@ def _build_failed(state: State, outcome: Failed) -> list[Action]:
     entry = state.entries[outcome.entry]
     if entry.status != "building":
         return []
-    if outcome.blame == "operator" or entry.build_tries >= rules.MAX_BUILDS:
-        return rules.fail_entry(state, entry, outcome.error)
+    if outcome.blame == "operator" or entry.build_tries >= facts.MAX_BUILDS:
+        return facts.fail_entry(state, entry, outcome.error)
     entry.status = "unbuilt"
     return []
 
@@ -166,14 +166,14 @@ def _trial_failed(state: State, outcome: Failed, at: float) -> list[Action]:
     node = state.nodes.get(outcome.node or "")
     if outcome.unstaged and node is not None:  # news even where the job's end was seen first
         if node.status == "ready" and not node.hosted and node.holder in state.live:
-            return actions + rules.host_instead(state, node, at)
+            return actions + facts.host_instead(state, node, at)
         if node.hosted:
             return actions  # a sibling has said so
     if where is None:
         return []
     if outcome.shard is not None:
-        return actions + rules.count_kill(state, outcome.shard, outcome.error)
-    rules.count_trial_death(state, state.jobs[where[0]].job.node, outcome.error)
+        return actions + facts.count_kill(state, outcome.shard, outcome.error)
+    facts.count_trial_death(state, state.jobs[where[0]].job.node, outcome.error)
     if outcome.blame == "operator":
         state.fatal = state.fatal or outcome.error
     return actions
@@ -188,8 +188,8 @@ def _metric_failed(state: State, outcome: Failed) -> list[Action]:
     if metric.kind == "execute":
         # the score job runs whatever verdicts are missing; it fails the entry if it cannot
         state.warnings.append(f"{outcome.name}: {outcome.error}")
-    elif outcome.blame == "operator" or entry.score_tries >= rules.MAX_METRIC_TRIES:
-        rules.fail_entry(state, entry, outcome.error)
+    elif outcome.blame == "operator" or entry.score_tries >= facts.MAX_METRIC_TRIES:
+        facts.fail_entry(state, entry, outcome.error)
     elif entry.status == "scoring":
         entry.status = "built"
     return []

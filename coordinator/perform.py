@@ -46,8 +46,8 @@ from coordinator.planning import PlanningError, hardware_of, make_plan
 from coordinator.records import EvaluationRecord
 from coordinator.specs import Site, workers_stop_file
 from coordinator.state import State
-from evaljobs.contract import EvaluationPaths
 from evaljobs.files import write_atomic
+from evaljobs.paths import EvaluationPaths
 from evaljobs.work_queue import QueuedShard, QueueUnavailable, WorkQueue
 
 log = logging.getLogger(__name__)

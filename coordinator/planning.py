@@ -16,7 +16,8 @@ from coordinator.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
 from coordinator.packing.planner import plan
 from coordinator.packing.work import Lane, PlannedShard, WorkSet
 from coordinator.records import EvaluationRecord
-from evaljobs.contract import BatchIndex, RequestSetManifest, batch_index_file, request_set_manifest, shard_id
+from evaljobs.contract import BatchIndex, RequestSetManifest
+from evaljobs.paths import batch_index_file, request_set_manifest, shard_id
 from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
 from priors.table import read as read_observations
 

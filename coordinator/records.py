@@ -9,7 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 
-from evaljobs.contract import CheckpointSpec, ModelOptions, Record, SuiteSpec, slug
+from evaljobs.contract import (
+    CheckpointSpec,
+    ModelOptions,
+    Record,
+    SuiteSpec,
+)
+from evaljobs.paths import slug
 
 
 class RunOptions(Record):

@@ -26,8 +26,9 @@ import redis
 
 from coordinator.errors import OperatorError
 from evaljobs import redis_address
-from evaljobs.contract import Record, WorkPaths
+from evaljobs.contract import Record
 from evaljobs.files import write_atomic
+from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, RedisAddress, explain, explained
 
 log = logging.getLogger(__name__)

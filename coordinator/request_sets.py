@@ -22,11 +22,8 @@ from evaljobs.contract import (
     ModelOptions,
     RequestSetManifest,
     SuiteSpec,
-    batch_index_file,
-    entry_manifest,
-    request_set_manifest,
-    slug,
 )
+from evaljobs.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 

@@ -7,8 +7,7 @@ It does not know: the order of events, clocks, files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from coordinator.facts import MAX_HOLDERS
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -18,7 +17,6 @@ from coordinator.messages import (
     RemoveQueue,
     StopWorkers,
     SubmitJob,
-    WithdrawShards,
     WriteResults,
 )
 from coordinator.specs import (
@@ -32,16 +30,8 @@ from coordinator.specs import (
     worker_job,
 )
 from coordinator.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, State
-from evaljobs.contract import FrameRef
 
-MAX_SUBMISSIONS = 8
-MAX_BUILDS = 3
-MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
-MAX_NODE_FAILURES = 3
-MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails
-MAX_METRIC_TRIES = 3
 MAX_WORKER_JOBS = 20
-MAX_HOLDERS = 3  # holder jobs per node
 
 
 def due(state: State, site: Site, now: float) -> list[Action]:
@@ -318,136 +308,3 @@ def _close_entries(state: State, error: str) -> None:
     for entry in state.entries:
         if not entry.terminal:
             entry.status, entry.error = "failed", error
-
-
-# --- facts recorded by more than one handler -------------------------------------------------------------------------
-
-
-def job_over(state: State, info: JobInfo, word: str) -> None:
-    """All members of a job are over: what was not done by it is due again."""
-    for index in info.entries:
-        entry = state.entries[index]
-        if entry.status == "building":
-            if entry.build_tries >= MAX_BUILDS:
-                fail_entry(
-                    state,
-                    entry,
-                    f"its build job ended {entry.build_tries} times ({word}); see {info.job.log}",
-                )
-            else:
-                entry.status = "unbuilt"
-    if info.job.purpose in ("stage", "host") and info.job.node is not None:
-        node = state.nodes[info.job.node]
-        if node.holder == info.job.name and node.status in ("staging", "ready"):
-            node.holder = None
-            node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
-            node.why = f"{info.job.name} ended ({word})"
-            if (state.todo or not state.leaves) and not any(
-                n.status in ("offered", "staging", "ready") for n in state.nodes.values()
-            ):
-                state.fatal = state.fatal or f"no node is left; the last: {node.why}, see {info.job.log}"
-
-
-def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
-    """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more."""
-    entry.status, entry.error = "failed", error
-    withdrawn = []
-    for task in entry.sets:
-        leaf = state.leaves.get(task)
-        for name in leaf.planned.shards if leaf else ():
-            shard = state.shards[name]
-            if shard.frame is None and not shard.quarantined:
-                shard.quarantined = True
-                state.todo -= 1
-                withdrawn.append(name)
-    return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
-
-
-def count_shard_done(state: State, name: str, frame: FrameRef) -> None:
-    shard = state.shards[name]
-    leaf = state.leaves[name.rsplit("|", 2)[0]]
-    shard.frame = frame
-    leaf.todo -= 1
-    if not shard.quarantined:
-        state.todo -= 1
-    for document in shard.documents:
-        leaf.waiting[document] -= 1
-        if leaf.waiting[document] == 0:
-            leaf.complete.append(document)
-
-
-def take_back_shard(state: State, name: str) -> None:
-    """A shard counted as done has to run again (its record cannot be read)."""
-    shard = state.shards[name]
-    leaf = state.leaves[name.rsplit("|", 2)[0]]
-    shard.frame = None
-    leaf.todo += 1
-    if not shard.quarantined:
-        state.todo += 1
-    for document in shard.documents:
-        leaf.waiting[document] += 1
-        if document in leaf.complete:
-            leaf.complete.remove(document)
-    entry = state.entries[leaf.planned.entry]
-    if entry.status == "scoring":
-        entry.status = "built"
-
-
-def count_trial_death(state: State, node_name: str | None, why: str) -> None:
-    """A trial died and no shard was to blame: the node may be."""
-    state.barren += 1
-    node = state.nodes.get(node_name or "")
-    if node is not None:
-        node.failures += 1
-        if node.failures >= MAX_NODE_FAILURES and node.status in ("ready", "staging"):
-            node.status, node.why = "aside", why
-            state.warnings.append(f"node {node.name} set aside: {why}")
-    alive = any(n.status in ("offered", "staging", "ready") for n in state.nodes.values())
-    needed = state.todo > 0 or not state.leaves
-    if needed and (state.barren >= MAX_BARREN or not alive):
-        state.fatal = state.fatal or f"trials keep failing; the last: {why}"
-
-
-def host_instead(state: State, node: NodeUse, now: float) -> list[Action]:
-    """A trial saw nothing of what the living precursor beside it staged: the node's trials are hosted from now on."""
-    holder, node.holder = node.holder, None
-    node.hosted, node.status, node.attempts, node.failures = True, "offered", 0, 0
-    state.barren = 0
-    node.why = "trials do not see what another job stages there: /dev/shm is private to each job"
-    state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {node.why}")
-    info = state.jobs[holder] if holder is not None else None
-    if info is None or not info.live:
-        return []
-    info.released_at = now
-    return [ReleaseHolder(job=info.job.name)]
-
-
-def count_kill(state: State, name: str, why: str) -> list[Action]:
-    """A shard took its trial down; the third time it is quarantined and its task fails loudly."""
-    shard = state.shards.get(name)
-    if shard is None or shard.frame is not None or shard.quarantined:
-        return []
-    shard.kills += 1
-    if shard.kills < MAX_KILLS:
-        return []
-    entry = state.entries[state.leaves[name.rsplit("|", 2)[0]].planned.entry]
-    state.warnings.append(f"shard {name} quarantined: {why}")
-    return fail_entry(state, entry, f"shard {name} took down {shard.kills} trials; the last: {why}")
-
-
-def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[str, float, float], ...]]:
-    """A failed entry is tried again from where it stood; returns the shards to queue by lane."""
-    entry.error, entry.build_tries, entry.score_tries = "", 0, entry.score_tries
-    entry.status = "built" if entry.sets else "unbuilt"
-    lanes: dict[str, list[tuple[str, float, float]]] = {}
-    for task in entry.sets:
-        leaf = state.leaves.get(task)
-        for name in leaf.planned.shards if leaf else ():
-            shard = state.shards[name]
-            shard.kills = 0
-            if shard.quarantined:
-                shard.quarantined = False
-                if shard.frame is None:
-                    state.todo += 1
-                    lanes.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
-    return {lane: tuple(shards) for lane, shards in lanes.items()}

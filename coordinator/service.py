@@ -27,8 +27,9 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.hook import PIN_PREFIX
 from coordinator.records import EvaluationRecord
 from coordinator.running import Running
-from evaljobs.contract import Record, WorkPaths
+from evaljobs.contract import Record
 from evaljobs.files import write_atomic
+from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,8 @@ from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
 from coordinator.site_rules import ask_host_reason
 from coordinator.specs import Site
-from evaljobs.contract import ModelOptions, WorkPaths
+from evaljobs.contract import ModelOptions
+from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import RedisAddress
 
 LOCAL_CPU_SLOTS = 2

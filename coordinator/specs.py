@@ -14,7 +14,6 @@ from coordinator.records import job_token
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
 from evaljobs.contract import (
     BuildSpec,
-    EvaluationPaths,
     ExecuteSpec,
     FrameRef,
     HostSpec,
@@ -23,8 +22,8 @@ from evaljobs.contract import (
     Spec,
     StageSpec,
     TrialSpec,
-    WorkPaths,
 )
+from evaljobs.paths import EvaluationPaths, WorkPaths
 
 MIB = 1 << 20
 

@@ -22,8 +22,9 @@ import redis
 from pydantic import ValidationError
 
 from coordinator.hook import STREAM
-from evaljobs.contract import Record, WorkPaths
+from evaljobs.contract import Record
 from evaljobs.files import write_atomic
+from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from pathlib import Path
 from evaljobs.contract import (
     SPEC,
     BuildSpec,
-    EvaluationPaths,
     ExecuteSpec,
     Failed,
     HostSpec,
@@ -27,6 +26,7 @@ from evaljobs.contract import (
     TrialSpec,
 )
 from evaljobs.errors import JobError, one_line
+from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger("evaljobs")
 

@@ -1,6 +1,6 @@
-"""What crosses a process: specs that jobs are given, outcomes that they leave, and every path name.
+"""What crosses a process: specs that jobs are given and outcomes that they leave.
 
-Rule: the coordinator and the jobs on nodes agree on nothing but this file. Each record is frozen, refuses unknown
+Rule: the coordinator and the jobs on nodes agree on nothing but this file and `evaljobs.paths`. Each record is frozen, refuses unknown
 fields and carries no behaviour. A job reads one spec and leaves outcomes; an outcome is a file, written last and
 atomically, so a killed job leaves either the whole outcome or none.
 
@@ -9,9 +9,6 @@ It does not know: Slurm, Redis, lm-eval, or how any of it is decided.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -391,109 +388,3 @@ class ShardResponses(Record):
     started_at: float
     seconds: float
     responses: tuple[tuple[int, Any], ...]
-
-
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
-def shard_id(task: str, first_batch: int, end_batch: int) -> str:
-    """Name of a shard: batches first..end-1 of a task's request set."""
-    return f"{task}|{first_batch}|{end_batch}"
-
-
-def parse_shard(shard: str) -> tuple[str, int, int]:
-    """Inverse of `shard_id`; ValueError where it is none."""
-    task, first, end = shard.rsplit("|", 2)
-    return task, int(first), int(end)
-
-
-def slug(text: str) -> str:
-    """A file-name-safe form of `text` that stays readable; different texts stay different."""
-    safe = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:80].strip(".") or "x"
-    if safe == text:
-        return safe
-    return f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-class EvaluationPaths:
-    """Every path of one evaluation, below `DIR/<evaluation id>`."""
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self.evaluation = self.root / "evaluation.json"
-        self.journal = self.root / "journal.jsonl"
-        self.specs = self.root / "specs"
-        self.logs = self.root / "logs"
-        self.outcomes = self.root / "outcomes"
-        self.responses = self.root / "responses"
-        self.verdicts = self.root / "verdicts"
-        self.scores = self.root / "scores"
-        self.samples = self.root / "samples"
-        self.release = self.root / "release"
-        self.results = self.root / "results.json"
-        self.report = self.root / "report.json"
-
-    def folders(self) -> tuple[Path, ...]:
-        return (
-            self.specs,
-            self.logs,
-            self.outcomes,
-            self.responses,
-            self.verdicts,
-            self.scores,
-            self.samples,
-            self.release,
-        )
-
-    def spec(self, job: str) -> Path:
-        return self.specs / f"{slug(job)}.json"
-
-    def log(self, job: str) -> Path:
-        return self.logs / f"{slug(job)}.log"
-
-    def outcome(self, kind: str, name: str) -> Path:
-        return self.outcomes / f"{slug(name)}.{kind}.json"
-
-    def response_file(self, trial: str) -> Path:
-        return self.responses / f"{slug(trial)}.frames"
-
-    def release_file(self, job: str) -> Path:
-        """Its existence tells the holder `job` to clear its node's memory and end."""
-        return self.release / slug(job)
-
-
-class WorkPaths:
-    """Every path of a work folder that is not one evaluation's."""
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self.lock = self.root / "daemon.lock"
-        self.lease = self.root / "daemon.lease"
-        self.redis = self.root / "redis"
-        self.redis_address = self.redis / "address.json"
-        self.request_sets = self.root / "request_sets"
-        self.priors = self.root / "priors"
-        self.observations = self.priors / "observations.jsonl"
-        self.cache = self.root / "cache"
-        self.spool = self.root / "spool"
-
-    def evaluation(self, evaluation_id: str) -> EvaluationPaths:
-        return EvaluationPaths(self.root / evaluation_id)
-
-
-def request_set_manifest(folder: str | Path) -> Path:
-    return Path(folder) / "manifest.json"
-
-
-def entry_manifest(folder: str | Path) -> Path:
-    """`BuildSpec.out_dir`'s own manifest: present means that every leaf of the entry has its request set."""
-    return Path(folder) / "entry.json"
-
-
-def batch_file(folder: str | Path, batch_size: int) -> Path:
-    return Path(folder) / f"batches-{batch_size}.jsonl"
-
-
-def batch_index_file(folder: str | Path, batch_size: int) -> Path:
-    """Written after the batch file: an index present means that its batches are whole."""
-    return Path(folder) / f"batches-{batch_size}.index.json"

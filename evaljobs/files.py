@@ -28,12 +28,12 @@ import xxhash
 
 from evaljobs.contract import (
     SCHEMA_VERSION,
-    EvaluationPaths,
     FrameRef,
     Outcome,
     Record,
     ShardResponses,
 )
+from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from evaljobs import harness, replay, seam
 from evaljobs.contract import (
-    EvaluationPaths,
     Executed,
     ExecuteSpec,
     Failed,
@@ -30,12 +29,11 @@ from evaljobs.contract import (
     RequestSetManifest,
     Scored,
     ScoreSpec,
-    request_set_manifest,
-    slug,
 )
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome
 from evaljobs.instances import instances_digest
+from evaljobs.paths import EvaluationPaths, request_set_manifest, slug
 from evaljobs.requests import read_head
 from evaljobs.results import BY_NAME
 from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaljobs.contract import slug
+from evaljobs.paths import slug
 
 MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
 STAGE_LOCK, READERS_LOCK, LOCK = "stage.lock", "readers.lock", "lock"

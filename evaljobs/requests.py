@@ -36,17 +36,19 @@ from evaljobs.contract import (
     Built,
     CheckpointFile,
     EntryManifest,
-    EvaluationPaths,
     RequestSetManifest,
+)
+from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.files import read_record, write_atomic, write_outcome, write_record
+from evaljobs.instances import instances_digest
+from evaljobs.paths import (
+    EvaluationPaths,
     batch_file,
     batch_index_file,
     entry_manifest,
     request_set_manifest,
     slug,
 )
-from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.files import read_record, write_atomic, write_outcome, write_record
-from evaljobs.instances import instances_digest
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from evaljobs import engine
 from evaljobs.batches import Batch, decode_batch
-from evaljobs.contract import BatchIndex, ShardResponses, batch_file, batch_index_file, parse_shard
+from evaljobs.contract import BatchIndex, ShardResponses
 from evaljobs.files import read_record
+from evaljobs.paths import batch_file, batch_index_file, parse_shard
 
 
 class RequestSet:

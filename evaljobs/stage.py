@@ -27,11 +27,18 @@ from pathlib import Path
 from typing import Literal
 
 from evaljobs import copying, node_memory, publishing
-from evaljobs.contract import CheckpointSpec, Cleared, EvaluationPaths, Failed, Staged, StageSpec
+from evaljobs.contract import (
+    CheckpointSpec,
+    Cleared,
+    Failed,
+    Staged,
+    StageSpec,
+)
 from evaljobs.errors import JobError, one_line
 from evaljobs.files import write_outcome
 from evaljobs.node_memory import Refused, Slot
 from evaljobs.node_room import room
+from evaljobs.paths import EvaluationPaths
 
 POLL_SECONDS = 0.5
 READER_PATIENCE = 10.0  # seconds that a trial gets to end (or to finish opening files) before the names go

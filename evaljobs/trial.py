@@ -24,16 +24,15 @@ from typing import Any, TypeVar
 
 from evaljobs import engine, harness
 from evaljobs.contract import (
-    EvaluationPaths,
     Failed,
     LaneSpec,
     Probed,
     TrialEnded,
     TrialSpec,
-    parse_shard,
 )
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.files import FrameWriter, write_outcome
+from evaljobs.paths import EvaluationPaths, parse_shard
 from evaljobs.shards import RequestSet, run_shard
 from evaljobs.work_queue import QueueUnavailable, WorkQueue
 

@@ -32,8 +32,8 @@ from evaljobs.contract import (
     ModelOptions,
     SuiteSpec,
     TaskEntry,
-    shard_id,
 )
+from evaljobs.paths import shard_id
 
 TASKS = 60
 TICKS = os.sysconf("SC_CLK_TCK")

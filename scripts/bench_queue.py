@@ -22,15 +22,14 @@ from typing import Any
 from coordinator.metric_queue import MetricQueue
 from coordinator.redis_server import RedisServer
 from evaljobs.contract import (
-    EvaluationPaths,
     Failed,
     ModelOptions,
     ScoreSpec,
     SuiteSpec,
     TaskEntry,
-    WorkPaths,
 )
 from evaljobs.files import write_atomic, write_outcome
+from evaljobs.paths import EvaluationPaths, WorkPaths
 from evaljobs.work_queue import QueuedShard, WorkQueue
 
 

@@ -15,7 +15,7 @@ from coordinator.messages import Accepted, AnyEvent
 from coordinator.setup import site_of
 from coordinator.state import State
 from coordinator.store import read_events
-from evaljobs.contract import EvaluationPaths
+from evaljobs.paths import EvaluationPaths
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -27,7 +27,7 @@ from coordinator.service import Command, Service, leave_command
 from coordinator.state import State
 from coordinator.store import read_events
 from coordinator.triggers import Notice, spool
-from evaljobs.contract import EvaluationPaths, WorkPaths
+from evaljobs.paths import EvaluationPaths, WorkPaths
 
 EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
 

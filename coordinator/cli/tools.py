@@ -23,7 +23,7 @@ from coordinator.config import Config
 from coordinator.errors import OperatorError
 from coordinator.packing import commands as packing
 from coordinator.suites import load_suite
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 from priors import commands as prior_commands
 from priors.table import read as read_observations
 

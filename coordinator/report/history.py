@@ -20,7 +20,7 @@ from coordinator.errors import OperatorError
 from coordinator.records import EvaluationRecord
 from coordinator.report.model import Report
 from coordinator.report.series import Point, scores_of
-from evaljobs.contract import EvaluationPaths
+from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,14 @@ from coordinator.messages import (
 )
 from coordinator.packing.bounds import MeasuredSet, measured_lower_bound
 from coordinator.state import State
-from evaljobs.contract import Built, Executed, Record, Scored, Staged, TrialEnded
+from evaljobs.contract import (
+    Built,
+    Executed,
+    Record,
+    Scored,
+    Staged,
+    TrialEnded,
+)
 
 
 class ShardSpan(Record):

@@ -17,8 +17,8 @@ from typing import Any
 from coordinator.errors import OperatorError
 from coordinator.records import EvaluationRecord
 from coordinator.report.model import Report
-from evaljobs.contract import EvaluationPaths, slug
 from evaljobs.files import write_atomic
+from evaljobs.paths import EvaluationPaths, slug
 
 
 def model_folder(model: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordinator.report.series import Point
 from coordinator.trackers import need, steps_of, values_of
-from evaljobs.contract import slug
+from evaljobs.paths import slug
 
 SUFFIX = ".evalspan"
 

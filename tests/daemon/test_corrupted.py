@@ -12,8 +12,9 @@ from coordinator import machine
 from coordinator import messages as m
 from coordinator.running import Running
 from coordinator.state import validate
-from evaljobs.contract import EvaluationPaths, Failed, ShardResponses
+from evaljobs.contract import Failed, ShardResponses
 from evaljobs.files import FrameWriter
+from evaljobs.paths import EvaluationPaths
 
 
 def scoring(seed: int) -> tuple[World, int]:

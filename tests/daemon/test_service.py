@@ -18,8 +18,8 @@ from coordinator.checkpoint import inspect
 from coordinator.hook import STREAM, pinned
 from coordinator.triggers import Notice, spool
 from evaljobs import redis_address
-from evaljobs.contract import WorkPaths
 from evaljobs.files import read_frames
+from evaljobs.paths import WorkPaths
 
 pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"

@@ -13,7 +13,7 @@ from coordinator import hook
 from coordinator.redis_server import RedisServer
 from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool, step_of
 from evaljobs import redis_address
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 
 
 @pytest.fixture

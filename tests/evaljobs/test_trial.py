@@ -28,12 +28,9 @@ from evaljobs.contract import (
     TaskEntry,
     TrialEnded,
     TrialSpec,
-    WorkPaths,
-    batch_file,
-    batch_index_file,
-    shard_id,
 )
 from evaljobs.files import read_frames, read_record, write_atomic, write_record
+from evaljobs.paths import WorkPaths, batch_file, batch_index_file, shard_id
 from evaljobs.work_queue import QueuedShard, WorkQueue
 
 TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"

@@ -15,15 +15,14 @@ from typing import Any
 from evaljobs import engine, metric, requests, shards
 from evaljobs.contract import (
     BuildSpec,
-    EvaluationPaths,
     FrameRef,
     ModelOptions,
     ScoreSpec,
     SuiteSpec,
     TaskEntry,
-    shard_id,
 )
 from evaljobs.files import FrameWriter
+from evaljobs.paths import EvaluationPaths, shard_id
 
 TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP = 100

@@ -13,7 +13,6 @@ from pipeline import Case, our_run, run_shards
 from evaljobs import engine, metric, replay, requests
 from evaljobs.contract import (
     BuildSpec,
-    EvaluationPaths,
     Executed,
     ExecuteSpec,
     Failed,
@@ -22,6 +21,7 @@ from evaljobs.contract import (
     ScoreSpec,
 )
 from evaljobs.files import write_record
+from evaljobs.paths import EvaluationPaths
 from evaljobs.results import merge_results
 
 

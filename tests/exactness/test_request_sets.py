@@ -22,11 +22,10 @@ from evaljobs.contract import (
     RequestSetManifest,
     SuiteSpec,
     TaskEntry,
-    batch_index_file,
-    request_set_manifest,
 )
 from evaljobs.errors import OperatorError
 from evaljobs.files import read_record, write_record
+from evaljobs.paths import batch_index_file, request_set_manifest
 
 
 def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:

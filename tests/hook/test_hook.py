@@ -19,7 +19,7 @@ import pytest
 from coordinator import hook, triggers
 from coordinator.redis_server import RedisServer
 from evaljobs import redis_address
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import RedisAddress
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import checkpoint, hook, triggers
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 
 pytestmark = pytest.mark.model
 

@@ -31,8 +31,8 @@ from evaljobs.contract import (
     TaskEntry,
     TrialEnded,
     TrialSpec,
-    shard_id,
 )
+from evaljobs.paths import shard_id
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
 

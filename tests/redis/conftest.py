@@ -12,7 +12,7 @@ import redis
 
 from coordinator.redis_server import RedisServer
 from evaljobs import redis_address
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 
 
 @pytest.fixture(scope="session")

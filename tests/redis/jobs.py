@@ -19,16 +19,14 @@ from pathlib import Path
 from coordinator.metric_queue import MetricQueue
 from coordinator.redis_server import RedisServer
 from evaljobs.contract import (
-    EvaluationPaths,
     Failed,
     ModelOptions,
     ScoreSpec,
     SuiteSpec,
     TaskEntry,
-    WorkPaths,
-    request_set_manifest,
 )
 from evaljobs.files import read_record, write_atomic
+from evaljobs.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.redis_address import RedisAddress
 
 

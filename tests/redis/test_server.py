@@ -20,7 +20,7 @@ import redis
 from coordinator.errors import OperatorError
 from coordinator.redis_server import RedisServer, SiteRedis, check, local_address_towards
 from evaljobs import redis_address
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, RedisAddress
 from evaljobs.work_queue import QueuedShard, WorkQueue
 from tests.redis.jobs import Bench, move, running, until, zombie
@@ -95,7 +95,7 @@ def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
         f"""
         import os, signal
         from coordinator.redis_server import RedisServer
-        from evaljobs.contract import WorkPaths
+        from evaljobs.paths import WorkPaths
         RedisServer(WorkPaths({str(work.root)!r})).ensure()
         os.kill(os.getpid(), signal.SIGKILL)
         """
@@ -309,7 +309,7 @@ def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Pat
         from coordinator.redis_server import RedisServer
         from coordinator.metric_queue import MetricQueue
         from evaljobs import redis_address
-        from evaljobs.contract import WorkPaths
+        from evaljobs.paths import WorkPaths
         from evaljobs.work_queue import QueuedShard, WorkQueue
         work = WorkPaths({str(work.root)!r})
     """

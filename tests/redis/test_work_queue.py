@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from evaljobs import queue_scripts, redis_address
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 from evaljobs.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
 
 TRIALS = ("t0", "t1", "t2")

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.redis_server import RedisServer
 from evaljobs import metric_jobs, redis_address
-from evaljobs.contract import WorkPaths
+from evaljobs.paths import WorkPaths
 from tests.redis.jobs import Bench, children, move, running, until
 
 

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from coordinator.checkpoint import inspect
 from evaljobs import node_memory
-from evaljobs.contract import OUTCOME, CheckpointSpec, Cleared, EvaluationPaths, Failed, Staged, StageSpec
+from evaljobs.contract import (
+    OUTCOME,
+    CheckpointSpec,
+    Cleared,
+    Failed,
+    Staged,
+    StageSpec,
+)
+from evaljobs.paths import EvaluationPaths
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -11,7 +11,13 @@ import pytest
 from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.report.model import Report, Stages
 from coordinator.report.series import Point, scores_of
-from evaljobs.contract import CheckpointSpec, EvaluationPaths, ModelOptions, SuiteSpec, TaskEntry
+from evaljobs.contract import (
+    CheckpointSpec,
+    ModelOptions,
+    SuiteSpec,
+    TaskEntry,
+)
+from evaljobs.paths import EvaluationPaths
 
 
 def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, Any]:
