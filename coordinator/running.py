@@ -43,7 +43,8 @@ from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
 
-AUDIT_SECONDS = 15.0  # how often queues are compared with what is to do
+AUDIT_SECONDS = 15.0  # how often the work queue is compared with what is to do
+METRIC_AUDIT_SECONDS = 3.0  # and the metric queue, which has few jobs; a look costs one round trip
 FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
 
 
@@ -62,6 +63,7 @@ class Running:
         self._consumed: dict[str, int] = {}
         self._scanned_at = 0.0
         self._audited_at = 0.0
+        self._metrics_audited_at = 0.0
 
     # --- birth and return ------------------------------------------------------------------------------------------
 
@@ -160,6 +162,9 @@ class Running:
         if now - self._audited_at >= AUDIT_SECONDS:
             self._audited_at = now
             self._audit(now)
+        if now - self._metrics_audited_at >= METRIC_AUDIT_SECONDS:
+            self._metrics_audited_at = now
+            self._audit_metrics(now)
         if self.state.ended_at is not None:
             # once more: the last jobs told of themselves after the results were written
             write_report(self.state, self.paths)
@@ -254,7 +259,7 @@ class Running:
         return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()} if self.snapshot else {}
 
     def _audit(self, now: float) -> None:
-        """Compare what is to do with what the queues hold: nothing may lie nowhere."""
+        """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""
         if self.snapshot is not None and self.state.todo:
             try:
                 queue = self.performer.queue(self.state.evaluation_id)
@@ -263,6 +268,9 @@ class Running:
                 return
             if stray:
                 self.take([ShardsStray(at=now, shards=stray)])
+
+    def _audit_metrics(self, now: float) -> None:
+        """The same for metric jobs; those of dead workers are queued again."""
         if self.state.outstanding:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:

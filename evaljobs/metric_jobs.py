@@ -153,6 +153,7 @@ def is_idle(queue: Any) -> bool:
 
 def recover(queue: Any) -> None:
     """Put jobs of dead workers back, within HEARTBEAT_TTL + RECOVER_SECONDS; any number of processes may call it.
+    Jobs of workers that were given up (`give_up`) are put back at once.
 
     RQ's own clean-up does the same after 1 to 11 minutes.
     """
@@ -165,6 +166,23 @@ def recover(queue: Any) -> None:
             _recover_popped(queue, popped)
     finally:
         queue.connection.delete(guard)
+
+
+def give_up(queue: Any, worker: str) -> None:
+    """Have `recover` queue again at once what a worker was at whose name begins so: its parent has seen it dead."""
+    connection, registry = queue.connection, started_registry(queue)
+    running = connection.zrange(registry.key, 0, -1)
+    with connection.pipeline(transaction=False) as pipe:
+        for entry in running:
+            pipe.hget(queue.job_class.key_for(entry.decode().rpartition(":")[0]), "worker_name")
+        names = pipe.execute()
+    left = {
+        entry: 0
+        for entry, name in zip(running, names, strict=True)
+        if name and name.startswith(worker.encode())
+    }
+    if left:
+        connection.zadd(registry.key, left, xx=True)
 
 
 def _recover_popped(queue: Any, popped: str) -> None:

@@ -27,6 +27,7 @@ from evaljobs.redis_address import QueueUnavailable
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+NEWS_SECONDS = 0.5  # between two tries to give up what a dead worker was at
 FINISH_SECONDS = 15.0  # for the job in hand, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
 DROP_SECONDS = 5.0
 LOST_SECONDS = 900.0  # a worker job whose Redis is gone for so long has nobody to work for
@@ -44,13 +45,19 @@ def die_with_parent(number: signal.Signals) -> None:
 class Supervisor:
     """Keeps `count` workers alive, recovers the jobs of dead ones, and ends when told to or when there is no work."""
 
-    def __init__(self, options: argparse.Namespace, work: Callable[[], int]) -> None:
-        """`work`: be one worker, in a forked child, until told to end; its exit code."""
+    def __init__(
+        self, options: argparse.Namespace, work: Callable[[], int], name: Callable[[int], str]
+    ) -> None:
+        """`work`: be one worker, in a forked child, until told to end; its exit code. `name`: how a worker's name in Redis
+        begins, given its pid.
+        """
         self.options = options
         self.work = work
+        self.name = name
         self.children: dict[int, float] = {}  # pid -> started at, monotonic seconds
         self.stopping_since: float | None = None
         self.told = 0
+        self._dead: list[int] = []  # whose jobs are still to be given up
         self._short_lives = 0
         self._start_after = 0.0
         self._recovered_at = 0.0
@@ -127,6 +134,7 @@ class Supervisor:
             started = self.children.pop(pid, None)
             if started is None:
                 continue
+            self._dead.append(pid)
             lived = time.monotonic() - started
             self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
             pause = min(MAX_PAUSE_SECONDS, 0.25 * 2**self._short_lives) if self._short_lives else 0.0
@@ -146,13 +154,16 @@ class Supervisor:
     # --- the queue -----------------------------------------------------------------------------------------------------
 
     def _look(self, at: float) -> None:
-        if at - self._recovered_at < metric_jobs.RECOVER_SECONDS:
+        if at - self._recovered_at < (NEWS_SECONDS if self._dead else metric_jobs.RECOVER_SECONDS):
             return
         self._recovered_at = at
         try:
             if self._queue is None:
                 address = redis_address.read(self.options.redis_file)
                 self._queue = metric_jobs.open_queue(redis_address.client(address), self.options.queue)
+            while self._dead:
+                metric_jobs.give_up(self._queue, self.name(self._dead[-1]))
+                self._dead.pop()
             metric_jobs.recover(self._queue)
             if not metric_jobs.is_idle(self._queue):
                 self._worked_at = at

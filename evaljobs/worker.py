@@ -175,10 +175,10 @@ class MetricWorker(Worker):  # type: ignore[misc]
     max_connection_wait_time = 2.0
     log_result_lifespan = False
 
-    def __init__(self, queue: Any, *, work_dir: Path, file: Path, address: RedisAddress) -> None:
+    def __init__(self, queue: Any, *, work_dir: Path, file: Path, address: RedisAddress, crew: str) -> None:
         super().__init__(
             [queue],
-            name=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            name=worker_name(crew, os.getpid()) + uuid.uuid4().hex[:8],
             connection=queue.connection,
             job_class=MetricJob,
             serializer=JSONSerializer,
@@ -315,13 +315,18 @@ class MetricWorker(Worker):  # type: ignore[misc]
         self.last_cleaned_at = now()
 
 
-def work(redis_file: Path, work_dir: Path, evaluation_id: str) -> int:
+def worker_name(crew: str, pid: int) -> str:
+    """How the name of a crew's worker in Redis begins. `crew`: a supervisor's own, whatever other hosts are called."""
+    return f"{socket.gethostname()}-{crew}-{pid}-"
+
+
+def work(redis_file: Path, work_dir: Path, evaluation_id: str, crew: str) -> int:
     """One worker, until it is told to stop; 1 where Redis took it down (the supervisor starts another)."""
     MetricJob.work_dir = str(work_dir)
     address = redis_address.read(redis_file)
     queue = metric_jobs.open_queue(redis_address.client(address), evaluation_id, MetricJob)
     with explained(address.where):
-        worker = MetricWorker(queue, work_dir=work_dir, file=redis_file, address=address)
+        worker = MetricWorker(queue, work_dir=work_dir, file=redis_file, address=address, crew=crew)
         worker.work(logging_level="INFO")
     return 0 if worker._shutdown_requested_date else 1  # noqa: SLF001
 
@@ -354,5 +359,6 @@ def main(argv: Sequence[str]) -> int:
         log.exception("the metric code cannot be imported")
     gc.collect()
     gc.freeze()  # what was imported stays shared: a work-horse's collections would otherwise copy its pages
-    work_here = functools.partial(work, options.redis_file, options.work_dir, options.queue)
-    return Supervisor(options, work_here).run()
+    crew = uuid.uuid4().hex[:8]
+    work_here = functools.partial(work, options.redis_file, options.work_dir, options.queue, crew)
+    return Supervisor(options, work_here, functools.partial(worker_name, crew)).run()
