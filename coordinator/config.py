@@ -110,6 +110,8 @@ class RedisConfig(Record):
     username: str | None = None
     password_file: Place | None = None
     ca_file: Place | None = None
+    cert_file: Place | None = None
+    key_file: Place | None = None
 
 
 class MetricConfig(Record):

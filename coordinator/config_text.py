@@ -125,7 +125,9 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # port = 0                    # of our own server; 0: any free one
 # username = "evalspan"       # example
 # password_file = "redis.password"     # example; mode 0600
-# ca_file = "site-ca.pem"     # example; default: the system's authorities
+# ca_file = "site-ca.pem"     # example, of rediss://; default: the system's authorities
+# cert_file = "client.pem"    # example: our own certificate, where the server asks for one
+# key_file = "client.key"     # example: its key
 
 [metric]
 # workers = 2                 # CPU jobs that execute programs and score

@@ -236,6 +236,7 @@ def _to_redis(folder: str, text: str) -> bool:
             where = {"host": address["host"], "port": address["port"]}
             if address.get("tls"):
                 where |= {"ssl": True, "ssl_ca_certs": address.get("ca_file")}
+                where |= {"ssl_certfile": address.get("cert_file"), "ssl_keyfile": address.get("key_file")}
         with redis.Redis(
             db=address.get("db", 0),
             username=address.get("username"),

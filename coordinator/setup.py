@@ -226,7 +226,7 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
                 config.redis.url,
                 username=config.redis.username,
                 password=password,
-                ca_file=str(config.redis.ca_file) if config.redis.ca_file else None,
+                **_tls_files(config),
             )
         except ValueError as error:
             raise OperatorError(str(error)) from error
@@ -235,6 +235,21 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
     if config.redis.bind is None and not isinstance(cluster, LocalCluster):
         bind = local_address_towards(controller_host())
     return RedisServer(work, bind, port=config.redis.port)
+
+
+def _tls_files(config: Config) -> dict[str, str]:
+    """The files of a TLS connection that the settings name; OperatorError where one cannot be read."""
+    files = {}
+    for key in ("ca_file", "cert_file", "key_file"):
+        place: Path | None = getattr(config.redis, key)
+        if place is None:
+            continue
+        try:
+            place.open("rb").close()
+        except OSError as error:
+            raise OperatorError(f"redis.{key} {place}: {error.strerror}") from error
+        files[key] = str(place)
+    return files
 
 
 def controller_host() -> str:

@@ -42,6 +42,8 @@ class RedisAddress(Record):
     password: str | None = Field(default=None, repr=False)
     tls: bool = False
     ca_file: str | None = None  # PEM; None: the system's authorities
+    cert_file: str | None = None  # PEM: our own certificate, where the server asks for one
+    key_file: str | None = None
 
     @classmethod
     def from_url(
@@ -51,12 +53,20 @@ class RedisAddress(Record):
         username: str | None = None,
         password: str | None = None,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
     ) -> RedisAddress:
         """`redis://[user[:password]@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///path`.
 
         Arguments win over what the URL holds. ValueError names what is wrong (never the password).
         """
         parts = urllib.parse.urlsplit(url)
+        if parts.query or parts.fragment:
+            raise ValueError("the Redis URL has options after its database: give redis.ca_file and the like")
+        if parts.scheme != "rediss" and (ca_file or cert_file or key_file):
+            raise ValueError("redis.ca_file, cert_file and key_file are for a rediss:// Redis URL")
+        if (cert_file is None) != (key_file is None):
+            raise ValueError("redis.cert_file and redis.key_file of a rediss:// Redis URL go together")
         name = username or (urllib.parse.unquote(parts.username) if parts.username else None)
         secret = password or (urllib.parse.unquote(parts.password) if parts.password else None)
         if parts.scheme == "unix":
@@ -80,6 +90,8 @@ class RedisAddress(Record):
             password=secret,
             tls=parts.scheme == "rediss",
             ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
         )
 
     @property
@@ -123,7 +135,14 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
     }
     if address.socket is not None:
         return redis.Redis(unix_socket_path=address.socket, **common)  # type: ignore[arg-type]
-    more = {"ssl": True, "ssl_ca_certs": address.ca_file} if address.tls else {}
+    more = {}
+    if address.tls:
+        more = {
+            "ssl": True,
+            "ssl_ca_certs": address.ca_file,
+            "ssl_certfile": address.cert_file,
+            "ssl_keyfile": address.key_file,
+        }
     return redis.Redis(
         host=address.host or "localhost",
         port=address.port,
@@ -171,6 +190,16 @@ _CAUSES: tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], str], ...] = 
     ),
     ((redis.exceptions.OutOfMemoryError,), ("OOM command",), "is full: raise its maxmemory ({text})"),
     ((redis.exceptions.ReadOnlyError,), ("READONLY",), "is a read-only replica: give the primary's address"),
+    (
+        (),
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "shows a certificate that we cannot verify: give redis.ca_file, and in redis.url the name that it is for ({text})",
+    ),
+    (
+        (),
+        ("CERTIFICATE_REQUIRED", "certificate required", "EOF occurred in violation of protocol"),
+        "ends the TLS connection: does it ask for a certificate (redis.cert_file, redis.key_file)? ({text})",
+    ),
     ((redis.TimeoutError,), (), "does not answer in time: {text}"),
     ((redis.ConnectionError, OSError), (), "cannot be reached: {text}"),
 )
