@@ -1,7 +1,7 @@
 """What makes the loop a daemon: checkpoints come in by notices, people by commands, and nobody watches.
 
 Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so a killed daemon hears it
-again; a checkpoint that is still being written is looked at again until it is whole and has stopped changing.
+again; a checkpoint that is seen while it is being written is looked at again until it is whole and has stopped changing.
 It does not know: how evaluations run.
 """
 
@@ -33,7 +33,9 @@ from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
 
-STABLE_SECONDS = 2.0  # a checkpoint whose files have not changed for so long is taken for written
+# A checkpoint that nobody announced, or that was caught half-written, is taken for written when it is whole and its
+# files have not changed for so long.
+STABLE_SECONDS = 2.0
 WAIT_SECONDS = 3600.0  # a checkpoint that has not become whole by then is refused
 LOOK_SECONDS = 1.0
 
@@ -65,8 +67,10 @@ class _Gate:
     signature: str = ""
     stable_since: float = 0.0
     told: str = ""
+    announced: bool = False  # by whoever saved it, and not merely seen in a watched folder
 
     def add(self, delivery: triggers.Delivery) -> None:
+        self.announced |= delivery.announced
         self.acknowledge[delivery.key] = delivery.acknowledge
         if delivery.notice.priority > self.notice.priority:
             self.notice = delivery.notice
@@ -148,6 +152,8 @@ class Service:
             log.warning("%s is not evaluated: %s", notice.checkpoint, error)
             gate.done()
             return True
+        if gate.announced and not gate.told:
+            return self._accept(record, gate)  # said to be saved, and whole at the first look
         if record.checkpoint.digest != gate.signature:
             gate.signature, gate.stable_since = record.checkpoint.digest, now
             return False

@@ -45,11 +45,15 @@ class Notice(Record):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A notice and how to say that it need not come again. `key`: the same each time it comes until then."""
+    """A notice and how to say that it need not come again. `key`: the same each time it comes until then.
+
+    `announced`: whoever saved the checkpoint said so; otherwise it was seen in a watched folder, perhaps half-written.
+    """
 
     key: str
     notice: Notice
     acknowledge: Callable[[], None]
+    announced: bool = True
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
@@ -127,7 +131,8 @@ class FolderWatch:
                 notice = Notice(
                     checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
                 )
-                yield Delivery(f"watch/{key}", notice, lambda key=key: self._remember(key))  # type: ignore[misc]
+                remember = lambda key=key: self._remember(key)  # noqa: E731 (bound to this key)
+                yield Delivery(f"watch/{key}", notice, remember, announced=False)
 
     def _remember(self, key: str) -> None:
         self._seen.add(key)
