@@ -37,7 +37,7 @@ from evaljobs.paths import EvaluationPaths, request_set_manifest, slug
 from evaljobs.requests import read_head
 from evaljobs.results import BY_NAME
 from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs
-from evaljobs.sandbox.code_eval import CodeEval
+from evaljobs.sandbox.code_eval import CodeEval, with_prompt
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +107,12 @@ class Recorded:
 
     programs: dict[str, Program] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    prompt: str | None = (
+        None  # of the document whose metric runs: its helpers are no completion's to redefine
+    )
 
     def note(self, programs: list[Program]) -> list[Verdict]:
-        self.programs |= {program.id: program for program in programs}
+        self.programs |= {program.id: with_prompt(program, self.prompt) for program in programs}
         return [Verdict(id=p.id, verdict="fail", seconds=0.0, isolation="none") for p in programs]
 
 
@@ -133,6 +136,8 @@ def record_programs(task: Any, leaf: replay.Answers, documents: Sequence[int] | 
             ensemble.apply(chosen)
         for document, instances in by_document.items():
             instances.sort(key=lambda instance: instance.idx)
+            prompt = instances[0].doc.get("prompt") if isinstance(instances[0].doc, dict) else None
+            recorded.prompt = prompt if isinstance(prompt, str) else None
             for name in instances[0].filtered_resps:
                 try:
                     task.process_results(instances[0].doc, [i.filtered_resps[name] for i in instances])

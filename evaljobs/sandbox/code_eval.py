@@ -3,17 +3,21 @@
 Rule: `compute` has the arguments and the results of `evaluate.load("code_eval").compute`
 (evaluate/metrics/code_eval/code_eval.py, 0.4): lm-eval's HumanEval and MBPP tasks call it. What differs is who runs
 the programs: the `run` callable, so that a scorer can answer from verdicts that were found earlier.
+Whoever knows the prompt that a program begins with says so
+(`with_prompt`): the verdict keeps the program's key, and the prompt's helpers are then out of the completion's reach.
 It does not know: sandboxes; `run` may be `run_programs`, a look-up by `Program.id` (a `program_key`), or both.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from evaljobs.sandbox.box import names
 from evaljobs.sandbox.records import Program, Verdict, program_key
 
 CodeEvalResults = dict[int, list[tuple[int, dict[str, Any]]]]
@@ -72,6 +76,37 @@ def plain_program(candidate: str, reference: str, timeout: float = 3.0) -> Progr
     """A candidate and the test text that runs after it, under their key."""
     key = program_key(candidate, reference, timeout)
     return Program(id=key, code=candidate, test=reference, timeout_seconds=timeout)
+
+
+_CALL: Final = re.compile(r"(?s)(.*)\ncheck\(([^\W\d]\w*)\)\s*")
+
+
+def with_prompt(program: Program, prompt: str | None) -> Program:
+    """The same program, under its key, told apart into prompt and completion, where its test is HumanEval's: a `check`
+    called with one name at the end.
+
+    A test may call the prompt's helpers (HumanEval/32, /38, /50), which a whole program can redefine. Where the test needs
+    names that neither it nor the prompt binds, or the prompt is no whole text of Python, the program stays as it is.
+    """
+    call = _CALL.fullmatch(program.test or "")
+    if not prompt or call is None or not program.code.startswith(prompt):
+        return program
+    test, entry_point = call.groups()
+    try:
+        bound = names.bound_by_prompt(prompt, entry_point)
+        unbound = names.unbound(f"{test}\ncheck({entry_point})") - bound - {entry_point}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return program
+    if unbound:
+        return program
+    return replace(
+        program,
+        prompt=prompt,
+        completion=program.code.removeprefix(prompt),
+        code="",
+        test=test,
+        entry_point=entry_point,
+    )
 
 
 def result_text(verdict: Verdict) -> str:

@@ -118,6 +118,13 @@ def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_
     score = json.loads(Path(scored.result_file).read_text())
     alone = our_run(model_dir, case, 4, 1, tmp_path / "b")
     assert score["results"] == alone.results["results"]
+    task = metric._built_tasks(spec).loaded["tasks"]["toy_programs"]
+    leaf = metric._answers(
+        EvaluationPaths(tmp_path / "a"), spec.request_sets["toy_programs"], spec.frames["toy_programs"]
+    )
+    for program in metric.record_programs(task, leaf, None).programs.values():
+        assert program.entry_point, "its prompt was not told apart"
+        assert program.prompt.startswith(f"def {program.entry_point}")
     assert score["results"]["toy_programs"]["pass@1,create_test"] == 0.5
 
 

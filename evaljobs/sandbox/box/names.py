@@ -61,6 +61,26 @@ def free_globals(source: str) -> frozenset[str]:
     return frozenset(read - bound)
 
 
+def unbound(source: str) -> frozenset[str]:
+    """Names that a test reads and that neither it, nor Python, nor a well-known library binds. Raises as `free_globals`."""
+    return frozenset(n for n in free_globals(source) - _BUILTINS if not is_library(n))
+
+
+def bound_by_prompt(prompt: str, entry_point: str) -> frozenset[str]:
+    """Names that `prompt_helpers` binds. SyntaxError, ValueError, RecursionError or MemoryError where it is no program."""
+    found: set[str] = set()
+    for node in _helpers(ast.parse(prompt), entry_point):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        else:
+            found |= {
+                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+    return frozenset(found)
+
+
 def code_names(code: types.CodeType) -> set[str]:
     """All names that compiled code mentions, attributes and its own among them."""
     found = set(code.co_names)
@@ -117,6 +137,10 @@ def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
         tree = ast.parse(prompt)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
+    return ast.Module(body=_helpers(tree, entry_point), type_ignores=[])
+
+
+def _helpers(tree: ast.Module, entry_point: str) -> list[ast.stmt]:
     kept: list[ast.stmt] = []
     for node in tree.body:
         stub = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and all(
@@ -125,7 +149,7 @@ def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
         )
         if not stub and getattr(node, "name", None) != entry_point:
             kept.append(node)
-    return ast.Module(body=kept, type_ignores=[])
+    return kept
 
 
 _IN_PROCESS_MODULES: Final = frozenset({"asyncio", "inspect", "unittest", "pytest", "ast", "dis"})
