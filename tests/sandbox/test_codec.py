@@ -158,3 +158,10 @@ def test_numpy_values_cross() -> None:
     assert (array == np.arange(6.0).reshape(2, 3)).all()
     assert scalar == 4
     assert type(scalar) is np.int32
+
+
+def test_a_literal_set_keeps_its_order() -> None:
+    """{12, 13, 14, 15, 16} iterates from 16 where it stands in a program: a callee sees it so too."""
+    literal, grown = {12, 13, 14, 15, 16}, set(range(12, 17))
+    for value in (literal, grown):
+        assert list(DECODER.loads(ENCODER.dumps(value))) == list(value)

@@ -263,6 +263,23 @@ def forget() -> None:
     _NAMED.clear()
 
 
+def _set(items: Any) -> set[Any]:
+    """A set in the order of these items where one can be made: a literal's table may be larger than a grown set's, so equal
+    sets may differ in order, and tests there are that see it.
+    """
+    made = set(items)
+    if not _in_order(made, items):
+        merged: set[Any] = set()
+        merged.update(frozenset(items))  # as a literal is made
+        if _in_order(merged, items):
+            return merged
+    return made
+
+
+def _in_order(made: set[Any], items: list[Any]) -> bool:
+    return all(a is b for a, b in zip(made, items, strict=False))  # `==` of a candidate's object would ask it
+
+
 _PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
     "d": dict,
     "O": collections.OrderedDict,
@@ -273,7 +290,7 @@ _PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
 _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
     "i": _integer,
     "s": lambda b: bytes.fromhex(b).decode("utf-16-le", "surrogatepass"),
-    "e": set,
+    "e": _set,
     "f": frozenset,
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
