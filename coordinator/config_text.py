@@ -108,7 +108,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # memory_mb = 4096
 # threads = 1                 # example: CPU threads of a trial; default: torch's own choice
 # device = "cpu"              # example; default: cuda where the job has a GPU
-# time_limit = "4:00:00"
+# time_limit = "4:00:00"      # at most; trials ask for what their work is predicted to take
 # hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
 
 [stage]

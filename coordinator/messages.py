@@ -104,7 +104,10 @@ class OutcomeSeen(Event):
 
 
 class PlannedLeaf(Record):
-    """A leaf task as planned: its shards, and for an `execute` metric the documents of each shard."""
+    """A leaf task as planned: its shards, and for an `execute` metric the documents of each shard.
+
+    `executes_at_once`: its `execute` jobs that get anywhere at the same time (a judge's endpoint sets it); 0: no limit.
+    """
 
     task: str
     entry: int
@@ -115,6 +118,7 @@ class PlannedLeaf(Record):
     documents: int
     shards: tuple[str, ...]
     shard_documents: tuple[tuple[int, ...], ...] = ()
+    executes_at_once: int = 0
 
 
 class PlannedLane(Record):
@@ -133,6 +137,9 @@ class Planned(Event):
     predicted_makespan_seconds: float
     lower_bound_seconds: float
     gpu_seconds: float
+    # at the 95th percentile: inference on one lane after the other, and one trial's load; 0: not predicted
+    work_seconds_95: float = 0.0
+    load_seconds_95: float = 0.0
 
 
 class PlanFailed(Event):

@@ -14,11 +14,19 @@ from pydantic import ValidationError
 
 from coordinator.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
 from coordinator.packing.planner import plan
-from coordinator.packing.work import Lane, PlannedShard, WorkSet
+from coordinator.packing.work import UNLIMITED, Lane, PlannedShard, WorkSet
 from coordinator.records import EvaluationRecord
 from evaljobs.contract import BatchIndex, RequestSetManifest
 from evaljobs.paths import batch_index_file, request_set_manifest, shard_id
-from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
+from priors.estimate import (
+    Features,
+    Learnt,
+    load_percentile_95,
+    percentile_95,
+    predict_batches,
+    predict_load,
+    predict_metric,
+)
 from priors.table import read as read_observations
 
 BYTES_PER_PARAMETER = 2  # bf16 and fp16, what checkpoints are mostly saved in
@@ -75,6 +83,7 @@ def _work_set(
         batch_seconds=batches.seconds,
         metric_seconds=metric.seconds,
         metric="execute" if manifest.executes else "score",
+        metric_parallelism=metric.at_once or UNLIMITED,
         sigma=batches.sigma,
     )
 
@@ -90,8 +99,9 @@ def make_plan(
     entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
     folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
     sets = read_sets(folder_of, wanted.batch_size)
+    work = {t: _work_set(record, *s, hardware=hardware, history=history) for t, s in sets.items()}
     made = plan(
-        [_work_set(record, m, i, hardware=hardware, history=history) for m, i in sets.values() if i.requests],
+        [work[task] for task, (_, index) in sets.items() if index.requests],
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
         load_seconds=predict_load(record.checkpoint.bytes, hardware, history),
         cpu_slots=max(1, record.options.workers * record.options.worker_cpus),
@@ -115,6 +125,9 @@ def make_plan(
                 documents=manifest.documents,
                 shards=tuple(shard_id(task, s.first_batch, s.end_batch) for s in own),
                 shard_documents=tuple(_documents(index, s) for s in own) if manifest.executes else (),
+                executes_at_once=0
+                if work[task].metric_parallelism == UNLIMITED
+                else work[task].metric_parallelism,
             )
         )
     return Planned(
@@ -134,6 +147,9 @@ def make_plan(
         predicted_makespan_seconds=made.makespan_seconds,
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
+        # as if every prior were off at once: a limit that is too short costs a load, one too long a place in a gap
+        work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
+        load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
     )
 
 

@@ -232,8 +232,11 @@ def _answered(state: State, entry: EntryState) -> bool:
 
 def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
     actions: list[Action] = []
-    size = state.record.options.execute_documents
+    size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
     while leaf.complete and (len(leaf.complete) >= size or leaf.todo == 0):
+        # past its limit a judge's jobs would only hold workers; one more than that waits ready for its turn
+        if at_once and leaf.executes - leaf.executed > at_once:
+            break
         documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
         name = f"execute-{leaf.planned.task}-{leaf.executes}"
         leaf.executes += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from coordinator.cluster import Job
 from coordinator.records import job_token
@@ -26,6 +27,10 @@ from evaljobs.contract import (
 from evaljobs.paths import EvaluationPaths, WorkPaths
 
 MIB = 1 << 20
+SHORTEST_LIMIT_SECONDS = 900
+"""No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
+ENDING_SECONDS = 120
+"""A trial is told to end a minute before its limit, and Slurm may be a minute early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +167,27 @@ def trial_spec(
     )
 
 
+def trial_limit_seconds(state: State, attempt: int) -> int:
+    """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
+
+    A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
+    its shard back when it is told to end, and the next attempt on that node asks for twice as long. Never above the
+    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size).
+    """
+    most = state.record.options.trial_time_limit_seconds
+    if not state.work_seconds_95:
+        return most
+    lanes = sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
+    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, lanes) + ENDING_SECONDS
+    return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
+
+
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
     """An array of trials on one node, a member per lane."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "trial", node.name, state.next_attempt("trial", node.name))
+    attempt = state.next_attempt("trial", node.name)
+    name = job_token(state.evaluation_id, "trial", node.name, attempt)
     spec = trial_spec(state, site, node, name, lanes, path=node.path)
     job = Job(
         name=name,
@@ -177,7 +198,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         gpus=options.gpus_per_trial,
         cpus=options.trial_cpus,
         memory_mb=options.trial_memory_mb,
-        time_limit_seconds=options.trial_time_limit_seconds,
+        time_limit_seconds=trial_limit_seconds(state, attempt),
         comment=state.evaluation_id,
         env=site.trial_env,
         purpose="trial",

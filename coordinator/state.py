@@ -139,6 +139,8 @@ class State:
     plans: int = 0
     predicted_makespan_seconds: float = 0.0
     lower_bound_seconds: float = 0.0
+    work_seconds_95: float = 0.0  # see `Planned`
+    load_seconds_95: float = 0.0
     metrics: dict[str, MetricState] = field(default_factory=dict)
     outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
@@ -195,6 +197,9 @@ def validate(state: State) -> None:
     for task, leaf in state.leaves.items():
         missing = sum(1 for s in leaf.planned.shards if state.shards[s].frame is None)
         assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
+        at_once = leaf.planned.executes_at_once
+        ahead = leaf.executes - leaf.executed
+        assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
     assert state.live == {n for n, j in state.jobs.items() if j.live}, "live jobs"
     for trial, (job, member) in state.live_trials.items():
         info = state.jobs[job]

@@ -59,13 +59,15 @@ def instance(
                 batch_size=batch_size,
             )
             predicted = predict_batches(features, prefill, generated, learnt)
+            metric = predict_metric(name, documents, executes, learnt)
             rows.append(
                 {
                     "name": name,
                     "docs": documents,
                     "gpu_seconds": max(sum(predicted.seconds), 1e-3),
-                    "metric_seconds": predict_metric(name, documents, executes, learnt).seconds,
+                    "metric_seconds": metric.seconds,
                     "metric": "execute" if executes else "score",
+                    **({"metric_parallelism": metric.at_once} if metric.at_once is not None else {}),
                     "sigma": predicted.sigma,
                 }
             )

@@ -22,6 +22,7 @@ __all__ = [
     "Learnt",
     "MetricPrediction",
     "Rates",
+    "load_percentile_95",
     "percentile_95",
     "predict_batches",
     "predict_load",
@@ -43,6 +44,8 @@ EXECUTE_SECONDS = 0.25
 """A document's program where nothing is known: MBPP 0.24 s, HumanEval 0.26 s, time-outs included."""
 JOB_SECONDS = 1.0
 """A metric job's start."""
+JUDGES_AT_ONCE = 1
+"""A judge's endpoint limits how fast it is asked, whatever number of CPU slots there is (shipped portfolio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +69,11 @@ class BatchPrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPrediction:
-    """Median CPU seconds of a task's whole metric."""
+    """Median CPU seconds of a task's whole metric. `at_once`: its jobs that may run at once; None: no limit known."""
 
     seconds: float
     sigma: float
+    at_once: int | None = None
 
 
 def percentile_95(median: float, sigma: float) -> float:
@@ -124,20 +128,33 @@ def predict_metric(task: str, documents: int, executes: bool, history: History) 
         if one.metric_seconds >= MEASURABLE and one.documents > 0
     ]
     own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
+    row = known(task)
     return MetricPrediction(
-        seconds=_cold_metric(task, documents, executes) * exp(own.mean) if documents else 0.0, sigma=own.sigma
+        seconds=_cold_metric(task, documents, executes) * exp(own.mean) if documents else 0.0,
+        sigma=own.sigma,
+        at_once=JUDGES_AT_ONCE if executes and row is not None and row.kind == "judge" else None,
     )
 
 
 def predict_load(model_bytes: int, hardware: str, history: History) -> float:
     """Seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
+    own = _load_residual(hardware, history)
+    return _cold_load(model_bytes, hardware) * exp(own.mean)
+
+
+def load_percentile_95(model_bytes: int, hardware: str, history: History) -> float:
+    """Seconds that one load in twenty passes."""
+    own = _load_residual(hardware, history)
+    return percentile_95(_cold_load(model_bytes, hardware) * exp(own.mean), own.sigma)
+
+
+def _load_residual(hardware: str, history: History) -> Residual:
     logs = [
         log(one.load_seconds / _cold_load(2 * one.model_parameters, hardware))
         for one in learnt_of(history).all
         if one.hardware == hardware and one.load_seconds and one.load_seconds >= MEASURABLE
     ]
-    own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
-    return _cold_load(model_bytes, hardware) * exp(own.mean)
+    return residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
 
 
 def _cold(features: Features) -> Rates:

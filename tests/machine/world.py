@@ -46,6 +46,7 @@ class Faults:
     kill: float = 0.0  # a running member dies without a word
     vanish: float = 0.0  # ... and is in no listing afterwards
     listing: float = 0.0  # no news this tick
+    overrun: float = 0.0  # a running trial is told to end by its time limit: it hands back what it holds
     wipe_queue: float = 0.0
     lose_metric: float = 0.0
     restart: float = 0.0  # the coordinator dies and replays its journal
@@ -70,6 +71,26 @@ class FakeJob:
     members: dict[int, FakeMember]
     listed: bool = True
     released: bool = False
+
+
+def ended(spec: TrialSpec, trial: str, reason: str) -> TrialEnded:
+    """A trial's own account."""
+    return TrialEnded(
+        name=trial,
+        node=spec.node,
+        reason=reason,
+        shards=1,
+        started_at=0,
+        ended_at=1,
+        wait_seconds=0,
+        import_seconds=0,
+        load_seconds=0,
+        infer_seconds=1,
+        dump_seconds=0,
+        idle_seconds=0,
+        devices="cpu",
+        gpus=1,
+    )
 
 
 def record(entries: int = 3, **options: Any) -> EvaluationRecord:
@@ -216,6 +237,7 @@ class World:
                         documents=len(shards) + 1,
                         shards=shards,
                         shard_documents=documents,
+                        executes_at_once=len(shards) % 2 if executes else 0,
                     )
                 )
                 rows += [(s, float(i), 1.0) for i, s in enumerate(shards)]
@@ -231,6 +253,8 @@ class World:
             predicted_makespan_seconds=1,
             lower_bound_seconds=1,
             gpu_seconds=1,
+            work_seconds_95=4000,
+            load_seconds_95=20,
         )
 
     # --- the cluster's side --------------------------------------------------------------------------------------------
@@ -256,6 +280,8 @@ class World:
                 elif member.phase == "running":
                     if self.dice.random() < self.faults.kill:
                         self.end_member(job, index, member)
+                    elif job.job.purpose == "trial" and self.dice.random() < self.faults.overrun:
+                        self.overrun(job, index, member)
                     else:
                         getattr(self, f"run_{job.job.purpose}")(job, index, member)
 
@@ -286,6 +312,16 @@ class World:
                 )
             )
 
+    def overrun(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        spec: TrialSpec = next(iter(job.specs.values()))
+        lane = spec.lanes[index]
+        for shard in [s for s, t in self.claims.items() if t == lane.trial]:
+            del self.claims[shard]
+            if self.queue is not None:
+                self.queue[shard] = (lane.lane, 0.0)
+        self.leave(ended(spec, lane.trial, "terminated"))
+        self.end_member(job, index, member)
+
     def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
         spec: TrialSpec = next(iter(job.specs.values()))
         trial = spec.lanes[index].trial
@@ -297,24 +333,7 @@ class World:
         if self.queue is None:
             return  # waits
         if not self.queue:
-            self.leave(
-                TrialEnded(
-                    name=trial,
-                    node=spec.node,
-                    reason="drained",
-                    shards=1,
-                    started_at=0,
-                    ended_at=1,
-                    wait_seconds=0,
-                    import_seconds=0,
-                    load_seconds=0,
-                    infer_seconds=1,
-                    dump_seconds=0,
-                    idle_seconds=0,
-                    devices="cpu",
-                    gpus=1,
-                )
-            )
+            self.leave(ended(spec, trial, "drained"))
             self.end_member(job, index, member)
             return
         shard = self.dice.choice(sorted(self.queue))

@@ -201,6 +201,14 @@ def test_metric_seconds_are_measured_figures_first_and_history_then():
     assert predict_metric("task0", 0, False, []).seconds == 0.0
 
 
+def test_a_judge_is_asked_one_at_a_time_and_programs_as_there_are_slots():
+    """The kind of the shipped row says so; a task that nothing is known of has no limit."""
+    assert predict_metric("alpacaeval", 805, True, []).at_once == 1
+    assert predict_metric("humaneval", 164, True, []).at_once is None
+    assert predict_metric("unheard_of", 100, True, []).at_once is None
+    assert predict_metric("alpacaeval", 805, False, []).at_once is None
+
+
 def test_load_seconds_grow_with_the_model_and_follow_the_site():
     """14 GB take about 10 s; a site that was seen at 40 s is predicted near it."""
     assert predict_load(14_000_000_000, "a100", []) == pytest.approx(10, rel=0.05)

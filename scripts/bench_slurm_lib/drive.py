@@ -1,0 +1,83 @@
+"""evalspan's own run, as the user on the submit side: the real coordinator, with the bench's interpreter on the nodes.
+
+    python -m bench_slurm_lib.drive FOLDER SETTINGS
+
+FOLDER is empty; SETTINGS is JSON with scale, sigma, seed, workers. Report and journal lie in FOLDER afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from bench_slurm_lib import folder, synthetic
+from bench_slurm_lib.portfolio import INSTANCE, Portfolio
+from coordinator import setup
+from coordinator.daemon import Signals
+from coordinator.records import EvaluationRecord, evaluation_id
+
+CHECKPOINT_MB = 64
+
+
+def main(root: Path, said: dict[str, float]) -> None:
+    portfolio = Portfolio(
+        INSTANCE.read_text(), scale=said["scale"], sigma=said["sigma"], seed=int(said["seed"])
+    )
+    os.environ[synthetic.FOLDER] = str(root)
+    os.environ["BENCH_STORAGE_SECONDS"] = str(portfolio.instance.storage_seconds_alone)
+    settings = setup.load(
+        None,
+        {
+            "work_dir": root / "work",
+            "cluster.kind": "slurm",
+            "cluster.partition": "gpu",
+            "cluster.cpu_partition": "cpu",
+            "cluster.poll_seconds": 1.0,
+            "trial.engine": folder.ENGINE,
+            "trial.memory_mb": 500,
+            "trial.model_args": {"load_seconds": portfolio.instance.load_seconds},
+            "metric.workers": int(said["workers"]),
+            "metric.memory_mb": 500,
+        },
+    )
+    coordinator = setup.coordinator_of(settings)
+    command = (sys.executable, str(Path(__file__).with_name("node.py")))
+    site = dataclasses.replace(coordinator.performer.site, trial_command=command, worker_command=command)
+    coordinator.performer.site = site
+    checkpoint = folder.write_checkpoint(root / "checkpoint", CHECKPOINT_MB)
+    suite, model = folder.suite_of(portfolio), setup.model_options(settings)
+    folder.write_request_sets(
+        portfolio, suite, checkpoint, model, site=site, version=metadata.version("lm_eval")
+    )
+    folder.write_history(portfolio, checkpoint, site.paths.observations)
+    folder.write_metrics(portfolio, root)
+    with coordinator.in_charge(), Signals() as signals:
+        running = coordinator.accept(
+            EvaluationRecord(
+                evaluation_id=evaluation_id(checkpoint, suite, model),
+                checkpoint=checkpoint,
+                suite=suite,
+                model=model,
+                options=setup.run_options(settings),
+                accepted_at=time.time(),
+            )
+        )
+
+        def over() -> bool:
+            if signals.received:
+                coordinator.cancel(running.state.evaluation_id, "interrupted")
+                signals.received.clear()
+            return running.state.ended_at is not None
+
+        coordinator.run(over)
+    for path in (running.paths.report, running.paths.journal):
+        (root / path.name).write_bytes(path.read_bytes())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
