@@ -9,6 +9,7 @@ It does not know: torch, transformers, or whether the tensors make sense to the 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import zipfile
 from collections.abc import Iterable
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import OperatorError
+from coordinator.hook import PIN_PREFIX
 from evaljobs.contract import CheckpointFile, CheckpointSpec
-from evaljobs.weights import SAVE_SUMS, BadWeights, identity, is_safe_name, read_header
+from evaljobs.weights import SAVE_SUMS, BadWeights, fingerprint, identity, is_safe_name, read_header
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
 # What a tokenizer or a config loader opens by name. Trainers' own files (optimizer states, logs) match none of these.
@@ -76,6 +78,37 @@ def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = Non
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
     return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+
+
+def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> CheckpointSpec:
+    """Describe a checkpoint in training's own format (DCP, Megatron): all files below `path`, whatever they hold.
+
+    Its identity covers the command that will convert it, names, sizes, mtimes and samples. Raises CheckpointError.
+    """
+    folder = Path(path)
+    try:
+        folder = folder.resolve(strict=True)
+        found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
+        names = [p.relative_to(folder).as_posix() for p in found]
+        if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
+            raise CheckpointError(f"{folder}: {min(unfinished)} looks unfinished")
+        if any(n.endswith(".distcp") for n in names) and not any(p.name == ".metadata" for p in found):
+            raise CheckpointError(f"{folder}: incomplete, its .metadata (written last) is not there")
+        files = tuple(_describe(folder, name, {}) for name in names)
+        if not any(f.size for f in files):
+            raise CheckpointError(f"{folder}: holds nothing to convert")
+        rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
+    digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
+    return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+
+
+def is_hugging_face(path: str | Path) -> bool:
+    """Whether a folder is (or is becoming) one that needs no conversion."""
+    folder = Path(path)
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return (folder / "config.json").exists() and any((folder / w).exists() for w in weights)
 
 
 def _json(path: Path) -> dict[str, Any]:

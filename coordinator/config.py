@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -40,6 +41,16 @@ def _is_time(text: str) -> str:
     if seconds_of(text) == 0:
         raise ValueError("a time longer than 0:00:00")
     return text
+
+
+def _conversion(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"a command line ({error})") from error
+    if not any("{src}" in w for w in words) or not any("{dst}" in w for w in words):
+        raise ValueError('a command with {src} and {dst} in it, such as "python convert.py {src} {dst}"')
+    return command
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -144,6 +155,9 @@ class CheckpointConfig(Record):
     """Which checkpoints are taken, and how."""
 
     allow_bin: bool = False  # pickled weights run code when they are loaded
+    # makes a Hugging Face folder {dst} of training's own format {src}; no shell reads it
+    convert: Annotated[str, AfterValidator(_conversion)] | None = None
+    convert_memory_mb: Positive | None = None
 
 
 class Config(Record):

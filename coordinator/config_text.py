@@ -148,4 +148,6 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 
 [checkpoint]
 # allow_bin = false           # true: take pickled weights, which run code when they are loaded
+# convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: of checkpoints in training's own format; a CPU job, cached
+# convert_memory_mb = 65536   # example; default: twice the checkpoint and 4 GB
 """

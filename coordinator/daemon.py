@@ -8,6 +8,7 @@ It does not know: what the evaluations are made of, how a cluster is asked.
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -126,6 +127,7 @@ class Coordinator:
 
     def resume_all(self) -> None:
         """Every evaluation of the work folder that has not ended."""
+        ended: list[Running] = []
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
             try:
                 running = Running.resume(journal.parent, self.performer, self.grace)
@@ -137,6 +139,9 @@ class Coordinator:
                 self.running[running.state.evaluation_id] = running
             elif running is not None:
                 running.journal.close()
+                ended.append(running)
+        for running in ended:
+            self._clear_converted(running)
 
     def cancel(self, evaluation_id: str, reason: str) -> None:
         self.running[evaluation_id].take([CancelAsked(at=time.time(), reason=reason)])
@@ -179,6 +184,19 @@ class Coordinator:
             self.kept_back.add(use.name)
         return [use.name for _, use in chosen]
 
+    def _clear_converted(self, ended: Running) -> None:
+        """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
+        announced = ended.state.announced
+        if announced is None:
+            return
+        others = (r.state for r in self.running.values() if r.state.ended_at is None)
+        if any(s.announced is not None and s.announced.digest == announced.digest for s in others):
+            return
+        folder = self.performer.site.paths.converted
+        if folder.is_dir():
+            for left in folder.glob(f"{announced.digest}*"):
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
     def forget_ended(self) -> None:
         """Let go of evaluations that are over: a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):
@@ -200,6 +218,9 @@ class Coordinator:
             self._guarded(evaluation_id, lambda r: r.observe(listing, time.time()))
         self._offer(now)
         self._mend()
+        for running in self.running.values():
+            if running.state.ended_at is not None:
+                self._clear_converted(running)
 
     def _touch_lease(self) -> None:
         path = self.performer.site.paths.lease

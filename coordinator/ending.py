@@ -115,7 +115,7 @@ def write_results(
     results = merged_results(state)
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
-        "checkpoint": state.record.checkpoint.source,
+        "checkpoint": state.record.checkpoint.announced,
         "checkpoint_digest": state.record.checkpoint.digest,
         "step": state.record.checkpoint.step,
         "suite": state.record.suite.name,

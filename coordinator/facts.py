@@ -15,6 +15,7 @@ from evaljobs.contract import FrameRef
 
 MAX_SUBMISSIONS = 8
 MAX_METRIC_TRIES = 3
+MAX_CONVERSIONS = 3
 MAX_BUILDS = 3
 MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
 MAX_NODE_FAILURES = 3
@@ -35,6 +36,12 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
                 )
             else:
                 entry.status = "unbuilt"
+    if info.job.purpose == "convert" and state.conversion == "running":
+        state.conversion = "due"
+        if state.counters.get("convert/checkpoint", 0) >= MAX_CONVERSIONS:
+            state.fatal = (
+                state.fatal or f"the conversion ended {MAX_CONVERSIONS} times ({word}); see {info.job.log}"
+            )
     if info.job.purpose in ("stage", "host") and info.job.node is not None:
         node = state.nodes[info.job.node]
         if node.holder == info.job.name and node.status in ("staging", "ready"):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from coordinator.checkpoint import inspect
+from coordinator.checkpoint import inspect, inspect_raw, is_hugging_face
 from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
 from coordinator.errors import OperatorError
 from coordinator.records import EvaluationRecord, RunOptions, evaluation_id
@@ -34,9 +34,18 @@ def make_record(
     step: int | None = None,
     allow_bin: bool = False,
     batch_size: str | None = None,
+    convert: str | None = None,
 ) -> EvaluationRecord:
-    """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be."""
-    spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
+    """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
+
+    With a `convert` command, a folder that is no Hugging Face folder is one to be converted.
+    """
+    if convert is not None and is_hugging_face(checkpoint):
+        convert = None
+    if convert is None:
+        spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
+    else:
+        spec = inspect_raw(checkpoint, convert=convert, step=step)
     loaded = load_suite(suite)
     if batch_size is not None:
         loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})
@@ -46,6 +55,7 @@ def make_record(
         suite=loaded,
         model=model,
         options=options,
+        convert=convert,
         priority=priority,
         accepted_at=time.time(),
     )

@@ -20,9 +20,11 @@ from coordinator.messages import (
     AnyEvent,
     CancelAsked,
     CancelJob,
+    CheckpointConverted,
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
+    InspectConverted,
     JobEnded,
     JobNotSubmitted,
     JobStarted,
@@ -65,6 +67,9 @@ def start(event: Accepted) -> tuple[State, list[Action]]:
         state.warnings.append(
             f"each node is served by one job that holds its GPUs: {record.options.host_why}"
         )
+    if record.convert is not None:
+        state.conversion, state.announced = "due", record.checkpoint
+        return state, []
     return state, [FindRequestSets(record=record)]
 
 
@@ -82,6 +87,19 @@ def _known_job(state: State, name: str) -> JobInfo:
     if info is None:
         raise IllegalEventError(f"no job {name} was ever intended")
     return info
+
+
+def _converted(state: State, event: CheckpointConverted) -> list[Action]:
+    if state.conversion == "done" and event.checkpoint is None:
+        state.conversion = "due"  # gone since then: somebody cleared it
+    if state.conversion != "made":
+        return []
+    if event.checkpoint is None:
+        state.fatal = state.fatal or f"[checkpoint] convert left no checkpoint: {event.error}"
+        return []
+    state.conversion = "done"
+    state.record = state.record.model_copy(update={"checkpoint": event.checkpoint})
+    return [] if state.looked_up else [FindRequestSets(record=state.record)]
 
 
 def _found(state: State, event: RequestSetsFound) -> list[Action]:
@@ -305,6 +323,8 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
     state.results_asked = state.results_written = False
     state.ended_at = None
     state.barren = 0
+    if state.conversion != "none":
+        state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():
         if node.status in ("aside", "ready", "staging"):
             node.status, node.failures, node.holder = "withdrawn", 0, None
@@ -319,7 +339,9 @@ def _restarted(state: State, _event: Restarted) -> list[Action]:
             state.jobs[name].phase = "uncertain"
             state.jobs[name].changed_at = 0.0
     actions: list[Action] = []
-    if not state.looked_up:
+    if state.conversion in ("made", "done"):
+        actions.append(InspectConverted(path=state.converted_path))
+    if not state.looked_up and state.conversion in ("none", "done"):
         actions.append(FindRequestSets(record=state.record))
     state.planning = False
     state.results_asked = state.results_asked and state.results_written
@@ -346,6 +368,7 @@ def _outcome(state: State, event: OutcomeSeen) -> list[Action]:
 
 
 _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
+    CheckpointConverted: _converted,
     RequestSetsFound: _found,
     NodesOffered: _offered,
     NodeWithdrawn: _withdrawn,

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from coordinator.cluster import Job
 from coordinator.records import EvaluationRecord
 from evaljobs.contract import (
+    CheckpointSpec,
     FrameRef,
     Outcome,
     Record,
@@ -30,6 +31,14 @@ class Event(Record):
 class Accepted(Event):
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord
+
+
+class CheckpointConverted(Event):
+    """What the conversion left was looked at: the checkpoint that is evaluated; None: `error` says why it is none."""
+
+    kind: Literal["checkpoint-converted"] = "checkpoint-converted"
+    checkpoint: CheckpointSpec | None = None
+    error: str = ""
 
 
 class RequestSetsFound(Event):
@@ -214,6 +223,7 @@ class ResultsWritten(Event):
 
 AnyEvent = (
     Accepted
+    | CheckpointConverted
     | RequestSetsFound
     | NodesOffered
     | NodeWithdrawn
@@ -243,6 +253,13 @@ class FindRequestSets:
     """Look which request sets are on disk -> RequestSetsFound."""
 
     record: EvaluationRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectConverted:
+    """Look at the folder that a conversion left -> CheckpointConverted."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +351,7 @@ class RemoveQueue:
 
 Action = (
     FindRequestSets
+    | InspectConverted
     | SubmitJob
     | CancelJob
     | MakePlan

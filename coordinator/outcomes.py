@@ -7,11 +7,12 @@ It does not know: how outcomes are found.
 from __future__ import annotations
 
 from coordinator import facts
-from coordinator.messages import Action, ReleaseClaims, ReleaseHolder
+from coordinator.messages import Action, InspectConverted, ReleaseClaims, ReleaseHolder
 from coordinator.state import State
 from evaljobs.contract import (
     Built,
     Cleared,
+    Converted,
     Executed,
     Failed,
     Probed,
@@ -20,7 +21,7 @@ from evaljobs.contract import (
     TrialEnded,
 )
 
-AnyOutcome = Built | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+AnyOutcome = Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
 
 
 def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]:  # noqa: PLR0911 (a table)
@@ -28,6 +29,8 @@ def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]: 
     match outcome:
         case Built():
             return _built(state, outcome)
+        case Converted():
+            return _converted(state, outcome)
         case Staged():
             return _staged(state, outcome, at)
         case TrialEnded():
@@ -52,6 +55,13 @@ def _built(state: State, outcome: Built) -> list[Action]:
     entry.status = "built"
     entry.error = ""
     return []
+
+
+def _converted(state: State, outcome: Converted) -> list[Action]:
+    if state.conversion != "running":
+        return []
+    state.conversion, state.converted_path = "made", outcome.path
+    return [InspectConverted(path=outcome.path)]
 
 
 def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
@@ -130,6 +140,10 @@ def _failed(state: State, outcome: Failed, at: float) -> list[Action]:
     match outcome.job:
         case "build":
             return _build_failed(state, outcome)
+        case "convert":
+            if outcome.blame == "operator":
+                state.fatal = state.fatal or outcome.error
+            return []  # otherwise its job's end says that it is due again
         case "stage" | "host":
             return _stage_failed(state, outcome)
         case "trial":

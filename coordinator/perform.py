@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coordinator import request_sets
+from coordinator.checkpoint import CheckpointError, inspect
 from coordinator.cluster import Cluster, ClusterError, RefusedError
 from coordinator.ending import write_results
 from coordinator.messages import (
     Action,
     AnyEvent,
     CancelJob,
+    CheckpointConverted,
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
+    InspectConverted,
     JobNotSubmitted,
     JobSubmitted,
     MakePlan,
@@ -107,6 +110,15 @@ class Performer:
             if there is not None:
                 sets[index] = there
         return [RequestSetsFound(at=time.time(), sets=sets, folders=folders, batch_size=batch_size)]
+
+    def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
+        announced = state.announced or state.record.checkpoint
+        try:
+            found = inspect(action.path, step=announced.step)
+        except CheckpointError as error:
+            return [CheckpointConverted(at=time.time(), error=str(error))]
+        checkpoint = found.model_copy(update={"converted_from": announced.source})
+        return [CheckpointConverted(at=time.time(), checkpoint=checkpoint)]
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:

@@ -29,6 +29,7 @@ class RunOptions(Record):
     max_nodes: int | None = None
     shards_per_task: int | None = None  # None: the planner decides
     build_jobs: int = 2
+    convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
     workers: int = 2
     worker_cpus: int = 1
     worker_memory_mb: int = 4096
@@ -53,6 +54,7 @@ class EvaluationRecord(Record):
     suite: SuiteSpec
     model: ModelOptions
     options: RunOptions
+    convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
     priority: int = 0
     accepted_at: float  # unix seconds
 

@@ -22,6 +22,7 @@ from coordinator.messages import (
 from coordinator.specs import (
     Site,
     build_job,
+    convert_job,
     execute_spec,
     holder_job,
     host_job,
@@ -41,7 +42,11 @@ def due(state: State, site: Site, now: float) -> list[Action]:
     actions: list[Action] = []
     if state.fatal or state.cancelled:
         _close_entries(state, state.fatal or f"cancelled: {state.cancelled}")
-    if state.looked_up and not state.results_asked and not all(e.terminal for e in state.entries):
+    if state.conversion == "due" and not state.results_asked and not state.fatal and not state.cancelled:
+        state.conversion = "running"
+        actions.append(_submit(state, convert_job(state, site), now))
+    ready = state.looked_up and state.conversion in ("none", "done")
+    if ready and not state.results_asked and not all(e.terminal for e in state.entries):
         actions += _builds(state, site, now)
         actions += _nodes(state, site, now)
         actions += _plan(state)
@@ -295,7 +300,7 @@ def _cancel_live(state: State) -> list[Action]:
     return [
         CancelJob(job_id=info.job_id)
         for name in sorted(state.live)
-        if (info := state.jobs[name]).job.purpose in ("trial", "host", "build") and info.job_id
+        if (info := state.jobs[name]).job.purpose in ("trial", "host", "build", "convert") and info.job_id
     ]
 
 

@@ -92,7 +92,9 @@ class Service:
         self._gates: dict[tuple[str, str], _Gate] = {}
         self._looked_at = 0.0
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
-        self._watch = triggers.FolderWatch(self.paths.root / "watched.json", watched)
+        self._watch = triggers.FolderWatch(
+            self.paths.root / "watched.json", watched, any_format=config.checkpoint.convert is not None
+        )
         # pins of an earlier daemon: the first look takes away those that nothing needs any more
         self._pinned: set[str] = set(_pins_left(self.paths))
         self._host_reason: str | None = None
@@ -141,6 +143,7 @@ class Service:
                 if notice.step is not None
                 else triggers.step_of(Path(notice.checkpoint).name),
                 allow_bin=self.config.checkpoint.allow_bin,
+                convert=self.config.checkpoint.convert,
             )
         except (EvalspanError, OSError, ValueError) as error:
             if now - gate.since < WAIT_SECONDS and Path(notice.checkpoint).exists():
@@ -207,7 +210,7 @@ class Service:
     def _pins(self) -> None:
         """A marker in each checkpoint that is still needed; the trainer's hook honours it (`hook.pinned`)."""
         wanted = {
-            str(Path(r.state.record.checkpoint.source) / f"{PIN_PREFIX}{r.state.evaluation_id}")
+            str(Path(r.state.record.checkpoint.announced) / f"{PIN_PREFIX}{r.state.evaluation_id}")
             for r in self.coordinator.running.values()
             if r.state.ended_at is None
         }
@@ -237,7 +240,7 @@ def _waiting(running: Running) -> Waiting:
     step = state.record.checkpoint.step
     return Waiting(
         evaluation_id=state.evaluation_id,
-        series=json.dumps([str(Path(state.record.checkpoint.source).parent), state.record.suite.name]),
+        series=json.dumps([str(Path(state.record.checkpoint.announced).parent), state.record.suite.name]),
         order=float(step) if step is not None else state.record.accepted_at,
         started=bool(state.nodes),
     )

@@ -139,6 +139,7 @@ def run_options(config: Config) -> RunOptions:
         trial_memory_mb=config.trial.memory_mb,
         trial_time_limit_seconds=config.trial.time_limit_seconds,
         max_nodes=config.borrow.max_nodes,
+        convert_memory_mb=config.checkpoint.convert_memory_mb,
         build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
         workers=1 if local else config.metric.workers,
         worker_cpus=config.metric.cpus,

@@ -15,6 +15,7 @@ from coordinator.records import job_token
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
 from evaljobs.contract import (
     BuildSpec,
+    ConvertSpec,
     ExecuteSpec,
     FrameRef,
     HostSpec,
@@ -98,6 +99,33 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
         purpose="build",
     )
     return _info(job, specs, entries=tuple(e.index for e in entries))
+
+
+def convert_job(state: State, site: Site) -> JobInfo:
+    """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
+    options, source = state.record.options, state.announced or state.record.checkpoint
+    paths = site.of(state)
+    attempt = state.next_attempt("convert", "checkpoint")
+    name = job_token(state.evaluation_id, "convert", "checkpoint", attempt)
+    spec = ConvertSpec(
+        name=name,
+        evaluation_dir=str(paths.root),
+        source=source,
+        command=state.record.convert or "",
+        out_dir=str(site.paths.converted / source.digest),
+    )
+    job = Job(
+        name=name,
+        argv=_argv(site.trial_command, "convert", paths, [name]),
+        log=str(paths.log(name)),
+        cpus=options.trial_cpus,
+        memory_mb=options.convert_memory_mb or source.bytes * 2 // MIB + 4096,
+        time_limit_seconds=4 * 3600,
+        comment=state.evaluation_id,
+        env=site.trial_env,
+        purpose="convert",
+    )
+    return _info(job, {name: spec})
 
 
 def slug_of(name: str) -> str:

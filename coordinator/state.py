@@ -15,7 +15,7 @@ from typing import Literal
 from coordinator.cluster import Job
 from coordinator.messages import PlannedLeaf
 from coordinator.records import EvaluationRecord
-from evaljobs.contract import FrameRef, Spec
+from evaljobs.contract import CheckpointSpec, FrameRef, Spec
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
 NodeStatus = Literal["offered", "staging", "ready", "aside", "withdrawn"]
@@ -125,6 +125,10 @@ class State:
     record: EvaluationRecord
     entries: list[EntryState]
     batch_size: int | Literal["auto"]
+    # "running" from the intent to submit it until its job has ended, "made" until its folder has been looked at
+    conversion: Literal["none", "due", "running", "made", "done"] = "none"
+    announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it
+    converted_path: str = ""
     looked_up: bool = False
     nodes: dict[str, NodeUse] = field(default_factory=dict)
     jobs: dict[str, JobInfo] = field(default_factory=dict)

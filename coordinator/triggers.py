@@ -113,8 +113,12 @@ def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
 class FolderWatch:
     """Checkpoint folders below watched folders: what a lost notice would have told. Remembers what it has reported."""
 
-    def __init__(self, memory: Path, folders: Sequence[tuple[str, str]]) -> None:
-        """`folders`: (a folder of checkpoints or a glob of them, suite). `memory`: a file of what was reported."""
+    def __init__(self, memory: Path, folders: Sequence[tuple[str, str]], *, any_format: bool = False) -> None:
+        """`folders`: (a folder of checkpoints or a glob of them, suite). `memory`: a file of what was reported.
+
+        `any_format`: a folder with a training step in its name is a checkpoint, too, whatever it holds.
+        """
+        self.any_format = any_format
         self.memory = memory
         self.folders = folders
         self._seen: set[str] = set()
@@ -122,17 +126,20 @@ class FolderWatch:
             self._seen = set(json.loads(memory.read_text()))
 
     def look(self) -> Iterator[Delivery]:
-        """A delivery for each checkpoint folder not acknowledged yet that has a config.json."""
+        """A delivery for each checkpoint folder not acknowledged yet that looks like one."""
         for pattern, suite in self.folders:
             for folder in _checkpoints(pattern):
                 key = f"{suite}\0{folder}"
-                if key in self._seen or not (folder / "config.json").exists():
+                if key in self._seen or not self._is_checkpoint(folder):
                     continue
                 notice = Notice(
                     checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
                 )
                 remember = lambda key=key: self._remember(key)  # noqa: E731 (bound to this key)
                 yield Delivery(f"watch/{key}", notice, remember, announced=False)
+
+    def _is_checkpoint(self, folder: Path) -> bool:
+        return (folder / "config.json").exists() or (self.any_format and step_of(folder.name) is not None)
 
     def _remember(self, key: str) -> None:
         self._seen.add(key)

@@ -18,6 +18,7 @@ from pathlib import Path
 from evaljobs.contract import (
     SPEC,
     BuildSpec,
+    ConvertSpec,
     ExecuteSpec,
     Failed,
     HostSpec,
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
     parser = argparse.ArgumentParser(prog="python -m evaljobs", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("build", "stage", "trial", "host", "execute", "score"):
+    for verb in ("build", "convert", "stage", "trial", "host", "execute", "score"):
         verbs.add_parser(verb).add_argument("specs", nargs="+", type=Path, metavar="SPEC")
     for verb in PASSED_ON:
         verbs.add_parser(verb)
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def run(path: Path, verb: str) -> int:
+def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
     """One spec; the verb must be the spec's own."""
     spec = SPEC.validate_json(path.read_bytes())
     if spec.kind != verb:
@@ -81,6 +82,10 @@ def run(path: Path, verb: str) -> int:
     match spec:
         case BuildSpec():
             return _build(spec)
+        case ConvertSpec():
+            from evaljobs import convert  # noqa: PLC0415
+
+            return convert.main(spec)
         case StageSpec():
             from evaljobs import stage  # noqa: PLC0415
 

@@ -63,6 +63,12 @@ class CheckpointSpec(Record):
     digest: str
     files: tuple[CheckpointFile, ...]  # only what inference needs: config, weights, tokenizer
     step: int | None = None
+    converted_from: str | None = None  # the folder that was announced, where `source` was made from it
+
+    @property
+    def announced(self) -> str:
+        """The folder that training wrote: what a person calls the checkpoint."""
+        return self.converted_from or self.source
 
     @property
     def bytes(self) -> int:
@@ -150,6 +156,17 @@ class BuildSpec(Record):
     model: ModelOptions
     out_dir: str  # request_sets/<lookup digest of this entry>
     offline: bool = True
+
+
+class ConvertSpec(Record):
+    """`python -m evaljobs convert SPEC`: make a Hugging Face folder of a checkpoint in training's own format."""
+
+    kind: Literal["convert"] = "convert"
+    name: str
+    evaluation_dir: str
+    source: CheckpointSpec  # every file of the folder, whatever it holds
+    command: str  # with {src} and {dst}
+    out_dir: str  # converted/<digest>: there, once it is whole
 
 
 class StageSpec(Record):
@@ -253,9 +270,12 @@ class ScoreSpec(Record):
 
 
 Spec = Annotated[
-    BuildSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec, Field(discriminator="kind")
+    BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec,
+    Field(discriminator="kind"),
 ]
-SPEC: TypeAdapter[BuildSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec] = TypeAdapter(Spec)
+SPEC: TypeAdapter[BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec] = (
+    TypeAdapter(Spec)
+)
 
 
 # --- outcomes: what a job leaves -------------------------------------------------------------------------------------
@@ -269,6 +289,15 @@ class Built(Record):
     entry: int
     batch_size: int | Literal["auto"]
     sets: dict[str, str]
+    seconds: float
+
+
+class Converted(Record):
+    """A Hugging Face folder lies in `path`; whether it is a checkpoint has not been looked at."""
+
+    kind: Literal["converted"] = "converted"
+    name: str
+    path: str
     seconds: float
 
 
@@ -353,7 +382,7 @@ class Failed(Record):
 
     kind: Literal["failed"] = "failed"
     name: str
-    job: Literal["build", "stage", "trial", "host", "execute", "score"]
+    job: Literal["build", "convert", "stage", "trial", "host", "execute", "score"]
     blame: Literal["operator", "retry", "bug"]
     error: str  # one line: what happened and what to do next
     detail: str = ""
@@ -366,11 +395,12 @@ class Failed(Record):
 
 
 Outcome = Annotated[
-    Built | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed, Field(discriminator="kind")
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
+    Field(discriminator="kind"),
 ]
-OUTCOME: TypeAdapter[Built | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed] = (
-    TypeAdapter(Outcome)
-)
+OUTCOME: TypeAdapter[
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+] = TypeAdapter(Outcome)
 
 
 class ShardResponses(Record):

@@ -87,6 +87,7 @@ class WorkPaths:
         self.redis = self.root / "redis"
         self.redis_address = self.redis / "address.json"
         self.request_sets = self.root / "request_sets"
+        self.converted = self.root / "converted"
         self.priors = self.root / "priors"
         self.observations = self.priors / "observations.jsonl"
         self.cache = self.root / "cache"

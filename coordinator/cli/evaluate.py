@@ -98,6 +98,7 @@ def _record(
         options=options,
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
+        convert=settings.checkpoint.convert,
         batch_size=batch_size,
     )
 

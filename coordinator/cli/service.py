@@ -87,6 +87,7 @@ def submit(
         priority=priority,
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
+        convert=settings.checkpoint.convert,
     )
     paths = WorkPaths(settings.work_dir)
     named = str(Path(suite).resolve()) if Path(suite).is_file() else suite

@@ -33,7 +33,7 @@ class Job:
     time_limit_seconds: int = 3600
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    purpose: Literal["build", "stage", "trial", "metric", "host", "probe"] = "trial"
+    purpose: Literal["build", "convert", "stage", "trial", "metric", "host", "probe"] = "trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,7 +289,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     bound = None if running else _bound(state, gathered, shards)
     return Report(
         evaluation_id=record.evaluation_id,
-        checkpoint=record.checkpoint.source,
+        checkpoint=record.checkpoint.announced,
         step=record.checkpoint.step,
         suite=record.suite.name,
         status=_status(state),

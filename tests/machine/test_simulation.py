@@ -75,6 +75,26 @@ def test_a_trial_that_outlives_its_limit_hands_its_shards_back(seed: int, overru
 
 
 @settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.1))
+def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, kill: float) -> None:
+    """A conversion that dies is tried again, three times in all; until it is done no other job is submitted."""
+    world = World(
+        seed,
+        Faults(kill=kill, convert_fails=kill, submit_lost=0.1, vanish=0.2, restart=0.1),
+        record(convert="x"),
+    )
+    world.run()
+    scored = all(e.status == "scored" for e in world.state.entries)
+    assert scored or world.state.fatal or any("times" in e.error for e in world.state.entries), (
+        world.summary()
+    )
+    purposes = [j.job.purpose for j in world.jobs.values()]
+    assert purposes[0] == "convert"
+    assert world.converted or set(purposes) == {"convert"}
+    assert not scored or world.state.record.checkpoint.announced == "/c"
+
+
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
     """Replaying the journal gives the state that the living coordinator had, whatever happened."""

@@ -21,6 +21,7 @@ from evaljobs.contract import (
     CheckpointFile,
     CheckpointSpec,
     Cleared,
+    Converted,
     Executed,
     Failed,
     FrameRef,
@@ -52,6 +53,7 @@ class Faults:
     restart: float = 0.0  # the coordinator dies and replays its journal
     node_down: float = 0.0
     build_fails: float = 0.0
+    convert_fails: float = 0.0
     stage_fails: float = 0.0
     metric_fails: float = 0.0
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
@@ -93,7 +95,7 @@ def ended(spec: TrialSpec, trial: str, reason: str) -> TrialEnded:
     )
 
 
-def record(entries: int = 3, **options: Any) -> EvaluationRecord:
+def record(entries: int = 3, *, convert: str | None = None, **options: Any) -> EvaluationRecord:
     """An evaluation of `entries` tasks; every second one executes programs."""
     return EvaluationRecord(
         evaluation_id="ckpt-suite-12345678",
@@ -107,6 +109,7 @@ def record(entries: int = 3, **options: Any) -> EvaluationRecord:
         ),
         model=ModelOptions(),
         options=RunOptions(execute_documents=3, **options),
+        convert=convert,
         accepted_at=0.0,
     )
 
@@ -134,6 +137,7 @@ class World:
         self.dumped: list[tuple[str, FrameRef]] = []
         self.frames: dict[str, int] = {}
         self.seen = observe.Sightings()
+        self.converted: set[str] = set()
         self.scored_with: dict[int, int] = {}
         self.workers_stopped = False
         self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
@@ -160,6 +164,10 @@ class World:
             case m.FindRequestSets():
                 folders = {i: f"/sets/{i}" for i in range(len(self.record.suite.tasks))}
                 return [m.RequestSetsFound(at=self.now, sets={}, folders=folders, batch_size=8)]
+            case m.InspectConverted():
+                there = action.path in self.converted
+                found = self.record.checkpoint.model_copy(update={"converted_from": "/c"}) if there else None
+                return [m.CheckpointConverted(at=self.now, checkpoint=found, error="" if there else "gone")]
             case m.SubmitJob():
                 return self.submit(action)
             case m.CancelJob():
@@ -293,6 +301,15 @@ class World:
                 task = self.record.suite.tasks[spec.entry].name
                 sets = {task: f"{spec.out_dir}/{task}"}
                 self.leave(Built(name=spec.name, entry=spec.entry, batch_size=8, sets=sets, seconds=1))
+        self.end_member(job, index, member)
+
+    def run_convert(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if self.dice.random() < self.faults.convert_fails:
+            self.leave(Failed(name=job.job.name, job="convert", blame="retry", error="no"))
+        else:
+            (spec,) = job.specs.values()
+            self.converted.add(spec.out_dir)
+            self.leave(Converted(name=job.job.name, path=spec.out_dir, seconds=1))
         self.end_member(job, index, member)
 
     def run_stage(self, job: FakeJob, index: int, member: FakeMember) -> None:
