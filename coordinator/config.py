@@ -136,6 +136,24 @@ class MetricConfig(Record):
     allow_unsafe: bool = False  # run programs of models even where no sandbox can be made
 
 
+class JudgeConfig(Record):
+    """The model that judges answers, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
+
+    url: str | None = None  # up to and without "/chat/completions"
+    model: str | None = None
+    api_key_env: str | None = None  # name of the variable that holds the key
+    api_key_file: Place | None = None  # mode 0600
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    max_tokens: Positive = 2048  # of one answer
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
+    requests_per_minute: Positive | None = None
+    max_cost: Annotated[float, Field(gt=0)] | None = None  # of one evaluation, in the currency of the prices
+    price_per_million_prompt_tokens: Annotated[float, Field(ge=0)] | None = None
+    price_per_million_completion_tokens: Annotated[float, Field(ge=0)] | None = None
+    timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+    retries: Count = 5
+
+
 class WatchConfig(Record):
     """Folders in which checkpoints appear."""
 
@@ -169,6 +187,7 @@ class Config(Record):
     stage: StageConfig = StageConfig()
     redis: RedisConfig = RedisConfig()
     metric: MetricConfig = MetricConfig()
+    judge: JudgeConfig = JudgeConfig()
     watch: WatchConfig = WatchConfig()
     borrow: BorrowConfig = BorrowConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -137,6 +137,21 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # item_seconds = 60.0         # of one program
 # allow_unsafe = false        # true: run generated programs even where no sandbox can be made
 
+[judge]
+# url = "https://api.openai.com/v1"   # example: an OpenAI-compatible endpoint, needed by suites with judge tasks
+# model = "gpt-4.1"           # example
+# api_key_env = "OPENAI_API_KEY"      # example: the variable that holds the key
+# api_key_file = "judge.key"  # example, in its place: a file of mode 0600
+# temperature = 0.0
+# max_tokens = 2048           # of one answer
+# concurrency = 8             # requests at once, of all workers together
+# requests_per_minute = 60    # example; default: no bound
+# max_cost = 5.0              # example: of one evaluation, in the currency of the prices; default: no bound
+# price_per_million_prompt_tokens = 2.0       # example
+# price_per_million_completion_tokens = 8.0   # example
+# timeout_seconds = 120.0     # of one request
+# retries = 5                 # after the first try
+
 [watch]
 # folders = []                # e.g. ["/shared/run7/checkpoints"]
 # suite = "core"              # example: of checkpoints announced without a suite

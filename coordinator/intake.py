@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,7 @@ from coordinator.errors import OperatorError
 from coordinator.records import EvaluationRecord, RunOptions, evaluation_id
 from coordinator.specs import Site
 from coordinator.suites import load_suite
-from evaljobs.contract import ModelOptions, SuiteSpec
+from evaljobs.contract import JudgeOptions, ModelOptions, SuiteSpec
 
 TASKS_SECONDS = 120
 
@@ -30,6 +30,7 @@ def make_record(
     *,
     model: ModelOptions,
     options: RunOptions,
+    judge: Callable[[], JudgeOptions | None] = lambda: None,
     priority: int = 0,
     step: int | None = None,
     allow_bin: bool = False,
@@ -38,6 +39,7 @@ def make_record(
 ) -> EvaluationRecord:
     """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
 
+    `judge` is asked for only where the suite has tasks that one scores.
     With a `convert` command, a folder that is no Hugging Face folder is one to be converted.
     """
     if convert is not None and is_hugging_face(checkpoint):
@@ -49,16 +51,32 @@ def make_record(
     loaded = load_suite(suite)
     if batch_size is not None:
         loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})
+    judging = judge_for(loaded, judge)
     return EvaluationRecord(
-        evaluation_id=evaluation_id(spec, loaded, model),
+        evaluation_id=evaluation_id(spec, loaded, model, judging),
         checkpoint=spec,
         suite=loaded,
         model=model,
         options=options,
         convert=convert,
+        judge=judging,
         priority=priority,
         accepted_at=time.time(),
     )
+
+
+def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:
+    """The judge of a suite, None where it needs none; OperatorError where it needs one and the settings have none."""
+    judged = [task.name for task in suite.tasks if task.judge]
+    if not judged:
+        return None
+    found = judge()
+    if found is None:
+        raise OperatorError(
+            f"suite {suite.name} has tasks that a judge scores ({', '.join(judged)}): "
+            "set url and model of [judge] in evalspan.toml (docs/judges.md)"
+        )
+    return found
 
 
 def parse_batch_size(text: str) -> int | Literal["auto"]:

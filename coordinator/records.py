@@ -11,6 +11,7 @@ import json
 
 from evaljobs.contract import (
     CheckpointSpec,
+    JudgeOptions,
     ModelOptions,
     Record,
     SuiteSpec,
@@ -55,13 +56,18 @@ class EvaluationRecord(Record):
     model: ModelOptions
     options: RunOptions
     convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
+    judge: JudgeOptions | None = None  # where the suite has tasks that a judge scores
     priority: int = 0
     accepted_at: float  # unix seconds
 
 
-def evaluation_id(checkpoint: CheckpointSpec, suite: SuiteSpec, model: ModelOptions) -> str:
+def evaluation_id(
+    checkpoint: CheckpointSpec, suite: SuiteSpec, model: ModelOptions, judge: JudgeOptions | None = None
+) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""
-    what = [checkpoint.digest, suite.model_dump(mode="json"), model.model_dump(mode="json")]
+    what: list[object] = [checkpoint.digest, suite.model_dump(mode="json"), model.model_dump(mode="json")]
+    if judge is not None:
+        what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
     return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"

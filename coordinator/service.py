@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -138,6 +139,7 @@ class Service:
                 suite,
                 model=setup.model_options(self.config),
                 options=setup.run_options(self.config),
+                judge=partial(setup.judge_options, self.config),
                 priority=notice.priority,
                 step=notice.step
                 if notice.step is not None

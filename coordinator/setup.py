@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,9 @@ from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
 from coordinator.site_rules import ask_host_reason
 from coordinator.specs import Site
-from evaljobs.contract import ModelOptions
+from evaljobs.contract import JudgeOptions, ModelOptions
+from evaljobs.errors import JobError
+from evaljobs.judges.endpoint import read_key
 from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import RedisAddress
 
@@ -150,6 +153,39 @@ def run_options(config: Config) -> RunOptions:
         bootstrap_iters=config.metric.bootstrap_iters,
         item_seconds=config.metric.item_seconds,
     )
+
+
+def judge_options(config: Config) -> JudgeOptions | None:
+    """The judge that the settings name, None where they name none; OperatorError where it cannot be asked as they stand.
+
+    The key is looked at here and kept nowhere: jobs read it themselves.
+    """
+    section = config.judge
+    if section.url is None:
+        return None
+    parts = urllib.parse.urlsplit(section.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise OperatorError(
+            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
+    if section.model is None:
+        raise OperatorError("[judge] has a url and no model: say which model judges")
+    if section.api_key_env is not None and section.api_key_file is not None:
+        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
+    prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
+    if section.max_cost is not None and None in prices:
+        raise OperatorError(
+            "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
+        )
+    known = section.model_dump(exclude_none=True) | {"url": section.url.rstrip("/")}
+    options = JudgeOptions.model_validate(known)
+    try:
+        read_key(options)
+    except JobError as error:
+        raise OperatorError(str(error)) from error
+    return options
 
 
 def host_reason(config: Config, cluster: Cluster) -> str:

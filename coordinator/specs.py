@@ -19,6 +19,7 @@ from evaljobs.contract import (
     ExecuteSpec,
     FrameRef,
     HostSpec,
+    JudgeJob,
     LaneSpec,
     ScoreSpec,
     Spec,
@@ -303,6 +304,17 @@ def _frames(state: State, leaf: LeafState) -> tuple[FrameRef, ...]:
     return tuple(f for s in leaf.planned.shards if (f := state.shards[s].frame) is not None)
 
 
+def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
+    record = state.record
+    if record.judge is None or not record.suite.tasks[entry].judge:
+        return None
+    return JudgeJob(
+        options=record.judge,
+        redis_file=str(site.paths.redis_address),
+        cache_dir=str(site.paths.judgements),
+    )
+
+
 def execute_spec(
     state: State, site: Site, leaf: LeafState, documents: Sequence[int], name: str
 ) -> ExecuteSpec:
@@ -327,6 +339,7 @@ def execute_spec(
         model=record.model,
         item_seconds=record.options.item_seconds,
         allow_unsafe=record.options.allow_unsafe,
+        judge=_judge(state, site, leaf.planned.entry),
     )
 
 
@@ -344,4 +357,5 @@ def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreS
         bootstrap_iters=record.options.bootstrap_iters,
         item_seconds=record.options.item_seconds,
         allow_unsafe=record.options.allow_unsafe,
+        judge=_judge(state, site, entry.index),
     )

@@ -32,6 +32,7 @@ class TaskEntry(Record):
     num_fewshot: int | None = None
     limit: int | float | None = None
     gen_kwargs: dict[str, Any] | None = None
+    judge: bool = False  # scored by the model that [judge] names
 
 
 class SuiteSpec(Record):
@@ -84,6 +85,35 @@ class ModelOptions(Record):
     threads: int | None = None  # CPU threads of one trial; None leaves torch's default
 
 
+class JudgeOptions(Record):
+    """The model that judges answers, behind an OpenAI-compatible endpoint, and what may be asked of it.
+
+    The key itself is in no record: it is read where it is used, from an environment variable or a file of mode 0600.
+    """
+
+    url: str  # up to and without "/chat/completions"
+    model: str
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+    temperature: float = 0.0
+    max_tokens: int = 2048  # of one answer
+    concurrency: int = 8  # requests at once, of all workers together
+    requests_per_minute: int | None = None  # started in any 60 s, of all workers together
+    max_cost: float | None = None  # of one evaluation, in the currency of the prices
+    price_per_million_prompt_tokens: float = 0.0
+    price_per_million_completion_tokens: float = 0.0
+    timeout_seconds: float = 120.0  # of one request, whole
+    retries: int = 5  # after the first try; waiting out a 429 is none
+
+
+class JudgeJob(Record):
+    """What a metric job needs to ask the judge."""
+
+    options: JudgeOptions
+    redis_file: str  # where the caps that all workers share are kept
+    cache_dir: str  # answers by content, shared by the evaluations of a work folder
+
+
 # --- request sets --------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +129,7 @@ class RequestSetManifest(Record):
     task: str
     key: str
     output_type: str
-    executes: bool = False  # its metric runs programs: CPU work divisible by document
+    executes: bool = False  # its metric runs programs or asks a judge: work divisible by document
     documents: int
     requests: int  # clones for repeats counted
     repeats: int = 1
@@ -235,7 +265,7 @@ class FrameRef(Record):
 
 
 class ExecuteSpec(Record):
-    """RQ job `execute`: run the programs of whole documents; their verdicts are kept by content."""
+    """RQ job `execute`: run the programs of whole documents, or ask the judge; what was found is kept by content."""
 
     kind: Literal["execute"] = "execute"
     name: str
@@ -250,6 +280,7 @@ class ExecuteSpec(Record):
     model: ModelOptions
     item_seconds: float = 60.0
     allow_unsafe: bool = False
+    judge: JudgeJob | None = None
 
 
 class ScoreSpec(Record):
@@ -267,6 +298,7 @@ class ScoreSpec(Record):
     bootstrap_iters: int = 100_000
     item_seconds: float = 60.0
     allow_unsafe: bool = False
+    judge: JudgeJob | None = None
 
 
 Spec = Annotated[
@@ -364,6 +396,7 @@ class Executed(Record):
     programs: int
     seconds: float
     failed: dict[str, str] = {}
+    asked: int = 0  # of the judge, by this job
 
 
 class Scored(Record):
@@ -375,6 +408,7 @@ class Scored(Record):
     result_file: str
     seconds: float
     programs_run: int = 0
+    asked: int = 0
 
 
 class Failed(Record):

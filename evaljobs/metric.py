@@ -1,8 +1,9 @@
 """Responses → verdicts and scores: CPU work on dumped files.
 
 Rule: a score is lm-eval's own run with a model that replays (`replay`), so filters, metrics, aggregation and bootstrap are
-lm-eval's code. Programs are run by the sandbox, all of a task's at once; their verdicts are kept by content, so an
-`execute` job for some documents and the later `score` share them, and nothing is run twice.
+lm-eval's code. Programs are run by the sandbox, all of a task's at once, and a judge is asked by `judges`; verdicts and
+judgements are kept by content, so an `execute` job for some documents and the later `score` share them, and nothing
+is run or asked twice.
 
 It does not know: RQ, queues, which GPU answered. Imports no torch.
 """
@@ -33,6 +34,8 @@ from evaljobs.contract import (
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome
 from evaljobs.instances import instances_digest
+from evaljobs.judges.asking import Judges, judges_of
+from evaljobs.judges.records import Ask, Reply
 from evaljobs.paths import EvaluationPaths, request_set_manifest, slug
 from evaljobs.requests import read_head
 from evaljobs.results import BY_NAME
@@ -81,7 +84,9 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
 
 
 def execute(spec: ExecuteSpec) -> Executed:
-    """Run the programs of some whole documents and keep their verdicts. Raises JobError, or what a task raises."""
+    """Run the programs of some whole documents, or ask the judge of them, and keep what is found. Raises JobError, or
+    what a task raises.
+    """
     started = time.monotonic()
     paths = EvaluationPaths(spec.evaluation_dir)
     tasks = _built_tasks(spec)
@@ -91,6 +96,11 @@ def execute(spec: ExecuteSpec) -> Executed:
         paths, [spec.task], spec.name, item_seconds=spec.item_seconds, allow_unsafe=spec.allow_unsafe
     )
     ran = book.run_missing(recorded.programs.values())
+    asked = 0
+    if recorded.asks:
+        judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+        asked = judges.ask_missing(ask for asks in recorded.asks.values() for ask in asks)
+        recorded.failed |= _unjudged(judges, recorded.asks)
     return Executed(
         name=spec.name,
         task=spec.task,
@@ -98,26 +108,43 @@ def execute(spec: ExecuteSpec) -> Executed:
         programs=ran,
         seconds=time.monotonic() - started,
         failed=recorded.failed,
+        asked=asked,
     )
+
+
+def _unjudged(judges: Judges, asks: Mapping[str, Sequence[Ask]]) -> dict[str, str]:
+    """Documents that lack a judgement, with the reason."""
+    replies = {document: judges.replies(asked) for document, asked in asks.items()}
+    return {
+        document: reply.error for document, some in replies.items() for reply in some if reply.value is None
+    }
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Programs that a task's metric asks for, by key; documents whose metric raised, with the reason."""
+    """Programs that a task's metric asks for, by key; what it asks the judge, by document; documents whose metric
+    raised, with the reason.
+    """
 
     programs: dict[str, Program] = field(default_factory=dict)
+    asks: dict[str, list[Ask]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     prompt: str | None = (
         None  # of the document whose metric runs: its helpers are no completion's to redefine
     )
+    document: str = ""  # in hand
 
     def note(self, programs: list[Program]) -> list[Verdict]:
         self.programs |= {program.id: with_prompt(program, self.prompt) for program in programs}
         return [Verdict(id=p.id, verdict="fail", seconds=0.0, isolation="none") for p in programs]
 
+    def note_asks(self, asks: Sequence[Ask]) -> list[Reply]:
+        self.asks.setdefault(self.document, []).extend(asks)
+        return [Reply(value=None, error="not asked yet") for _ in asks]
+
 
 def record_programs(task: Any, leaf: replay.Answers, documents: Sequence[int] | None) -> Recorded:
-    """Let a task's filters and metric run on its answers with a metric that only writes programs down.
+    """Let a task's filters and metric run on its answers with seams that only write programs and asks down.
 
     Filters see the given documents alone. One that looks across documents may then ask for other programs than the
     score will; those are run by the score.
@@ -131,10 +158,14 @@ def record_programs(task: Any, leaf: replay.Answers, documents: Sequence[int] | 
     chosen = [instance for instances in by_document.values() for instance in instances]
     if not chosen:
         return recorded
-    with seam.SEAM.computing(CodeEval(recorded.note).compute):
+    with (
+        seam.SEAM.computing(CodeEval(recorded.note).compute),
+        seam.JUDGES.answering(recorded.note_asks),
+    ):
         for ensemble in task._filters:  # noqa: SLF001 (evaluate() does the same on the whole list)
             ensemble.apply(chosen)
         for document, instances in by_document.items():
+            recorded.document = str(document)
             instances.sort(key=lambda instance: instance.idx)
             prompt = instances[0].doc.get("prompt") if isinstance(instances[0].doc, dict) else None
             recorded.prompt = prompt if isinstance(prompt, str) else None
@@ -245,13 +276,13 @@ def score(spec: ScoreSpec) -> Scored:
     }
     for leaf in leaves.values():
         replay.check_whole(leaf.head, leaf.answers)
-    compute, ran = _executed(spec, paths, leaves)
+    executed = _executed(spec, paths, leaves)
     tasks = harness.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
 
     def compute_when_loaded(**arguments: Any) -> Any:
-        return compute(**arguments) if tasks.loaded else seam.unrun(**arguments)
+        return executed.compute(**arguments) if tasks.loaded else seam.unrun(**arguments)
 
-    with seam.SEAM.computing(compute_when_loaded):
+    with seam.SEAM.computing(compute_when_loaded), seam.JUDGES.answering(executed.replies):
         results = harness.run_entry(
             _replay(spec, leaves),
             spec.suite,
@@ -270,14 +301,27 @@ def score(spec: ScoreSpec) -> Scored:
         entry=spec.entry,
         result_file=str(_write(paths, spec, results)),
         seconds=time.monotonic() - started,
-        programs_run=ran,
+        programs_run=executed.ran,
+        asked=executed.asked,
     )
 
 
-def _executed(
-    spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay.Answers]
-) -> tuple[Callable[..., Any], int]:
-    """A `compute` that answers from verdicts, those missing having been run in parallel first."""
+def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
+    raise OperatorError("the task asks a judge only while it is scored: evaluate again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Executed:
+    """What answers the seams from verdicts and judgements; programs run and asks sent for it now."""
+
+    compute: Callable[..., Any]
+    replies: Callable[[Sequence[Ask]], list[Reply]] = _no_judge
+    ran: int = 0
+    asked: int = 0
+
+
+def _executed(spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay.Answers]) -> _Executed:
+    """Verdicts and judgements of an entry, those missing having been run and asked for in parallel first."""
     executing = [
         task
         for task, folder in spec.request_sets.items()
@@ -291,11 +335,16 @@ def _executed(
         allow_unsafe=spec.allow_unsafe,
     )
     if not executing:
-        return CodeEval(book.of).compute, 0
+        return _Executed(compute=CodeEval(book.of).compute)
     tasks = _built_tasks(spec).loaded["tasks"]
-    wanted = [record_programs(tasks[task], leaves[task], None).programs for task in executing]
-    ran = book.run_missing({key: program for some in wanted for key, program in some.items()}.values())
-    return CodeEval(book.of).compute, ran
+    wanted = [record_programs(tasks[task], leaves[task], None) for task in executing]
+    ran = book.run_missing({key: p for some in wanted for key, p in some.programs.items()}.values())
+    asks = [ask for some in wanted for asked in some.asks.values() for ask in asked]
+    if not asks:
+        return _Executed(compute=CodeEval(book.of).compute, ran=ran)
+    judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+    asked = judges.ask_missing(asks)
+    return _Executed(compute=CodeEval(book.of).compute, replies=judges.replies, ran=ran, asked=asked)
 
 
 def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) -> Path:

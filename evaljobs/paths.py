@@ -42,6 +42,7 @@ class EvaluationPaths:
         self.outcomes = self.root / "outcomes"
         self.responses = self.root / "responses"
         self.verdicts = self.root / "verdicts"
+        self.judgements = self.root / "judgements"
         self.scores = self.root / "scores"
         self.samples = self.root / "samples"
         self.release = self.root / "release"
@@ -91,6 +92,7 @@ class WorkPaths:
         self.priors = self.root / "priors"
         self.observations = self.priors / "observations.jsonl"
         self.cache = self.root / "cache"
+        self.judgements = self.cache / "judgements"
         self.spool = self.root / "spool"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:

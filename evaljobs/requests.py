@@ -166,6 +166,11 @@ def _build_entry(spec: BuildSpec, folder: Path) -> dict[str, str]:
 
 def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> str:
     instances = list(task.instances)
+    judged = asks_judge(task)
+    if judged and not spec.suite.tasks[spec.entry].judge:
+        raise OperatorError(
+            f"task {name} asks a judge: say `judge = true` in its [[task]] of suite {spec.suite.name}"
+        )
     head, pieces = describe_requests(lm, name, instances)
     body = encode_requests(head, pieces)
     key = _key(spec, lm, task, body)
@@ -176,7 +181,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> 
         task=name,
         key=key,
         output_type=str(task.OUTPUT_TYPE),
-        executes=runs_programs(task),
+        executes=runs_programs(task) or judged,
         documents=len({i.doc_id for i in instances}),
         requests=head.requests,
         repeats=max(int(i.repeats or 1) for i in instances),
@@ -279,10 +284,20 @@ def _forms(
 
 def runs_programs(task: Any) -> bool:
     """Whether a task's metric goes through the code seam, or lm-eval marks it as running code."""
-    config = task.config
-    functions = [*getattr(task, "_metric_fn_list", {}).values(), getattr(config, "process_results", None)]
-    functions += [getattr(type(task), "process_results", None)]
-    return bool(getattr(task, "UNSAFE_CODE", False)) or any(seam.uses_seam(f) for f in functions)
+    return bool(getattr(task, "UNSAFE_CODE", False)) or any(seam.uses_seam(f) for f in _scoring(task))
+
+
+def asks_judge(task: Any) -> bool:
+    """Whether a task's metric goes through the judge seam."""
+    return any(seam.uses_seam(f, seam.JUDGES) for f in _scoring(task))
+
+
+def _scoring(task: Any) -> list[Any]:
+    functions = [
+        *getattr(task, "_metric_fn_list", {}).values(),
+        getattr(task.config, "process_results", None),
+    ]
+    return [*functions, getattr(type(task), "process_results", None)]
 
 
 def _sampled(settings: dict[str, Any]) -> bool:

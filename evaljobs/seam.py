@@ -1,10 +1,10 @@
-"""The one seam through which lm-eval's tasks run programs: what `evaluate.load("code_eval")` returns.
+"""The seams through which lm-eval's tasks run programs (what `evaluate.load("code_eval")` returns) and ask a judge.
 
 Rule: in our processes that name is this module's object, on every side and from before a task is loaded, so no program
 runs and no hub is asked because a task was read. Every other name goes to the real `evaluate`, which is imported only
 then: it costs seconds and loads torch where there is one.
 
-It does not know: how a program is run. Whoever scores says so with `computing`.
+It does not know: how a program is run or a judge asked. Whoever scores says so with `computing` and `answering`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from evaljobs.errors import OperatorError
+from evaljobs.judges.records import Ask, Reply
 
 Compute = Callable[..., tuple[dict[str, Any], Any]]
 
@@ -54,6 +57,33 @@ class CodeEvalSeam:
 
 
 SEAM = CodeEvalSeam()
+
+Answer = Callable[[Sequence[Ask]], list[Reply]]
+
+
+class JudgeSeam:
+    """A judge task's handle on the judge: its `process_results` calls `ask` and makes metrics of the replies."""
+
+    def __init__(self) -> None:
+        self._answer: Answer | None = None
+
+    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+        """A reply for each ask, in order. OperatorError where nobody judges (plain `lm_eval`)."""
+        if self._answer is None:
+            raise OperatorError("a judge task is scored by `evalspan eval`, with [judge] in evalspan.toml")
+        return self._answer(asks)
+
+    @contextlib.contextmanager
+    def answering(self, answer: Answer) -> Iterator[None]:
+        """Reply with `answer` inside the block."""
+        before, self._answer = self._answer, answer
+        try:
+            yield
+        finally:
+            self._answer = before
+
+
+JUDGES = JudgeSeam()
 
 
 def _load(path: str, *arguments: Any, **keywords: Any) -> Any:
@@ -98,6 +128,6 @@ def install() -> None:
         _import_real()
 
 
-def uses_seam(function: Any) -> bool:
-    """Whether a task's function lives in a module that holds the seam: such a task runs programs when it is scored."""
-    return any(value is SEAM for value in getattr(function, "__globals__", {}).values())
+def uses_seam(function: Any, seam: CodeEvalSeam | JudgeSeam = SEAM) -> bool:
+    """Whether a task's function lives in a module that holds this seam: such a task uses it when it is scored."""
+    return any(value is seam for value in getattr(function, "__globals__", {}).values())

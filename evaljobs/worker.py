@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 KIND: Mapping[str, Literal["execute", "score"]] = {EXECUTE: "execute", SCORE: "score"}
 MAX_SPEC_BYTES = 1 << 28
 AWAY = (redis.ConnectionError, redis.TimeoutError)
+JUDGE_SECONDS = 24 * 3600
 BLOCK_SECONDS = 5  # an idle worker asks Redis this often
 
 
@@ -94,8 +95,11 @@ def read_spec(path: Path, kind: str) -> ExecuteSpec | ScoreSpec:
 def deadline_seconds(spec: ExecuteSpec | ScoreSpec) -> int:
     """Seconds after which a work-horse is ended: far more than a sound job takes, so that a hung one is not for ever.
 
-    Items have deadlines of their own (`item_seconds`), and run in parallel.
+    Items have deadlines of their own (`item_seconds`), and run in parallel. A judge's have too, but may be kept waiting
+    by the caps that all workers share.
     """
+    if spec.judge is not None:
+        return JUDGE_SECONDS
     if isinstance(spec, ExecuteSpec):
         return int(900 + spec.item_seconds * len(spec.documents))
     return int(3600 + spec.item_seconds * 60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -96,6 +97,7 @@ def _record(
         suite,
         model=setup.model_options(settings),
         options=options,
+        judge=partial(setup.judge_options, settings),
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
         convert=settings.checkpoint.convert,

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,6 +85,7 @@ def submit(
         suite,
         model=setup.model_options(settings),
         options=setup.run_options(settings),
+        judge=partial(setup.judge_options, settings),
         priority=priority,
         step=step,
         allow_bin=settings.checkpoint.allow_bin,

@@ -1,0 +1,274 @@
+"""Asks → judgements: the missing ones are asked, in parallel and under the caps; each is on disk before it counts.
+
+Rule: an ask that has an answer is never sent again. One that has none ends with a reason: tries used up, refused, the
+cost cap, an endpoint that fails all. It fails alone; only what is the operator's (key, model, address) or Redis being
+away ends the job.
+It does not know: tasks, or what a reply counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from evaljobs.contract import JudgeJob
+from evaljobs.errors import OperatorError, RetryError, one_line
+from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over, Unknown
+from evaljobs.judges.endpoint import MAX_PAUSE, AgainError, Answered, Endpoint, NeverError, read_key
+from evaljobs.judges.kept import Kept
+from evaljobs.judges.records import (
+    Ask,
+    Judgement,
+    Reply,
+    ask_key,
+    cost,
+    cost_at_most,
+    read_answer,
+)
+from evaljobs.paths import EvaluationPaths
+from evaljobs.redis_address import QueueUnavailable
+
+log = logging.getLogger(__name__)
+
+MAX_BACKOFF: Final = 60.0
+LIMITED_SECONDS: Final = 900.0  # an ask waits out 429s for so long
+AWAY_SECONDS: Final = 120.0  # Redis is waited for
+GIVE_UP_AFTER: Final = (
+    10  # asks in a row that failed all their tries: the endpoint is down, the rest fails at once
+)
+
+
+@dataclass(slots=True)
+class _Try:
+    """What was spent on an ask so far, over all jobs of the evaluation."""
+
+    cost: int
+    tries: int = 0
+
+
+class Judges:
+    """The judge of one job. `backoff_seconds` is the first pause after a failed try; it doubles."""
+
+    def __init__(
+        self,
+        job: JudgeJob,
+        evaluation_dir: str,
+        name: str,
+        *,
+        backoff_seconds: float = 1.0,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        paths = EvaluationPaths(evaluation_dir)
+        self._options = job.options
+        self._evaluation = paths.root.name
+        self._name = name
+        self._backoff = backoff_seconds
+        self._kept = Kept(paths.judgements, Path(job.cache_dir), self._evaluation)
+        self._caps = Caps(Path(job.redis_file), job.options, self._evaluation, lease_seconds=lease_seconds)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()  # by an error of the whole job
+        self._failed_in_a_row = 0
+        self._errors: dict[str, str] = {}
+
+    def ask_missing(self, asks: Iterable[Ask]) -> int:
+        """Ask what has no answer yet; returns how many were asked. JobError where somebody must act."""
+        by_key = {ask_key(ask, self._options): ask for ask in asks}
+        missing = {key: ask for key, ask in by_key.items() if not self._has(key)}
+        if not missing:
+            return 0
+        endpoint = Endpoint(self._options, read_key(self._options))
+        with (
+            self._caps,
+            ThreadPoolExecutor(min(self._options.concurrency, len(missing)), "judge") as pool,
+        ):
+            done = [pool.submit(self._settled, endpoint, key, ask) for key, ask in missing.items()]
+            sent = [future.result() for future in done]
+        return sum(sent)
+
+    def replies(self, asks: Sequence[Ask]) -> list[Reply]:
+        """What is known of these asks; nothing is asked."""
+        return [self._reply(ask_key(ask, self._options), ask) for ask in asks]
+
+    def _reply(self, key: str, ask: Ask) -> Reply:
+        found = self._kept.find(key)
+        if found is not None and found.answer is not None:
+            return read_answer(ask.form, found.answer)
+        kept = found.error if found is not None else ""
+        return Reply(value=None, error=self._errors.get(key) or kept or "it was not asked")
+
+    def _has(self, key: str) -> bool:
+        found = self._kept.find(key)
+        return found is not None and found.answer is not None
+
+    # --- one ask, in a thread ----------------------------------------------------------------------------------------
+
+    def _settled(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
+        """Whether a request was made for it. An error of the whole job stops the other threads."""
+        try:
+            return self._settle(endpoint, key, ask)
+        except BaseException:
+            self._ended.set()
+            raise
+
+    def _settle(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
+        before = self._kept.find(key)
+        spent = _Try(cost=before.cost_millionths if before is not None else 0)
+        limited_until = time.monotonic() + LIMITED_SECONDS
+        failures = 0
+        while True:
+            lease = self._lease(key, ask)
+            if lease is None:
+                return spent.tries > 0
+            try:
+                self._request(endpoint, lease, ask, spent)
+            except AgainError as error:
+                why, wait = one_line(error), error.after
+                if error.limited and time.monotonic() < limited_until:
+                    self._pause(wait if wait is not None else self._pause_of(spent.tries))
+                    continue
+                failures += 1
+                if failures > self._options.retries:
+                    self._fail(key, ask, spent, f"given up after {spent.tries} tries: {why}", down=True)
+                    return True
+                self._ended.wait(max(wait or 0.0, self._pause_of(failures)))
+            except NeverError as error:
+                self._fail(key, ask, spent, f"refused: {error}")
+                return True
+            else:
+                self._failed_in_a_row = 0
+                return True
+
+    def _request(self, endpoint: Endpoint, lease: Lease, ask: Ask, spent: _Try) -> None:
+        """One try under a lease. Its cost and, if any, its answer are on disk before the lease is given back."""
+        started = time.monotonic()
+        most = cost_at_most(self._options, ask)
+        paid = most  # whatever happens that is not known to be free
+        spent.tries += 1
+        try:
+            answered = endpoint.ask(ask)
+            paid = self._cost(answered, most)
+            spent.cost += paid
+            self._write(lease.ask, ask, spent, answered=answered, seconds=time.monotonic() - started)
+        except AgainError as error:
+            paid = most if error.paid else 0
+            if paid:
+                spent.cost += paid
+                self._write(lease.ask, ask, spent, error=one_line(error))
+            raise
+        except (NeverError, OperatorError):
+            paid = 0
+            raise
+        finally:
+            self._give_back(lease, paid)
+
+    def _cost(self, answered: Answered, most: int) -> int:
+        if answered.prompt_tokens is None or answered.completion_tokens is None:
+            return most
+        return cost(self._options, answered.prompt_tokens, answered.completion_tokens)
+
+    def _lease(self, key: str, ask: Ask) -> Lease | None:
+        """Leave for one try; None once the ask needs none any more: answered by another job, or failed."""
+        most = cost_at_most(self._options, ask)
+        away_since: float | None = None
+        while not self._ended.is_set():
+            if self._failed_in_a_row >= GIVE_UP_AFTER:
+                self._errors[key] = f"not asked: the endpoint failed {GIVE_UP_AFTER} judgements in a row"
+                return None
+            try:
+                taken = self._caps.take(key, most)
+                if isinstance(taken, Unknown):
+                    self._caps.learn(self._kept.spent())
+                    continue
+            except QueueUnavailable as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > AWAY_SECONDS:
+                    raise RetryError(f"the judge's caps cannot be kept: {error}") from error
+                self._ended.wait(1.0)
+                continue
+            away_since = None
+            if isinstance(taken, Lease):
+                if self._has(key):  # another job had the lease while we waited for it
+                    self._give_back(taken, 0)
+                    return None
+                return taken
+            if isinstance(taken, Over):
+                self._errors[key] = (
+                    f"not asked: max_cost {self._options.max_cost:g} would be passed ({taken.spent / 1e6:.6g} "
+                    f"spent, this one at most {most / 1e6:.6g})"
+                )
+                return None
+            self._ended.wait(min(taken.seconds, 1.0))
+        return None
+
+    def _give_back(self, lease: Lease, paid: int) -> None:
+        try:
+            self._caps.settle(lease, paid)
+        except QueueUnavailable as error:
+            log.warning("a lease ends by itself: %s", error)
+
+    def _pause(self, seconds: float) -> None:
+        """For all workers, where they can be told; for this thread in any case."""
+        try:
+            self._caps.pause(seconds)
+        except QueueUnavailable:
+            self._ended.wait(seconds)
+
+    def _pause_of(self, failures: int) -> float:
+        """Doubling from `backoff_seconds`, the upper half of it drawn: threads that failed together come back apart."""
+        full = min(self._backoff * 2.0 ** min(failures - 1, 10), MAX_BACKOFF, MAX_PAUSE)
+        return full * random.uniform(0.5, 1.0)
+
+    # --- what is kept ------------------------------------------------------------------------------------------------
+
+    def _fail(self, key: str, ask: Ask, spent: _Try, why: str, *, down: bool = False) -> None:
+        self._errors[key] = why
+        with self._lock:
+            self._failed_in_a_row += down
+        self._write(key, ask, spent, error=why)
+
+    def _write(
+        self,
+        key: str,
+        ask: Ask,
+        spent: _Try,
+        *,
+        answered: Answered | None = None,
+        error: str = "",
+        seconds: float = 0.0,
+    ) -> None:
+        options = self._options
+        judgement = Judgement(
+            key=key,
+            evaluation=self._evaluation,
+            job=self._name,
+            url=options.url,
+            model=options.model,
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            form=ask.form,
+            system=ask.system.encode(errors="replace").decode(),
+            user=ask.user.encode(errors="replace").decode(),
+            answer=answered.text if answered is not None else None,
+            error=error,
+            prompt_tokens=answered.prompt_tokens if answered is not None else None,
+            completion_tokens=answered.completion_tokens if answered is not None else None,
+            cost_millionths=spent.cost,
+            tries=max(1, spent.tries),
+            seconds=seconds,
+            answered_at=time.time(),
+        )
+        self._kept.keep(judgement)
+
+
+def judges_of(job: JudgeJob | None, evaluation_dir: str, name: str) -> Judges:
+    """The judge of a job; OperatorError where its evaluation has none."""
+    if job is None:
+        raise OperatorError("the task asks a judge: say `judge = true` in its [[task]] and set [judge] url")
+    return Judges(job, evaluation_dir, name)

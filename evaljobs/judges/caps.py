@@ -1,0 +1,251 @@
+"""What all workers together may ask of a judge, decided in Redis.
+
+Rule: a request is made only under a lease, which one script grants or refuses in one step: so many at once, so many
+begun in any 60 seconds, none while the endpoint has asked for a pause, none whose most would pass the evaluation's
+cost cap, and one ask never twice at once. A lease that is not renewed (its worker died) ends by itself, and its most is
+counted as spent: nobody can say that it was not.
+Redis is no truth: where it has forgotten what was spent, the files say it.
+
+Keys below `evalspan:judge:{digest of url and model}:`
+  leases   zset   ask by the time in ms at which its lease ends
+  holders  hash   ask -> [token, evaluation, most it may cost]
+  starts   zset   request by the time in ms of its start, of the last minute
+  pause    text   ms until which nobody may ask; ends by itself
+  spent    hash   evaluation -> millionths
+
+It does not know: what is asked, HTTP, files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import redis
+
+from evaljobs import redis_address
+from evaljobs.contract import JudgeOptions
+from evaljobs.redis_address import QueueUnavailable, explained
+
+LEASE_SECONDS: Final = 20.0
+FULL_SECONDS: Final = 0.2  # a full house is looked at again
+
+_COMMON = """
+local P = KEYS[1]
+local t = redis.call('TIME')
+local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+local DAY = 86400000
+
+local function drop(ask, cost)
+  local text = redis.call('HGET', P .. 'holders', ask)
+  redis.call('ZREM', P .. 'leases', ask)
+  redis.call('HDEL', P .. 'holders', ask)
+  if not text then return end
+  local holder = cjson.decode(text)
+  if redis.call('HEXISTS', P .. 'spent', holder[2]) == 1 then
+    redis.call('HINCRBY', P .. 'spent', holder[2], cost or holder[3])
+  end
+end
+"""
+
+# takes ask, token, lease ms, concurrency, starts a minute (0: any), evaluation, most it may cost, cost cap ('': none)
+TAKE = (
+    _COMMON
+    + """
+for _, ask in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now)) do drop(ask, nil) end
+if redis.call('HEXISTS', P .. 'spent', ARGV[6]) == 0 then return {'unknown', 0} end
+local pause = redis.call('PTTL', P .. 'pause')
+if pause > 0 then return {'wait', pause} end
+if redis.call('ZSCORE', P .. 'leases', ARGV[1]) then return {'wait', -1} end
+if ARGV[8] ~= '' then
+  local spent = tonumber(redis.call('HGET', P .. 'spent', ARGV[6]))
+  local held = 0
+  for _, text in ipairs(redis.call('HVALS', P .. 'holders')) do
+    local holder = cjson.decode(text)
+    if holder[2] == ARGV[6] then held = held + tonumber(holder[3]) end
+  end
+  local most = spent + tonumber(ARGV[7])
+  if most > tonumber(ARGV[8]) then return {'over', tostring(spent)} end
+  if most + held > tonumber(ARGV[8]) then return {'wait', -1} end
+end
+if redis.call('ZCARD', P .. 'leases') >= tonumber(ARGV[4]) then return {'wait', -1} end
+local starts = P .. 'starts'
+redis.call('ZREMRANGEBYSCORE', starts, '-inf', now - 60000)
+local limit = tonumber(ARGV[5])
+if limit > 0 and redis.call('ZCARD', starts) >= limit then
+  local first = redis.call('ZRANGE', starts, 0, 0, 'WITHSCORES')
+  return {'wait', tonumber(first[2]) + 60001 - now}
+end
+redis.call('ZADD', P .. 'leases', now + tonumber(ARGV[3]), ARGV[1])
+redis.call('HSET', P .. 'holders', ARGV[1], cjson.encode({ARGV[2], ARGV[6], ARGV[7]}))
+redis.call('ZADD', starts, now, ARGV[2])
+for _, name in ipairs({'leases', 'holders', 'starts'}) do redis.call('PEXPIRE', P .. name, DAY) end
+redis.call('PEXPIRE', P .. 'spent', 30 * DAY)
+return {'granted', 0}
+"""
+)
+
+# takes ask, token, cost
+SETTLE = (
+    _COMMON
+    + """
+local text = redis.call('HGET', P .. 'holders', ARGV[1])
+if not text or cjson.decode(text)[1] ~= ARGV[2] then return 0 end
+drop(ARGV[1], ARGV[3])
+return 1
+"""
+)
+
+# takes lease ms, then ask, token
+RENEW = (
+    _COMMON
+    + """
+for i = 2, #ARGV, 2 do
+  local text = redis.call('HGET', P .. 'holders', ARGV[i])
+  if text and cjson.decode(text)[1] == ARGV[i + 1] then
+    redis.call('ZADD', P .. 'leases', 'XX', now + tonumber(ARGV[1]), ARGV[i])
+  end
+end
+return 1
+"""
+)
+
+# takes ms: the longer pause holds
+PAUSE = """
+local ms = tonumber(ARGV[1])
+if redis.call('PTTL', KEYS[1] .. 'pause') < ms then redis.call('SET', KEYS[1] .. 'pause', '1', 'PX', ms) end
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Leave to make one request."""
+
+    ask: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Not now: look again after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """The cost cap does not allow this request. `spent`: millionths so far."""
+
+    spent: int
+
+
+class Unknown:
+    """Redis does not know what the evaluation has spent: `learn` it and ask again."""
+
+
+class Caps:
+    """The caps of one judge for one evaluation. A context manager: inside, its leases are renewed.
+
+    Thread-safe. Methods raise QueueUnavailable where Redis is away, and may be repeated.
+    """
+
+    def __init__(
+        self,
+        redis_file: Path,
+        judge: JudgeOptions,
+        evaluation: str,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self._file = redis_file
+        self._judge = judge
+        self._evaluation = evaluation
+        self._lease_ms = max(1, int(lease_seconds * 1000))
+        digest = hashlib.sha256(f"{judge.url}\n{judge.model}".encode()).hexdigest()[:16]
+        self._prefix = f"evalspan:judge:{{{digest}}}:"
+        self._known: tuple[redis.Redis, str] | None = None
+        self._held: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._renewer = threading.Thread(target=self._renew, name="judge-leases", daemon=True)
+
+    def __enter__(self) -> Caps:
+        self._renewer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._renewer.join()
+
+    def take(self, ask: str, most: int) -> Lease | Wait | Over | Unknown:
+        """Leave to ask now, at a cost of at most `most` millionths."""
+        token = uuid.uuid4().hex
+        judge = self._judge
+        cap = "" if judge.max_cost is None else str(round(judge.max_cost * 1_000_000))
+        word, figure = self._run(
+            TAKE,
+            ask,
+            token,
+            self._lease_ms,
+            judge.concurrency,
+            judge.requests_per_minute or 0,
+            self._evaluation,
+            most,
+            cap,
+        )
+        if word == b"granted":
+            with self._lock:
+                self._held[ask] = token
+            return Lease(ask=ask, token=token)
+        if word == b"over":
+            return Over(spent=int(float(figure)))
+        if word == b"unknown":
+            return Unknown()
+        return Wait(seconds=FULL_SECONDS if int(figure) < 0 else int(figure) / 1000)
+
+    def learn(self, spent: int) -> None:
+        """Say what the evaluation's files say that it has spent, where Redis does not know."""
+        self._command(lambda client: client.hsetnx(f"{self._prefix}spent", self._evaluation, str(spent)))
+
+    def settle(self, lease: Lease, cost: int) -> None:
+        """The request is over and cost so much."""
+        with self._lock:
+            self._held.pop(lease.ask, None)
+        self._run(SETTLE, lease.ask, lease.token, cost)
+
+    def pause(self, seconds: float) -> None:
+        """Nobody asks for so long: the endpoint wants it."""
+        self._run(PAUSE, max(1, int(seconds * 1000)))
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._lease_ms / 4000):
+            with self._lock:
+                pairs = [part for pair in self._held.items() for part in pair]
+            if pairs:
+                try:
+                    self._run(RENEW, self._lease_ms, *pairs)
+                except QueueUnavailable:
+                    continue  # it comes back, or the leases end
+
+    def _run(self, script: str, *arguments: Any) -> Any:
+        return self._command(lambda client: client.eval(script, 1, self._prefix, *arguments))
+
+    def _command(self, effect: Any) -> Any:
+        known = self._known
+        if known is None:  # also after Redis was away: it may have come back elsewhere
+            address = redis_address.read(self._file)
+            known = self._known = (redis_address.client(address), address.where)
+        try:
+            with explained(known[1]):
+                return effect(known[0])
+        except QueueUnavailable:
+            self._known = None
+            raise

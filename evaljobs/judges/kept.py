@@ -1,0 +1,80 @@
+"""Judgements on disk: a file each, by content.
+
+Rule: an answer is on disk before it counts. It lies in the evaluation that paid for it, and under the same name (a
+hard link, no second inode) in the work folder's cache, where another evaluation with the same ask finds it.
+It does not know: endpoints, caps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from evaljobs.files import write_atomic
+from evaljobs.judges.records import Judgement
+
+
+class Kept:
+    """Judgements of one evaluation; processes may share the folder."""
+
+    def __init__(self, folder: Path, cache: Path, evaluation: str) -> None:
+        self._folder = folder
+        self._cache = cache
+        self._evaluation = evaluation
+
+    def find(self, key: str) -> Judgement | None:
+        """What is known of an ask, an error included; an answer that another evaluation paid for is taken over."""
+        own = _read(self._file(key), key)
+        if own is not None and own.answer is not None:
+            return own
+        shared = _read(self._shared(key), key)
+        if shared is None or shared.answer is None:
+            return own
+        if own is not None:  # what its failed tries cost stays counted here
+            shared = shared.model_copy(
+                update={"evaluation": self._evaluation, "cost_millionths": own.cost_millionths}
+            )
+        write_atomic(self._file(key), _bytes(shared))
+        return shared
+
+    def keep(self, judgement: Judgement) -> None:
+        """On disk when this returns. OSError as the file system gives it."""
+        own, shared = self._file(judgement.key), self._shared(judgement.key)
+        write_atomic(own, _bytes(judgement))
+        if judgement.answer is None:
+            return
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(
+            OSError
+        ):  # it is there already, or the file system has no links: only a cache
+            os.link(own, shared)
+
+    def spent(self) -> int:
+        """Millionths that this evaluation has paid, summed over its files."""
+        total = 0
+        for file in self._folder.glob("*.json"):
+            found = _read(file, file.stem)
+            if found is not None and found.evaluation == self._evaluation:
+                total += found.cost_millionths
+        return total
+
+    def _file(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _shared(self, key: str) -> Path:
+        return self._cache / key[:2] / f"{key}.json"
+
+
+def _bytes(judgement: Judgement) -> bytes:
+    return judgement.model_dump_json(indent=1).encode(errors="replace")
+
+
+def _read(file: Path, key: str) -> Judgement | None:
+    try:
+        found = Judgement.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return found if found.key == key else None

@@ -1,0 +1,123 @@
+"""A real HTTP endpoint that answers as it is told to: well, wrongly, slowly, or not at all."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Handle = Callable[["Request"], None]
+
+
+@dataclass
+class Request:
+    """One request: its number (from 0), its body, and the ways to answer it."""
+
+    number: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+    path: str
+    handler: BaseHTTPRequestHandler
+    released: threading.Event
+
+    @property
+    def user(self) -> str:
+        return str(self.body["messages"][1]["content"])
+
+    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.handler.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.handler.send_header(name, value)
+        self.handler.end_headers()
+        self.handler.wfile.write(body)
+
+    def answer(self, text: str = "Rating: [[7]]", prompt: int = 100, completion: int = 10) -> None:
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        self.send(200, json.dumps({"choices": [{"message": {"content": text}}], "usage": usage}).encode())
+
+    def error(self, status: int, message: str = "no", **headers: str) -> None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.send(status, json.dumps({"error": {"message": message}}).encode(), named)
+
+    def hang(self) -> None:
+        self.released.wait(60)
+
+    def drip(self) -> None:
+        self.handler.send_response(200)
+        self.handler.send_header("Content-Length", "1000")
+        self.handler.end_headers()
+        while not self.released.wait(0.05):
+            self.handler.wfile.write(b" ")
+
+    def close_in_the_middle(self) -> None:
+        self.handler.send_response(200)
+        self.handler.send_header("Content-Length", "1000")
+        self.handler.end_headers()
+        self.handler.wfile.write(b'{"choices": [')
+        self.handler.close_connection = True
+
+
+@dataclass
+class Endpoint:
+    """What was asked of it so far; `handle` may be replaced at any time."""
+
+    url: str = ""
+    handle: Handle = lambda request: request.answer()
+    requests: list[Request] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    open: int = 0
+    most_open: int = 0
+    released: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def users(self) -> list[str]:
+        return [request.user for request in self.requests]
+
+
+@contextmanager
+def serving() -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with endpoint.lock:
+                request = Request(
+                    len(endpoint.requests), body, dict(self.headers), self.path, self, endpoint.released
+                )
+                endpoint.requests.append(request)
+                endpoint.starts.append(time.monotonic())
+                endpoint.open += 1
+                endpoint.most_open = max(endpoint.most_open, endpoint.open)
+            try:
+                endpoint.handle(request)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the other side gave up, or was killed
+            finally:
+                with endpoint.lock:
+                    endpoint.open -= 1
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_arguments: Any) -> None:
+            pass
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield endpoint
+    finally:
+        endpoint.released.set()
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,74 @@
+"""Laws of asks and answers: pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaljobs.contract import JudgeOptions
+from evaljobs.judges.records import Ask, ask_key, cost, cost_at_most, read_answer
+
+JUDGE = JudgeOptions(
+    url="http://h/v1", model="m", price_per_million_prompt_tokens=2.5, price_per_million_completion_tokens=10
+)
+ASKS = st.builds(Ask, system=st.text(), user=st.text(), form=st.sampled_from(["rating", "winner"]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("Good. Rating: [[5]]", 5.0),
+        ("[[8.5]] and later [[2]]", 8.5),
+        ("Rating: [6]", 6.0),  # FastChat's second pattern
+        ("[3] is cited, yet [[9]]", 9.0),
+        ("[[10]]", 10.0),
+        ("In [2023] it was fine", None),
+        ("[[0]]", None),
+        ("[[11]]", None),
+        ("[[five]]", None),
+        ("", None),
+    ],
+)
+def test_ratings_are_read_as_fastchat_reads_them(answer, value) -> None:
+    """[[x]] first, [x] else, within 1 to 10; what is none has a reason."""
+    reply = read_answer("rating", answer)
+    assert reply.value == value
+    assert bool(reply.error) == (value is None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [("so [[A]]", "A"), ("[[B]]", "B"), ("[[C]]", "tie"), ("[[B]] not [[A]]", "A"), ("A", None), ("", None)],
+)
+def test_winners_are_read_as_fastchat_reads_them(answer, value) -> None:
+    """A is looked for before B before C, wherever they stand."""
+    reply = read_answer("winner", answer)
+    assert reply.value == value
+    assert bool(reply.error) == (value is None)
+
+
+@given(st.text())
+def test_no_answer_breaks_the_reader(text) -> None:
+    """Whatever a judge writes is a value of its form, or a reason."""
+    rating = read_answer("rating", text)
+    assert rating.error if rating.value is None else 1 <= float(rating.value) <= 10
+    assert read_answer("winner", text).value in (None, "A", "B", "tie")
+
+
+@given(ASKS, ASKS)
+def test_a_key_is_the_content(one, two) -> None:
+    """Equal asks of one judge have one key; any difference, in ask or judge, is another key."""
+    assert (ask_key(one, JUDGE) == ask_key(two, JUDGE)) == (one == two)
+    other = JUDGE.model_copy(update={"temperature": 0.5})
+    assert ask_key(one, other) != ask_key(one, JUDGE)
+    capped = JUDGE.model_copy(update={"concurrency": 1, "max_cost": 3.0, "retries": 0})
+    assert ask_key(one, capped) == ask_key(one, JUDGE), "how fast it is asked is no content"
+
+
+@given(ASKS, st.integers(0, 5000))
+def test_no_request_costs_more_than_its_most(ask, completion) -> None:
+    """Tokens are at most bytes, and completions at most max_tokens: the most bounds the bill."""
+    tokens = len((ask.system + ask.user).encode(errors="replace"))
+    paid = cost(JUDGE, tokens, min(completion, JUDGE.max_tokens))
+    assert 0 <= paid <= cost_at_most(JUDGE, ask)

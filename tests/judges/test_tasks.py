@@ -1,0 +1,252 @@
+"""Laws of judge tasks: lm-eval's own run of the shipped tasks, with a real judge endpoint in place of a judge."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline import run_shards
+
+from coordinator import suites
+from coordinator.config import Config, JudgeConfig
+from coordinator.errors import OperatorError as CoordinatorError
+from coordinator.intake import judge_for
+from coordinator.setup import judge_options
+from evaljobs import engine, harness, metric, requests
+from evaljobs.contract import (
+    BuildSpec,
+    Executed,
+    ExecuteSpec,
+    Failed,
+    JudgeJob,
+    ModelOptions,
+    Scored,
+    ScoreSpec,
+    SuiteSpec,
+    TaskEntry,
+)
+from evaljobs.errors import OperatorError
+from evaljobs.paths import EvaluationPaths
+
+TASKS = str(suites.folder() / "judge")
+SHORT = {"max_gen_toks": 4}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import tiny_model
+
+    harness.quiet_environment(offline=True)
+    texts = [f"Question {i}: what is {i} and {i + 1}? The answer is {2 * i + 1}." for i in range(50)]
+    return tiny_model.make(tmp_path_factory.mktemp("judged"), texts)
+
+
+def build(
+    model_dir: Path, folder: Path, task: str, *, judge: bool = True
+) -> tuple[SuiteSpec, dict[str, str]]:
+    entry = TaskEntry(name=task, limit=6, gen_kwargs=SHORT, judge=judge)
+    suite = SuiteSpec(name="judged", include_path=(TASKS,), batch_size=2, tasks=(entry,))
+    built = requests.build(
+        BuildSpec(
+            name="build",
+            evaluation_dir=str(folder),
+            suite=suite,
+            entry=0,
+            batch_size=2,
+            model_dir=str(model_dir),
+            model=ModelOptions(device="cpu", threads=1),
+            out_dir=str(folder / "sets"),
+        )
+    )
+    return suite, built.sets
+
+
+def answered(model_dir: Path, folder: Path, task: str, job: JudgeJob | None) -> ScoreSpec:
+    """All of an entry but its score."""
+    suite, sets = build(model_dir, folder, task)
+    options = ModelOptions(device="cpu", threads=1)
+    lm = engine.load(str(model_dir), options, 2).lm
+    frames = run_shards(lm, sets, 2, 2, EvaluationPaths(folder))
+    return ScoreSpec(
+        name="score",
+        evaluation_dir=str(folder),
+        suite=suite,
+        entry=0,
+        request_sets=sets,
+        frames=frames,
+        model_dir=str(model_dir),
+        model=options,
+        bootstrap_iters=10,
+        judge=job,
+    )
+
+
+def execute_part(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed:
+    outcome = metric.perform(
+        ExecuteSpec(
+            name=f"execute-{documents[0]}",
+            evaluation_dir=spec.evaluation_dir,
+            suite=spec.suite,
+            entry=0,
+            task=task,
+            request_set=spec.request_sets[task],
+            documents=documents,
+            frames=spec.frames[task],
+            model_dir=spec.model_dir,
+            model=spec.model,
+            judge=spec.judge,
+        )
+    )
+    assert isinstance(outcome, Executed), outcome
+    return outcome
+
+
+def results_of(outcome: Any) -> dict[str, Any]:
+    assert isinstance(outcome, Scored), outcome
+    (found,) = json.loads(Path(outcome.result_file).read_text())["results"].values()
+    return dict(found)
+
+
+@pytest.mark.model
+def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, endpoint) -> None:
+    """`execute` asks once for each document; `score` asks nothing and takes the mean; a second score is the same."""
+    endpoint.handle = lambda r: r.answer(f"fine [[{2 + r.number}]]")
+    task = "mt_bench_turn1"
+    spec = answered(model_dir, folder, task, job)
+    parts = [execute_part(spec, task, documents) for documents in ((0, 1, 2), (3, 4, 5))]
+    assert [(p.documents, p.asked, p.failed) for p in parts] == [(3, 3, {})] * 2
+    for _ in range(2):
+        outcome = metric.perform(spec)
+        found = results_of(outcome)
+        assert (found["judge_score,none"], found["judged,none"]) == (4.5, 1.0)  # 2 to 7
+        assert found["judge_score_stderr,none"] > 0
+    assert len(endpoint.requests) == 6
+    assert all("[Question]" in user and "Assistant's Answer" in user for user in endpoint.users())
+
+
+@pytest.mark.model
+def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
+    model_dir, folder, job, endpoint
+) -> None:
+    """One is refused, one has no rating: the mean is of the others, `judged` says how many, reasons are outcomes."""
+
+    def handle(request: Any) -> None:
+        if request.number == 0:
+            request.error(400, "content policy")
+        else:
+            request.answer("no" if request.number == 1 else "[[8]]")
+
+    endpoint.handle = handle
+    task = "mt_bench_turn1"
+    job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 1})})
+    spec = answered(model_dir, folder, task, job)
+    part = execute_part(spec, task, tuple(range(6)))
+    assert len(part.failed) == 2
+    assert any("content policy" in why for why in part.failed.values())
+    assert any("no rating" in why for why in part.failed.values())
+    endpoint.handle = lambda r: r.error(400, "content policy")
+    outcome = metric.perform(spec)
+    found = results_of(outcome)
+    assert found["judge_score,none"] == 8.0
+    assert found["judged,none"] == pytest.approx(4 / 6)
+    assert isinstance(outcome, Scored)
+    assert outcome.asked == 1, "the refused one alone; the one without a rating was paid for"
+
+
+@pytest.mark.model
+def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> None:
+    """A judge that always prefers the first answer is a tie everywhere; each pair is asked with swapped answers."""
+    endpoint.handle = lambda r: r.answer("so [[A]]")
+    spec = answered(model_dir, folder, "mt_bench_turn1_pair", job)
+    outcome = metric.perform(spec)  # no execute job came before: the score asks
+    found = results_of(outcome)
+    assert (found["win_rate,none"], found["judged,none"]) == (0.5, 1.0)
+    assert len(endpoint.requests) == 12
+    baseline = json.loads((suites.folder() / "judge/data/references.jsonl").read_text().splitlines()[0])
+    text = baseline["choices"][0]["turns"][0]
+    firsts = [u.index(text) < u.index("[The Start of Assistant B") for u in endpoint.users() if text in u]
+    assert sorted(firsts) == [False, True]
+
+
+@pytest.mark.model
+def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoint, job) -> None:
+    """Undeclared, it is refused when its requests are built, before any GPU; an endpoint that refuses our key fails the
+    entry with its words."""
+    with pytest.raises(OperatorError, match=r"judge = true"):
+        build(model_dir, folder, "mt_bench_turn1", judge=False)
+    endpoint.handle = lambda r: r.error(401, "no such key")
+    outcome = metric.perform(answered(model_dir, folder, "mt_bench_turn1", job))
+    assert isinstance(outcome, Failed)
+    assert outcome.blame == "operator"
+    assert "no such key" in outcome.error
+
+
+def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> None:
+    """A suite with judge tasks needs a url, a model, prices where there is a cap, and a key where one is named."""
+    suite = suites.load_suite("mt_bench")
+    assert judge_for(suites.load_suite("quickstart"), lambda: pytest.fail("it needs none")) is None
+    with pytest.raises(CoordinatorError, match=r"mt_bench_turn1.*set url and model of \[judge\]"):
+        judge_for(suite, lambda: judge_options(Config()))
+    key = tmp_path / "key"
+    key.write_text("k")
+    key.chmod(0o644)
+    url = "http://127.0.0.1:1/v1"
+    for section, says in [
+        ({"url": "judge.site/v1"}, "http:// or https://"),
+        ({"url": "http://u:p@h/v1", "model": "m"}, "holds a password"),
+        ({"url": url}, "no model"),
+        ({"url": url, "model": "m", "max_cost": 1.0}, "price_per_million"),
+        ({"url": url, "model": "m", "api_key_env": "X_NOT_SET"}, "X_NOT_SET is not set"),
+        ({"url": url, "model": "m", "api_key_file": key}, "chmod 600"),
+        ({"url": url, "model": "m", "api_key_file": key, "api_key_env": "A"}, "keep one"),
+    ]:
+        with pytest.raises(CoordinatorError, match=says):
+            judge_options(Config(judge=JudgeConfig(**section)))
+    key.chmod(0o600)
+    found = judge_options(Config(judge=JudgeConfig(url=f"{url}/", model="m", api_key_file=key)))
+    assert found is not None
+    assert (found.url, found.api_key_file) == (url, str(key))
+
+
+@pytest.mark.model
+def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) -> None:
+    """`evalspan eval` on this machine: answers, judgements, scores; the key is in no file."""
+    endpoint.handle = lambda r: r.answer("[[A]]")
+    (tmp_path / "evalspan.toml").write_text(
+        f'[trial]\nthreads = 1\ndevice = "cpu"\nmemory_mb = 2000\n[metric]\nbootstrap_iters = 10\n'
+        f'[judge]\nurl = "{endpoint.url}"\nmodel = "m"\napi_key_env = "MY_JUDGE_KEY"\n'
+        "max_cost = 1.0\nprice_per_million_prompt_tokens = 1.0\nprice_per_million_completion_tokens = 1.0\n"
+    )
+    suite = tmp_path / "judged.toml"
+    suite.write_text(
+        f'name = "judged"\ninclude_path = ["{TASKS}"]\nbatch_size = 4\n'
+        '[[task]]\nname = "mt_bench_turn1_pair"\njudge = true\nlimit = 3\ngen_kwargs = { max_gen_toks = 4 }\n'
+    )
+    env = {
+        **os.environ,
+        "EVALSPAN_CONFIG": str(tmp_path / "evalspan.toml"),
+        "MY_JUDGE_KEY": "sk-whole-secret",
+    }
+    program = str(Path(sys.executable).parent / "evalspan")
+    argv = [
+        program,
+        "eval",
+        str(model_dir),
+        "--suite",
+        str(suite),
+        "--json",
+        "--work-dir",
+        str(tmp_path / "w"),
+    ]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["results"]["mt_bench_turn1_pair"]
+    assert (found["win_rate,none"], found["judged,none"]) == (0.5, 1.0)
+    assert len(endpoint.requests) == len(list(tmp_path.glob("w/*/judgements/*.json"))) == 6
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"sk-whole-secret" not in path.read_bytes(), path
