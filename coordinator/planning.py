@@ -19,6 +19,7 @@ from coordinator.records import EvaluationRecord
 from evaljobs.contract import BatchIndex, RequestSetManifest
 from evaljobs.paths import batch_index_file, request_set_manifest, shard_id
 from priors.estimate import (
+    JUDGES_AT_ONCE,
     Features,
     Learnt,
     load_percentile_95,
@@ -68,6 +69,7 @@ def _work_set(
     *,
     hardware: str,
     history: Learnt,
+    judged: bool,
 ) -> WorkSet:
     features = Features(
         task=manifest.task,
@@ -78,12 +80,14 @@ def _work_set(
     )
     batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
     metric = predict_metric(manifest.task, manifest.documents, manifest.executes, history)
+    # one job of ours asks as much at once as the judge's own cap lets it
+    at_once = JUDGES_AT_ONCE if judged else metric.at_once
     return WorkSet(
         name=manifest.task,
         batch_seconds=batches.seconds,
         metric_seconds=metric.seconds,
         metric="execute" if manifest.executes else "score",
-        metric_parallelism=metric.at_once or UNLIMITED,
+        metric_parallelism=at_once or UNLIMITED,
         sigma=batches.sigma,
     )
 
@@ -99,7 +103,16 @@ def make_plan(
     entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
     folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
     sets = read_sets(folder_of, wanted.batch_size)
-    work = {t: _work_set(record, *s, hardware=hardware, history=history) for t, s in sets.items()}
+    work = {
+        task: _work_set(
+            record,
+            *found,
+            hardware=hardware,
+            history=history,
+            judged=record.suite.tasks[entry_of[task]].judge,
+        )
+        for task, found in sets.items()
+    }
     made = plan(
         [work[task] for task, (_, index) in sets.items() if index.requests],
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],

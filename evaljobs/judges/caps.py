@@ -149,6 +149,12 @@ class Unknown:
     """Redis does not know what the evaluation has spent: `learn` it and ask again."""
 
 
+def prefix(judge: JudgeOptions) -> str:
+    """What the keys of a judge begin with."""
+    digest = hashlib.sha256(f"{judge.url}\n{judge.model}".encode()).hexdigest()[:16]
+    return f"evalspan:judge:{{{digest}}}:"
+
+
 class Caps:
     """The caps of one judge for one evaluation. A context manager: inside, its leases are renewed.
 
@@ -167,8 +173,7 @@ class Caps:
         self._judge = judge
         self._evaluation = evaluation
         self._lease_ms = max(1, int(lease_seconds * 1000))
-        digest = hashlib.sha256(f"{judge.url}\n{judge.model}".encode()).hexdigest()[:16]
-        self._prefix = f"evalspan:judge:{{{digest}}}:"
+        self._prefix = prefix(judge)
         self._known: tuple[redis.Redis, str] | None = None
         self._held: dict[str, str] = {}
         self._lock = threading.Lock()

@@ -18,6 +18,7 @@ from evaljobs import redis_address
 from evaljobs.contract import JudgeJob
 from evaljobs.errors import OperatorError
 from evaljobs.judges.asking import Judges
+from evaljobs.judges.caps import prefix
 from evaljobs.judges.records import Ask, Judgement
 
 ASKER = """
@@ -203,9 +204,10 @@ def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> 
     workers = [start(job, folder, 8, name) for name in "ab"]
     until(lambda: len(endpoint.requests) == 10)
     client = redis_address.connect(redis_work.redis_address)
-    (starts,) = [k for k in client.scan_iter(match="evalspan:judge:*starts") if client.zcard(k) == 10]
+    starts = prefix(job.options) + "starts"
+    assert client.zcard(starts) == 10
     until(lambda: len(kept(folder)) == 10)
-    assert all(w.poll() is None for w in workers)
+    assert any(w.poll() is None for w in workers), "six asks wait"
     assert len(endpoint.requests) == 10
     for member, _ in client.zrange(starts, 0, -1, withscores=True):  # the minute passes
         client.zincrby(starts, -60_001, member)
