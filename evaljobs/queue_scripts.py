@@ -1,7 +1,8 @@
 """The Lua of the work queue. Every script gets the key prefix as KEYS[1]; all its keys share that hash tag.
 
 Keys below `evalspan:{evaluation}:`
-  meta      hash    epoch (set: the queue is filled), filling (token of a fill under way)
+  meta      hash    epoch (set: the queue is filled), filling (token of a fill under way),
+                    predicted and took (seconds of all shards done, whose ratio says how far predictions are off)
   info      hash    shard -> lane, priority, seconds (of every shard the coordinator named, claimed or not)
   where     hash    shard -> lane it is queued in: the unclaimed ones
   lane:L    zset    shard by priority (lower sooner)
@@ -10,11 +11,14 @@ Keys below `evalspan:{evaluation}:`
   claims    hash    shard -> trial and since when
   held      hash    trial -> its claims
   withdrawn set     shards that must not come back to the queue
+  copies    hash    claimed shard -> trial that runs it a second time; '': one of the two has done it
   trials    hash    trial -> progress (JSON)
 
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
 Rule of stealing, in `steal` alone: from the lane with the most predicted seconds left, its head. Lanes are longest
 first, so the freed trial takes the longest shard of the lane that would end last (list scheduling).
+Rule of copying, in `copy` alone: with nothing left to claim, a freed trial runs a shard that another one has in hand
+if, at that one's rate, it would take half as long again as from the start here; once only. The first to finish counts.
 """
 
 _COMMON = """
@@ -93,6 +97,8 @@ local function give_back(shard)
   end
 end
 
+local function copier(shard) return redis.call('HGET', key('copies'), shard) or nil end
+
 local function note(trial, changes)
   local text = redis.call('HGET', key('trials'), trial)
   local progress = text and cjson.decode(text) or {}
@@ -152,6 +158,7 @@ for i = 2, #ARGV, 3 do
   unclaim(shard)
   redis.call('HSET', key('info'), shard, cjson.encode({ARGV[1], ARGV[i + 1], ARGV[i + 2]}))
   redis.call('SREM', key('withdrawn'), shard)
+  redis.call('HDEL', key('copies'), shard)
   enqueue(shard)
 end
 return 1
@@ -188,6 +195,10 @@ RELEASE = (
     + """
 local mine = held(ARGV[1])
 for _, shard in ipairs(mine) do give_back(shard) end
+local copies = redis.call('HGETALL', key('copies'))
+for i = 1, #copies, 2 do
+  if copies[i + 1] == ARGV[1] then redis.call('HDEL', key('copies'), copies[i]) end
+end
 redis.call('HDEL', key('trials'), ARGV[1])
 return mine
 """
@@ -205,14 +216,47 @@ local function steal()
   return redis.call('ZRANGE', key('lane:' .. richest), 0, 0)[1]
 end
 
+-- seconds that the shard's own trial still needs: at its rate; without a batch done, as long as it has been late
+local function left(shard, holder, elapsed, anew)
+  local text = redis.call('HGET', key('trials'), holder)
+  local progress = text and cjson.decode(text) or {}
+  local done, all = progress['batches_done'] or 0, progress['batches'] or 0
+  if progress['shard'] == shard and done > 0 then return elapsed * (all - done) / done end
+  return elapsed > anew and elapsed or anew - elapsed
+end
+
+local function copy()
+  local meta = redis.call('HMGET', key('meta'), 'predicted', 'took')
+  local predicted, took = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
+  if not predicted or predicted <= 0 then return nil end -- nobody knows how far predictions are off
+  local best, most = nil, 0
+  local claims = redis.call('HGETALL', key('claims'))
+  for i = 1, #claims, 2 do
+    local shard, holder = claims[i], cjson.decode(claims[i + 1])
+    local anew = tonumber(info(shard)[3]) * took / predicted
+    local gain = left(shard, holder[1], now() - tonumber(holder[2]), anew) - 1.5 * anew - 1
+    if gain > most and holder[1] ~= trial and not copier(shard)
+      and redis.call('SISMEMBER', key('withdrawn'), shard) == 0 then best, most = shard, gain end
+  end
+  if best then redis.call('HSET', key('copies'), best, trial) end
+  return best
+end
+
 local known = {}
 for i = 3, #ARGV do known[ARGV[i]] = true end
 for _, shard in ipairs(held(trial)) do
   if not known[shard] then return {'shard', shard} end -- its answer to an earlier call was lost on the way
 end
+local copies = redis.call('HGETALL', key('copies'))
+for i = 1, #copies, 2 do
+  if copies[i + 1] == trial and not known[copies[i]] then return {'shard', copies[i]} end
+end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
 local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or steal()
-if not shard then return {'drained'} end
+if not shard then
+  shard = copy()
+  return shard and {'shard', shard} or {'drained'}
+end
 unqueue(shard)
 claim(trial, shard)
 return {'shard', shard}
@@ -225,7 +269,13 @@ DONE = (
     + """
 local trial, shard = ARGV[1], ARGV[2]
 local mine = owner(shard) == trial
-if mine then unclaim(shard) end
+local claimed = redis.call('HGET', key('claims'), shard)
+if mine and claimed then
+  redis.call('HINCRBYFLOAT', key('meta'), 'predicted', info(shard)[3])
+  redis.call('HINCRBYFLOAT', key('meta'), 'took', stamp(now() - tonumber(cjson.decode(claimed)[2])))
+end
+if copier(shard) then redis.call('HSET', key('copies'), shard, '') end
+if mine or copier(shard) == '' then unclaim(shard) end
 unqueue(shard) -- it had been given to others, but here it is
 local text = redis.call('HGET', key('trials'), trial)
 local before = text and cjson.decode(text) or {}
@@ -240,6 +290,7 @@ return mine and 1 or 0
 GIVE_BACK = (
     _COMMON
     + """
+if copier(ARGV[2]) == ARGV[1] then redis.call('HDEL', key('copies'), ARGV[2]) end
 if owner(ARGV[2]) ~= ARGV[1] then return 0 end
 give_back(ARGV[2])
 return 1
@@ -257,6 +308,8 @@ if cjson.decode(redis.call('HGET', key('trials'), trial))['last_done'] == shard 
   return 0 -- a beat that was overtaken by `done`
 end
 local by = owner(shard)
+if copier(shard) == '' then return 0 end -- the other of its two trials has done it
+if by and copier(shard) == trial then return 1 end
 if by == trial then return 1 end
 if by then return 0 end
 unqueue(shard) -- Redis came back empty, or it was taken from us while we were silent: we are at it
@@ -270,6 +323,6 @@ REMOVE = (
     + """
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
-  key('held'), key('withdrawn'), key('trials'))
+  key('held'), key('withdrawn'), key('copies'), key('trials'))
 """
 )

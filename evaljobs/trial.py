@@ -57,6 +57,10 @@ class UnstagedError(RetryError):
     """Nothing of the staged checkpoint is seen from here."""
 
 
+class OvertakenError(Exception):
+    """The shard in hand is somebody else's now, or done: going on with it serves nobody."""
+
+
 class QueueLostError(Exception):
     """Redis was away for longer than a GPU should wait for it."""
 
@@ -69,6 +73,7 @@ class Standing:
     shard: str | None = None
     batches_done: int = 0
     batches: int = 0
+    overtaken: str | None = None  # written by the beating thread: a shard that is not ours to finish
 
 
 @dataclass(slots=True)
@@ -227,18 +232,23 @@ class Trial:
 
     def _run_one(self, shard: str, responses: FrameWriter) -> None:
         assert self._loaded is not None
-        self.standing.shard, self.standing.batches_done = shard, 0
+        self.standing.shard, self.standing.batches_done, self.standing.overtaken = shard, 0, None
         task, first, end = parse_shard(shard)
         self.standing.batches = end - first
-        with self.seconds.spent("infer"):
-            record = run_shard(
-                self._loaded.lm,
-                self._request_set(task),
-                shard,
-                trial=self.lane.trial,
-                seed=self.spec.seed,
-                tick=self._tick,
-            )
+        try:
+            with self.seconds.spent("infer"):
+                record = run_shard(
+                    self._loaded.lm,
+                    self._request_set(task),
+                    shard,
+                    trial=self.lane.trial,
+                    seed=self.spec.seed,
+                    tick=self._tick,
+                )
+        except OvertakenError:
+            log.info("%s is dropped: another trial has it", shard)
+            self.standing.shard = None
+            return
         self._uninterruptible = True
         with self.seconds.spent("dump"):
             responses.append(record)
@@ -293,15 +303,17 @@ class Trial:
         queue: WorkQueue | None = None
         while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
             now = self.standing
+            shard = now.shard  # the trial's thread goes on meanwhile
             try:
                 queue = queue or WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
-                queue.heartbeat(
+                held = queue.heartbeat(
                     self.lane.trial,
                     phase=now.phase,
-                    shard=now.shard,
+                    shard=shard,
                     batches_done=now.batches_done,
                     batches=now.batches,
                 )
+                now.overtaken = None if held else shard
             except QueueUnavailable:
                 continue
 
@@ -312,6 +324,8 @@ class Trial:
 
     def _tick(self, done: int, of: int) -> None:
         self.standing.batches_done, self.standing.batches = done, of
+        if self.standing.shard is not None and self.standing.overtaken == self.standing.shard:
+            raise OvertakenError
 
     def _on_signal(self, *_signal: object) -> None:
         self._terminated = True

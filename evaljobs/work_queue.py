@@ -156,7 +156,7 @@ class WorkQueue:
     # --- trial -------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: str, lane: str, holding: Collection[str] = ()) -> Claim:
-        """The next shard: of the trial's own lane, else stolen (rule: queue_scripts.py).
+        """The next shard: of the trial's own lane, else stolen, else a slow trial's once more (queue_scripts.py).
 
         `holding`: claimed shards the trial is still busy with (say, being dumped). A claim of it that it does not
         name is handed out again: the answer of an earlier call was lost.
@@ -192,7 +192,8 @@ class WorkQueue:
     ) -> bool:
         """Say where the trial stands; registers its claim of `shard` where Redis has lost it.
 
-        False where `shard` was given to someone else: dropping it saves work, finishing it does no harm.
+        False where `shard` was given to someone else, or was done by the other of two that ran it: dropping it saves
+        work, finishing it does no harm.
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
         return bool(self._run(queue_scripts.HEARTBEAT, trial, shard or "", json.dumps(progress)))

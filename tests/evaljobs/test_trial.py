@@ -31,6 +31,7 @@ from evaljobs.contract import (
 )
 from evaljobs.files import read_frames, read_record, write_atomic, write_record
 from evaljobs.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.trial import Trial
 from evaljobs.work_queue import QueuedShard, WorkQueue
 
 TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
@@ -128,6 +129,30 @@ def until(true: Callable[[], object]) -> None:
 @pytest.fixture
 def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
     return Evaluation(work, tiny_model_dir, request.node.name)
+
+
+@pytest.mark.model
+def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) -> None:
+    """Told so between two batches, a trial leaves no record of it and goes on with the next shard."""
+    whole = shard_id(TASK, 0, len(evaluation.shards))
+    evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, priority=0.0, seconds=1.0)]}, "epoch")
+    trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
+    trial.standing.phase = "infer"
+    real, ticks = trial._tick, []
+
+    def tick(done: int, of: int) -> None:
+        ticks.append(done)
+        if done == 1:
+            trial.standing.overtaken = whole  # as the beating thread does
+            evaluation.queue.withdraw([whole])
+            evaluation.queue.done("another", whole, 1)
+            evaluation.queue.release_claims(trial.lane.trial)
+        real(done, of)
+
+    trial._tick = tick  # type: ignore[method-assign]
+    assert trial.run() == 0
+    assert ticks == [0, 1]
+    assert evaluation.dumped() == []
 
 
 @pytest.mark.model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import uuid
 
@@ -54,6 +55,65 @@ def test_a_lost_answer_is_given_again(queue: WorkQueue) -> None:
     assert queue.claim("t", "a") == first
     assert queue.claim("t", "a", holding=["x"]).shard == "y"
     assert queue.claim("t", "a", holding=["y"]).shard == "x"
+
+
+def late(queue: WorkQueue, client: redis.Redis, shard: str, seconds: float) -> None:
+    """As if `shard` had been claimed that much earlier."""
+    claims = f"{queue._prefix}claims"
+    trial, since = json.loads(client.hget(claims, shard) or "[]")  # type: ignore[arg-type]
+    client.hset(claims, shard, json.dumps([trial, str(float(since) - seconds)]))
+
+
+def straggling(queue: WorkQueue, client: redis.Redis) -> None:
+    """`fast` has done its shard in the predicted 10 s; `slow` has been at its own of 10 s for 100."""
+    queue.fill({"a": shards("x", seconds=10), "b": shards("y", seconds=10)}, "1")
+    assert [queue.claim("fast", "a").shard, queue.claim("slow", "b").shard] == ["x", "y"]
+    late(queue, client, "x", 10)
+    late(queue, client, "y", 100)
+    assert queue.done("fast", "x", 1)
+
+
+@pytest.mark.parametrize("first", ["fast", "slow"])
+def test_the_first_of_two_to_finish_a_slow_shard_counts(
+    queue: WorkQueue, client: redis.Redis, first: str
+) -> None:
+    """A freed trial runs a straggler's shard once more, one copy only; whoever is second hears that it can drop it."""
+    straggling(queue, client)
+    assert queue.claim("fast", "a").shard == "y"
+    assert queue.claim("fast", "a").shard == "y", "its answer may have been lost"
+    assert queue.claim("third", "a").kind == "drained"
+    assert queue.heartbeat("fast", phase="infer", shard="y")
+    assert queue.heartbeat("slow", phase="infer", shard="y")
+    second = {"fast": "slow", "slow": "fast"}[first]
+    queue.done(first, "y", 2)
+    assert not queue.heartbeat(second, phase="infer", shard="y")
+    assert queue.snapshot().claims == {}
+    queue.done(second, "y", 2)
+    assert queue.claim("slow", "b").kind == "drained"
+    assert queue.unclaimed() == ()
+
+
+def test_a_shard_on_its_way_is_not_run_twice(queue: WorkQueue, client: redis.Redis) -> None:
+    """Where its own trial will be sooner, by its rate or because all predictions were too short, nothing is copied."""
+    straggling(queue, client)
+    queue.heartbeat("slow", phase="infer", shard="y", batches_done=9, batches=10)
+    assert queue.claim("fast", "a").kind == "drained"
+    queue.heartbeat("slow", phase="infer", shard="y", batches_done=2, batches=10)
+    assert queue.claim("fast", "a").shard == "y"
+
+
+def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(
+    queue: WorkQueue, client: redis.Redis
+) -> None:
+    """The copy's trial dies: another may copy. The straggler dies: its shard is queued again."""
+    straggling(queue, client)
+    assert queue.claim("fast", "a").shard == "y"
+    assert queue.release_claims("fast") == ()
+    assert queue.claim("third", "a").shard == "y"
+    assert queue.release_claims("slow") == ("y",)
+    assert queue.heartbeat("third", phase="infer", shard="y")
+    assert queue.snapshot().claims == {"y": "third"}
+    assert queue.unclaimed() == ()
 
 
 def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:
