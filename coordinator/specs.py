@@ -196,18 +196,20 @@ def trial_spec(
     )
 
 
-def trial_limit_seconds(state: State, attempt: int) -> int:
+def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
 
     A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
-    its shard back when it is told to end, and the next attempt on that node asks for twice as long. Never above the
+    its shard back when it is told to end, and the next trial on its lane asks for twice as long. Never above the
     settings' limit, which stands where nothing was predicted (a trial that probes for the batch size).
     """
     most = state.record.options.trial_time_limit_seconds
     if not state.work_seconds_95:
         return most
-    lanes = sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
-    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, lanes) + ENDING_SECONDS
+    sharing = sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
+    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, sharing) + ENDING_SECONDS
+    before = list(state.trial_lane.values())
+    attempt = max(before.count(lane) for lane in lanes)
     return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
 
 
@@ -215,8 +217,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
     """An array of trials on one node, a member per lane."""
     options = state.record.options
     paths = site.of(state)
-    attempt = state.next_attempt("trial", node.name)
-    name = job_token(state.evaluation_id, "trial", node.name, attempt)
+    name = job_token(state.evaluation_id, "trial", node.name, state.next_attempt("trial", node.name))
     spec = trial_spec(state, site, node, name, lanes, path=node.path)
     job = Job(
         name=name,
@@ -227,7 +228,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         gpus=options.gpus_per_trial,
         cpus=options.trial_cpus,
         memory_mb=options.trial_memory_mb,
-        time_limit_seconds=trial_limit_seconds(state, attempt),
+        time_limit_seconds=trial_limit_seconds(state, lanes),
         comment=state.evaluation_id,
         env=site.trial_env,
         purpose="trial",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import OperatorError
-from coordinator.planning import BYTES_PER_PARAMETER, read_sets
+from coordinator.planning import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS, read_sets
 from evaljobs.contract import SuiteSpec, TaskEntry
 from priors import sizes
 from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
@@ -78,7 +78,7 @@ def instance(
         "gpus_per_node": gpus_per_node,
         "cpu_slots": cpu_slots * nodes,
         "load_seconds": predict_load(size, hardware, learnt),
-        "shard_overhead_seconds": 0.05,
+        "shard_overhead_seconds": SHARD_OVERHEAD_SECONDS,
         "staging_seconds": size / BYTES_PER_SECOND,
         "datasets": rows,
     }

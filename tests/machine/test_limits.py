@@ -19,10 +19,11 @@ from coordinator.state import NodeUse
 DAY = 24 * 3600
 
 
-def state_of(work: float, load: float, lanes: int, most: int):
+def state_of(work: float, load: float, lanes: int, most: int, attempt: int = 0):
     state, _ = machine.start(m.Accepted(at=0.0, record=record(trial_time_limit_seconds=most)))
     state.work_seconds_95, state.load_seconds_95 = work, load
     state.nodes = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
+    state.trial_lane = {f"t{number}": "n1/0" for number in range(attempt)}
     return state
 
 
@@ -30,7 +31,7 @@ def state_of(work: float, load: float, lanes: int, most: int):
 def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(work, load, lanes, attempt):
     """At least what is predicted and a quarter of an hour, doubled an attempt, unless the settings allow less."""
     for most in (600, DAY):
-        limit = trial_limit_seconds(state_of(work, load, lanes, most), attempt)
+        limit = trial_limit_seconds(state_of(work, load, lanes, most, attempt), ["n1/0", "n1/1"])
         wanted = max(SHORTEST_LIMIT_SECONDS, load + work / lanes) * 2 ** min(attempt, 20)
         assert limit == most or limit >= wanted
         assert limit <= most
@@ -38,11 +39,11 @@ def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(work
 
 def test_without_a_prediction_the_settings_stand():
     """A trial that probes for the batch size is submitted before there is a plan."""
-    assert trial_limit_seconds(state_of(0.0, 0.0, 8, DAY), 0) == DAY
+    assert trial_limit_seconds(state_of(0.0, 0.0, 8, DAY), ["n1/0"]) == DAY
 
 
 def test_more_gpus_make_limits_shorter():
     """Eight times the lanes: about an eighth of the work each."""
-    few, many = (trial_limit_seconds(state_of(80_000.0, 30.0, lanes, DAY), 0) for lanes in (8, 64))
+    few, many = (trial_limit_seconds(state_of(80_000.0, 30.0, lanes, DAY), ["n1/0"]) for lanes in (8, 64))
     assert few == 10_150
     assert many == 1_400
