@@ -131,7 +131,6 @@ class Judges:
             except AgainError as error:
                 why, wait = one_line(error), error.after
                 if error.limited and time.monotonic() < limited_until:
-                    self._pause(wait if wait is not None else self._pause_of(spent.tries))
                     continue
                 failures += 1
                 if failures > self._options.retries:
@@ -158,6 +157,8 @@ class Judges:
             self._write(lease.ask, ask, spent, answered=answered, seconds=time.monotonic() - started)
         except AgainError as error:
             paid = most if error.paid else 0
+            if error.limited:  # told while the lease is held: else another worker would ask in between
+                self._pause(error.after if error.after is not None else self._pause_of(spent.tries))
             if paid:
                 spent.cost += paid
                 self._write(lease.ask, ask, spent, error=one_line(error))

@@ -24,12 +24,14 @@ class Request:
     path: str
     handler: BaseHTTPRequestHandler
     released: threading.Event
+    leave: Callable[[], None]  # it counts as open no more
 
     @property
     def user(self) -> str:
         return str(self.body["messages"][1]["content"])
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.leave()  # the other side may have read the answer before the next line of ours runs
         self.handler.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.handler.send_header(name, value)
@@ -86,10 +88,16 @@ def serving() -> Iterator[Endpoint]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            inside = [1]
+
+            def leave() -> None:
+                with endpoint.lock:
+                    endpoint.open -= inside[0]
+                    inside[0] = 0
+
             with endpoint.lock:
-                request = Request(
-                    len(endpoint.requests), body, dict(self.headers), self.path, self, endpoint.released
-                )
+                number = len(endpoint.requests)
+                request = Request(number, body, dict(self.headers), self.path, self, endpoint.released, leave)
                 endpoint.requests.append(request)
                 endpoint.starts.append(time.monotonic())
                 endpoint.open += 1
@@ -99,8 +107,7 @@ def serving() -> Iterator[Endpoint]:
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the other side gave up, or was killed
             finally:
-                with endpoint.lock:
-                    endpoint.open -= 1
+                leave()
 
         def log_message(self, *_arguments: Any) -> None:
             pass

@@ -50,7 +50,9 @@ def build(
     model_dir: Path, folder: Path, task: str, *, judge: bool = True
 ) -> tuple[SuiteSpec, dict[str, str]]:
     entry = TaskEntry(name=task, limit=6, gen_kwargs=SHORT, judge=judge)
-    suite = SuiteSpec(name="judged", include_path=(TASKS,), batch_size=2, tasks=(entry,))
+    suite = SuiteSpec(
+        name="judged", include_path=(TASKS,), batch_size=2, apply_chat_template=True, tasks=(entry,)
+    )
     built = requests.build(
         BuildSpec(
             name="build",
