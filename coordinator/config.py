@@ -110,6 +110,8 @@ class StageConfig(Record):
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
     lease_seconds: Annotated[float, Field(gt=0)] = 900.0
     readers: Positive = 16
+    # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
+    prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 class RedisConfig(Record):

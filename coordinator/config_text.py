@@ -118,6 +118,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
 # lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long
 # readers = 16                # parallel reads of one file
+# prefetch = 0.5              # share of a node's free memory that the next checkpoint may take while its GPUs are busy
 
 [redis]
 # url = "rediss://redis.site:6380/0"   # example: the site's server; default: one of our own, started here

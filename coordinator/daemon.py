@@ -11,20 +11,23 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from coordinator import ahead
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.messages import CancelAsked, NodesOffered, NodeWithdrawn, RetryAsked
+from coordinator.messages import CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
 from coordinator.running import Running
+from coordinator.specs import holder_memory_mb
+from coordinator.state import State
 from coordinator.store import WorkLock
 
 log = logging.getLogger(__name__)
@@ -171,6 +174,7 @@ class Coordinator:
             chosen = [(s, n) for s, n in uses if n.name == node]
         else:
             order = {"offered": 0, "staging": 1, "ready": 2}
+            uses = [u for u in uses if u[1].lanes]
             uses.sort(key=lambda u: (order[u[1].status], len(u[0].live_lanes(u[1].name)), u[1].name))
             chosen, freed = [], 0
             for state, use in uses:
@@ -286,7 +290,9 @@ class Coordinator:
             if state.ended_at is not None or state.winding_down or state.fatal or state.cancelled:
                 continue
             options = state.record.options
-            in_use = [n for n in state.nodes.values() if n.status in ("offered", "staging", "ready")]
+            in_use = [
+                n for n in state.nodes.values() if n.lanes and n.status in ("offered", "staging", "ready")
+            ]
             have = sum(n.lanes for n in in_use)
             most = options.max_trials if options.max_trials is not None else 1 << 20
             if state.leaves:
@@ -337,6 +343,32 @@ class Coordinator:
             if offers and evaluation_id in self.running:
                 event = NodesOffered(at=now, offers=offers)
                 self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+        self._stage_ahead(demands, now)
+
+    def _stage_ahead(self, demands: Sequence[Demand], now: float) -> None:
+        """While GPUs are busy, the next checkpoint's weights may come to the nodes that will have them free."""
+        candidates = []
+        for demand in demands:
+            running = self.running.get(demand.evaluation_id)
+            record = running.state.record if running is not None else None
+            if running is None or record is None or record.options.host_trials or not record.options.stage:
+                continue
+            if running.state.looked_up and not any(n.lanes for n in running.state.nodes.values()):
+                candidates.append(
+                    ahead.Candidate(
+                        demand=demand,
+                        digest=record.checkpoint.digest,
+                        memory_mb=holder_memory_mb(record),
+                        known=frozenset(running.state.nodes),
+                    )
+                )
+        held = _held(r.state for r in self.running.values())
+        share = self.performer.site.prefetch
+        for evaluation_id, names in ahead.choose(
+            self.nodes, candidates, held, self.limits, share=share, kept_back=self.kept_back
+        ).items():
+            event = MemoryOffered(at=now, nodes=names)
+            self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
 
     # --- run ---------------------------------------------------------------------------------------------------------
 
@@ -348,6 +380,19 @@ class Coordinator:
             if on_tick is not None:
                 on_tick()
             time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))
+
+
+def _held(states: Iterable[State]) -> dict[str, ahead.Held]:
+    """By node, the checkpoints that are in its memory for us or on their way there."""
+    held: dict[str, ahead.Held] = {}
+    for state in states:
+        for node in state.nodes.values():
+            there = held.setdefault(node.name, ahead.Held())
+            if node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):
+                there.inferring.add(state.record.checkpoint.digest)
+            elif not node.lanes and node.holder is not None:
+                there.ahead.add(state.record.checkpoint.digest)
+    return held
 
 
 def _set_aside(running: Running) -> frozenset[str]:

@@ -54,6 +54,12 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
                 state.fatal = state.fatal or f"no node is left; the last: {node.why}, see {info.job.log}"
 
 
+def staged_ahead(state: State, info: JobInfo) -> bool:
+    """Is it a precursor on a node whose GPUs this evaluation does not have yet?"""
+    node = state.nodes.get(info.job.node or "")
+    return info.job.purpose == "stage" and node is not None and not node.lanes
+
+
 def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
     """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more."""
     entry.status, entry.error = "failed", error

@@ -29,6 +29,7 @@ from coordinator.messages import (
     JobNotSubmitted,
     JobStarted,
     JobSubmitted,
+    MemoryOffered,
     MetricJobsLost,
     NodesOffered,
     NodeWithdrawn,
@@ -127,7 +128,18 @@ def _offered(state: State, event: NodesOffered) -> list[Action]:
         elif known is not None and known.status == "withdrawn" and lanes > 0:
             known.status, known.lanes, known.holder, known.failures = "offered", lanes, None, 0
         elif known is not None and lanes > known.lanes:
+            if not known.lanes:  # staged ahead, or tried to: what was tried then does not count
+                known.attempts, known.failures = 0, 0
+                known.gpu_type, known.memory_mb = offer.gpu_type, offer.memory_mb
             known.lanes = lanes
+    return []
+
+
+def _memory_offered(state: State, event: MemoryOffered) -> list[Action]:
+    """A node without lanes is one where weights wait for GPUs; `rules` stages there, an offer gives it lanes."""
+    for name in event.nodes:
+        if name not in state.nodes:
+            state.nodes[name] = NodeUse(name=name, lanes=0)
     return []
 
 
@@ -159,6 +171,11 @@ def _not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     if info.phase == "ended":
         return []
     info.changed_at = event.at
+    if (event.refused or not event.maybe_done) and facts.staged_ahead(state, info):
+        info.refused = (
+            event.error
+        )  # nothing hangs on it: the node's GPUs come later, and another try with them
+        return _end_members(state, info, list(info.members), "REFUSED")
     if event.refused:
         info.refused = event.error
         state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
@@ -371,6 +388,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     CheckpointConverted: _converted,
     RequestSetsFound: _found,
     NodesOffered: _offered,
+    MemoryOffered: _memory_offered,
     NodeWithdrawn: _withdrawn,
     JobSubmitted: _submitted,
     JobNotSubmitted: _not_submitted,

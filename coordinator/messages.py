@@ -64,6 +64,13 @@ class NodesOffered(Event):
     offers: tuple[Offer, ...]
 
 
+class MemoryOffered(Event):
+    """Nodes whose GPUs are others' still, and whose memory has room: the weights may be staged there ahead."""
+
+    kind: Literal["memory-offered"] = "memory-offered"
+    nodes: tuple[str, ...]
+
+
 class NodeWithdrawn(Event):
     """The node shall be used no more: it drained, died or was asked back."""
 
@@ -226,6 +233,7 @@ AnyEvent = (
     | CheckpointConverted
     | RequestSetsFound
     | NodesOffered
+    | MemoryOffered
     | NodeWithdrawn
     | JobSubmitted
     | JobNotSubmitted

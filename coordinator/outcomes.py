@@ -170,7 +170,8 @@ def _stage_failed(state: State, outcome: Failed) -> list[Action]:
         state.fatal = state.fatal or outcome.error
     elif node is not None and node.holder == outcome.name:
         node.why = outcome.error
-        state.warnings.append(f"staging on {node.name} failed: {outcome.error}")
+        if node.lanes:  # ahead of its GPUs it was a try
+            state.warnings.append(f"staging on {node.name} failed: {outcome.error}")
     return []
 
 

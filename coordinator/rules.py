@@ -90,8 +90,12 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
     for node in state.nodes.values():
         if node.status != "offered":
             continue
+        if not node.lanes:  # its GPUs are busy: once, ahead of them
+            if node.attempts == 0:
+                actions.append(_submit_holder(state, site, node, now))
+            continue
         in_use = _lanes_in_use(state)
-        nodes_in_use = sum(1 for n in state.nodes.values() if n.status in ("staging", "ready"))
+        nodes_in_use = sum(1 for n in state.nodes.values() if n.lanes and n.status in ("staging", "ready"))
         most = options.max_trials if options.max_trials is not None else in_use + node.lanes
         if in_use >= most or (options.max_nodes is not None and nodes_in_use >= options.max_nodes):
             continue
@@ -103,14 +107,18 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
                 continue  # a host holds GPUs from its start: not before there are shards, but to probe for their size
             actions.append(_submit_host(state, site, node, now))
         elif options.stage and node.attempts < MAX_HOLDERS:
-            node.status = "staging"
-            info = holder_job(state, site, node)
-            node.attempts += 1
-            node.holder = info.job.name
-            actions.append(_submit(state, info, now))
+            actions.append(_submit_holder(state, site, node, now))
         else:
             node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source
     return actions
+
+
+def _submit_holder(state: State, site: Site, node: NodeUse, now: float) -> Action:
+    node.status = "staging"
+    info = holder_job(state, site, node)
+    node.attempts += 1
+    node.holder = info.job.name
+    return _submit(state, info, now)
 
 
 def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:

@@ -244,5 +244,5 @@ def _waiting(running: Running) -> Waiting:
         evaluation_id=state.evaluation_id,
         series=json.dumps([str(Path(state.record.checkpoint.announced).parent), state.record.suite.name]),
         order=float(step) if step is not None else state.record.accepted_at,
-        started=bool(state.nodes),
+        started=any(n.lanes for n in state.nodes.values()),  # staged ahead is not started
     )

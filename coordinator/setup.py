@@ -92,6 +92,7 @@ def site_of(config: Config) -> Site:
         stage_roots=config.stage.roots,
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
+        prefetch=config.stage.prefetch,
     )
 
 

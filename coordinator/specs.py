@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from coordinator.cluster import Job
-from coordinator.records import job_token
+from coordinator.records import EvaluationRecord, job_token
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
 from evaljobs.contract import (
     BuildSpec,
@@ -46,6 +46,9 @@ class Site:
     stage_roots: tuple[str, ...] = ("/dev/shm",)
     lease_seconds: float = 900.0
     readers: int = 16
+    prefetch: float = (
+        0.5  # share of a node's free memory that weights staged ahead of GPUs may take; 0: none are
+    )
     offline: bool = True
 
     @property
@@ -144,13 +147,14 @@ def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
         lease_file=str(site.paths.lease),
         lease_seconds=site.lease_seconds,
         readers=site.readers,
+        share=None if node.lanes else site.prefetch,
         preimport=state.record.model.engine,
     )
 
 
-def _holder_memory_mb(state: State) -> int:
-    options = state.record.options
-    return int(state.record.checkpoint.bytes * options.holder_memory_slack / MIB) + 512
+def holder_memory_mb(record: EvaluationRecord) -> int:
+    """What a precursor asks of a node."""
+    return int(record.checkpoint.bytes * record.options.holder_memory_slack / MIB) + 512
 
 
 def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
@@ -163,7 +167,7 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
         argv=_argv(site.trial_command, "stage", paths, [name]),
         log=str(paths.log(name)),
         node=node.name,
-        memory_mb=_holder_memory_mb(state),
+        memory_mb=holder_memory_mb(state.record),
         time_limit_seconds=options.trial_time_limit_seconds + 1800,
         comment=state.evaluation_id,
         env=site.trial_env,
@@ -255,7 +259,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
         node=node.name,
         gpus=options.gpus_per_trial * len(lanes),
         cpus=options.trial_cpus * len(lanes),
-        memory_mb=options.trial_memory_mb * len(lanes) + _holder_memory_mb(state),
+        memory_mb=options.trial_memory_mb * len(lanes) + holder_memory_mb(state.record),
         time_limit_seconds=options.trial_time_limit_seconds,
         comment=state.evaluation_id,
         env=site.trial_env,

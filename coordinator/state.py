@@ -67,7 +67,7 @@ class ShardState:
 
 @dataclass(slots=True, kw_only=True)
 class NodeUse:
-    """A node that this evaluation uses. `lanes` is how many trials fit on it at once."""
+    """A node that this evaluation uses. `lanes` is how many trials fit on it at once; 0: staged ahead of its GPUs."""
 
     name: str
     lanes: int

@@ -214,6 +214,7 @@ class StageSpec(Record):
     linger_seconds: float = (
         0.0  # once released: stay with the files, for the next checkpoint to write them over
     )
+    share: float | None = None  # of a root's room that may be taken: staged ahead of GPUs, or not at all
     preimport: str | None = (
         None  # engine to import once while waiting, so that trials find it in the page cache
     )

@@ -167,15 +167,18 @@ def _target_path(folder: Path, name: str) -> Path:
     return path
 
 
-def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int) -> dict[str, int]:
+def make_room(
+    slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: float | None = None
+) -> dict[str, int]:
     """Retire what nobody holds any more, take over its files, remove the rest; then see that the copy fits.
 
-    Gives the files taken over (name -> open file). Raises Refused where there is no room.
+    Gives the files taken over (name -> open file). With `share`, new pages may take only that part of what is free, and
+    what a dead holder's successor may want is left to it. Raises Refused where there is no room.
     """
     with node_memory.locked_home(slot.root) as home:
         now = time.time()
         node_memory.retire_abandoned(home, now=now, keep=slot.digest)
-        if room(slot.root).free < checkpoint.bytes + margin:
+        if share is None and room(slot.root).free < checkpoint.bytes + margin:
             node_memory.retire_abandoned(home, now=now, keep=slot.digest, even_unexpired=True)
         spares = _take_over(home, slot, checkpoint)
         need = sum(f.size for f in checkpoint.files if f.name not in spares) + margin
@@ -183,10 +186,11 @@ def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int) -> dict[st
             if room(slot.root).free < need or not node_memory.is_kept(home, name, now=now):
                 node_memory.remove_tree(home.fd, name)
     there = room(slot.root)
-    if there.free < need:
+    if there.free * (1.0 if share is None else share) < need:
         close_all(spares)
+        part = "" if share is None else f"{share:g} of "
         raise Refused(
-            f"{slot.root}: {need / 1e9:.2f} GB are needed, {there.free / 1e9:.2f} GB are {there.limit}"
+            f"{slot.root}: {need / 1e9:.2f} GB are needed, {part}{there.free / 1e9:.2f} GB are {there.limit}"
         )
     return spares
 

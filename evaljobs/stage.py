@@ -34,7 +34,7 @@ from evaljobs.contract import (
     Staged,
     StageSpec,
 )
-from evaljobs.errors import JobError, one_line
+from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.files import write_outcome
 from evaljobs.node_memory import Refused, Slot
 from evaljobs.node_room import room
@@ -57,6 +57,10 @@ class Holding:
     spec: StageSpec
     staged: Staged
     slot: Slot | None
+
+
+class NoRoomAheadError(RetryError):
+    """The share of this node's memory that may be used before there are GPUs is too small."""
 
 
 def say(text: str) -> None:
@@ -94,6 +98,10 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
             why="; ".join((*reasons, *copy.notes)),
         )
         return Holding(spec=spec, staged=staged, slot=slot)
+    if spec.share is not None:
+        raise NoRoomAheadError(
+            "not staged ahead of its GPUs: " + ("; ".join(reasons) or "no root is configured")
+        )
     check_storage(spec.checkpoint)
     staged = Staged(
         name=spec.name,
@@ -165,7 +173,7 @@ def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> publishing.P
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
         say(notes[-1])
         publishing.withdraw(slot)
-    spares = publishing.make_room(slot, spec.checkpoint, margin=MARGIN)
+    spares = publishing.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
     progress = _Progress(slot, spec.checkpoint.bytes)
     copy = publishing.copy_in(
         slot, spec.checkpoint, spares, readers=spec.readers, stop=stop, progress=progress.add

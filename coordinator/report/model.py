@@ -12,11 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from coordinator.messages import (
     Accepted,
     AnyEvent,
     JobStarted,
     JobSubmitted,
+    NodesOffered,
     OutcomeSeen,
     Planned,
     ResultsWritten,
@@ -99,6 +102,8 @@ class Report(Record):
     gpu_busy_fraction: float | None
     gpus: tuple[GpuUse, ...]
     nodes: dict[str, str]  # node -> rung it was staged on
+    # node -> seconds that its weights were there before its GPUs came free
+    staged_ahead: dict[str, float] = Field(default_factory=dict)
     staged_bytes: int
     storage_bytes: int
     shards: tuple[ShardSpan, ...]
@@ -152,6 +157,8 @@ class _Gathered:
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
         self.staged_at: list[tuple[float, float]] = []
+        self.there_at: dict[str, float] = {}  # node -> first staged
+        self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
         self.trials: list[TrialEnded] = []
         self.metric_seconds: dict[str, float] = defaultdict(float)
         self.scored_at: float | None = None
@@ -170,6 +177,9 @@ class _Gathered:
                 self.submitted.setdefault(event.job, event.at)
             case JobStarted():
                 self.started.setdefault((event.job, event.index), event.started_at or event.at)
+            case NodesOffered():
+                for offer in event.offers:
+                    self.offered_at.setdefault(offer.node, event.at)
             case Planned():
                 self.planned = event
             case ShardsDumped():
@@ -188,6 +198,7 @@ class _Gathered:
             case Staged():
                 self.staged.append(outcome)
                 self.staged_at.append((at - outcome.seconds, at))
+                self.there_at.setdefault(outcome.node, at)
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
@@ -302,6 +313,11 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,
         gpus=tuple(gpus),
+        staged_ahead={
+            node: gathered.offered_at.get(node, end or now) - at
+            for node, at in gathered.there_at.items()
+            if at < gathered.offered_at.get(node, end or now)
+        },
         nodes={n.name: n.rung or n.status for n in state.nodes.values()},
         staged_bytes=sum(s.bytes for s in gathered.staged),
         storage_bytes=sum(s.storage_bytes for s in gathered.staged),

@@ -108,6 +108,10 @@ def summary(report: Report) -> Table:
     )
     read = f"{size(report.storage_bytes)} read from storage; {rungs}" if report.nodes else ""
     table.add_row("staging", seconds(stages.staging), read)
+    if report.staged_ahead:
+        waited = ", ".join(f"{n}: {seconds(s)}" for n, s in list(report.staged_ahead.items())[:4])
+        more = " ..." if len(report.staged_ahead) > 4 else ""
+        table.add_row("  ahead", "", f"staged before GPUs came free, {waited}{more}")
     table.add_row("queue wait", seconds(stages.queue_wait), "longest of the trials")
     table.add_row("import + load", seconds(stages.load), "mean of the trials")
     table.add_row("inference", seconds(stages.inference), f"{len(report.shards)} shards")

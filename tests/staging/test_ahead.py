@@ -1,0 +1,259 @@
+"""The next checkpoint comes to nodes whose GPUs are busy: within its share of memory, once a node, and costs nobody a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from staging.world import World as Node
+
+from coordinator import ahead
+from coordinator import messages as m
+from coordinator.allocation import Demand, Limits
+from coordinator.cluster import Job, NodeState
+from coordinator.daemon import Coordinator, Pace
+from coordinator.observe import Grace
+from coordinator.perform import Performer
+from coordinator.records import EvaluationRecord
+from coordinator.specs import Site, holder_memory_mb
+from coordinator.testing import FakeCluster, fake_node
+from evaljobs.contract import Failed, Staged
+from evaljobs.files import write_outcome
+from evaljobs.node_room import room
+from evaljobs.paths import EvaluationPaths
+from evaljobs.stage import MARGIN
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "machine"))
+from world import Faults, World, record, replay
+
+NAMES = [f"n{i}" for i in range(4)]
+DIGESTS = st.sampled_from("abc")
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[NodeState]:
+    made = []
+    for name in NAMES:
+        gpus, free = draw(st.integers(0, 8)), draw(st.integers(0, 1000))
+        node = fake_node(name, gpus=gpus, memory_mb=free)
+        made.append(node)
+    return made
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> list[ahead.Candidate]:
+    return [
+        ahead.Candidate(
+            demand=Demand(
+                evaluation_id=f"e{i}",
+                priority=draw(st.integers(-1, 1)),
+                accepted_at=draw(st.integers(0, 3)),
+                gpus=draw(st.integers(1, 20)),
+                gpus_per_trial=draw(st.integers(1, 2)),
+                nodes_in_use=frozenset(),
+            ),
+            digest=draw(DIGESTS),
+            memory_mb=draw(st.integers(1, 600)),
+            known=frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
+        )
+        for i in range(draw(st.integers(0, 4)))
+    ]
+
+
+held_there = st.dictionaries(
+    st.sampled_from(NAMES), st.builds(ahead.Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
+)
+
+
+@given(
+    nodes(), candidates(), held_there, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.none() | st.integers(1, 3)
+)
+def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
+    there: list[NodeState],
+    waiting: list[ahead.Candidate],
+    held: dict[str, ahead.Held],
+    share: float,
+    most: int | None,
+) -> None:
+    """One checkpoint, that of the first in order; on nodes that serve us; new bytes within the share, counted once."""
+    chosen = ahead.choose(there, waiting, held, Limits(max_nodes=most), share=share)
+    by_id = {c.demand.evaluation_id: c for c in waiting}
+    first = min(
+        waiting,
+        key=lambda c: (-c.demand.priority, c.demand.accepted_at, c.demand.evaluation_id),
+        default=None,
+    )
+    for name in {n for names in chosen.values() for n in names}:
+        (node,) = (n for n in there if n.name == name)
+        takers = [by_id[e] for e, names in chosen.items() if name in names]
+        assert first is not None
+        assert {c.digest for c in takers} == {first.digest}
+        assert held[name].inferring
+        assert not held[name].ahead - {first.digest}, "one checkpoint ahead a node"
+        assert sum(c.memory_mb for c in takers) <= node.memory_free_mb, "each lease holder has its memory"
+        if first.digest not in held[name].inferring | held[name].ahead:
+            assert min(c.memory_mb for c in takers) <= share * node.memory_free_mb
+        assert all(name not in c.known and node.gpus >= c.demand.gpus_per_trial for c in takers)
+    assert share > 0 or not chosen
+    assert all(len(names) <= (most or len(NAMES)) for names in chosen.values())
+
+
+class _AheadWorld(World):
+    """A world in which memory is offered first, and GPUs when the dice say so."""
+
+    def nodes(self) -> None:
+        if self.state.looked_up and not self.state.nodes:
+            self.take([m.MemoryOffered(at=self.now, nodes=tuple(self.node_names))])
+        if self.state.nodes and self.dice.random() < 0.3:
+            offers = tuple(
+                m.Offer(node=n.name, gpus=2, memory_mb=1000)
+                for n in self.state.nodes.values()
+                if not n.lanes or n.status == "withdrawn"
+            )
+            if offers and not self.state.winding_down:
+                self.take([m.NodesOffered(at=self.now, offers=offers)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), faults=st.booleans())
+def test_staged_ahead_an_evaluation_holds_no_gpu_and_ends_as_any_other(seed: int, faults: bool) -> None:
+    """Whatever dies meanwhile, all is scored, no trial starts before its offer, and the journal replays to the same."""
+    dies = Faults(stage_fails=0.3, kill=0.03, submit_timeout=0.1, restart=0.02) if faults else Faults()
+    world = _AheadWorld(seed, dies)
+    world.run()
+    offered = next(e.at for e in world.journal if isinstance(e, m.NodesOffered))
+    gpu_jobs = {n for n, i in world.state.jobs.items() if i.job.gpus}
+    starts = [e.at for e in world.journal if isinstance(e, m.JobSubmitted) and e.job in gpu_jobs]
+    assert starts
+    assert min(starts) >= offered
+    assert not world.memory, "node memory is cleared"
+    if not faults:
+        assert {e.status for e in world.state.entries} == {"scored"}
+        kinds = [e.kind for e in world.journal if _stages(e) or isinstance(e, m.NodesOffered)]
+        assert kinds[0] == "job-submitted", "staging comes first"
+    assert replay(world.journal).nodes == world.state.nodes
+
+
+def _stages(event: m.AnyEvent) -> bool:
+    return isinstance(event, m.JobSubmitted) and "-stage-" in event.job
+
+
+class _NoRedis:
+    def ensure(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def _two(tmp_path: Path) -> tuple[Coordinator, FakeCluster, list[EvaluationRecord]]:
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    site = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
+    performer = Performer(
+        site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "observations"
+    )
+    pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0)
+    coordinator = Coordinator(
+        performer=performer, cluster=cluster, keeper=_NoRedis(), limits=Limits(), pace=pace, grace=Grace()
+    )
+    records = []
+    for number in range(3):
+        base = record()
+        digest = f"{number:016x}"
+        records.append(
+            base.model_copy(
+                update={
+                    "evaluation_id": f"step-{number}-suite-0000000{number}",
+                    "checkpoint": base.checkpoint.model_copy(update={"digest": digest}),
+                    "accepted_at": float(number),
+                }
+            )
+        )
+    return coordinator, cluster, records
+
+
+def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(tmp_path: Path) -> None:
+    """Only the second in order, without a GPU; once GPUs come free it is ready at once; the third waits its turn."""
+    coordinator, cluster, (first, second, third) = _two(tmp_path)
+    running = coordinator.accept(first)
+    coordinator.tick()
+    (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
+    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
+    cluster.advance(1)
+    later, last = coordinator.accept(second), coordinator.accept(third)
+    coordinator.tick()
+    assert not later.state.nodes, "not before the first is staged"
+    _staged(running.paths, holder.name)
+    coordinator.tick()
+    coordinator.tick()
+    (use,) = later.state.nodes.values()
+    assert (use.lanes, use.status) == (0, "staging")
+    assert not last.state.nodes
+    job = later.state.jobs[use.holder or ""].job
+    assert job.gpus == 0
+    assert (second, job.memory_mb) == (later.state.record, holder_memory_mb(second))
+    _staged(later.paths, job.name)
+    coordinator.tick()
+    assert (use.lanes, use.status, later.state.live_trials) == (0, "ready", {})
+    cluster.end(busy)
+    coordinator.tick()
+    assert (use.lanes, use.status) == (2, "ready"), "no second staging"
+    assert sum("-stage-" in n for n in later.state.jobs) == 1
+    assert not running.state.fatal + later.state.fatal + last.state.fatal
+
+
+def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None:
+    """What was only tried ahead of GPUs leaves no error behind; with its GPUs the node is staged on as usual."""
+    coordinator, cluster, (first, second, _) = _two(tmp_path)
+    running = coordinator.accept(first)
+    coordinator.tick()
+    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
+    cluster.advance(1)
+    later = coordinator.accept(second)
+    _staged(running.paths, next(j.name for j in cluster.submitted if j.purpose == "stage"))
+    coordinator.tick()
+    coordinator.tick()
+    (use,) = later.state.nodes.values()
+    holder = use.holder or ""
+    write_outcome(
+        later.paths, Failed(name=holder, job="stage", blame="retry", error="no room ahead", node="n1")
+    )
+    cluster.advance(1)
+    cluster.end(later.state.jobs[holder].job_id, state="FAILED")
+    coordinator.tick()
+    coordinator.tick()
+    assert (use.lanes, use.status, use.holder, later.state.warnings) == (0, "offered", None, [])
+    assert sum("-stage-" in n for n in later.state.jobs) == 1, "not tried again without GPUs"
+    cluster.end(busy)
+    coordinator.tick()
+    assert (use.lanes, use.status, use.attempts) == (2, "staging", 1)
+    assert not later.state.fatal
+
+
+def _staged(paths: EvaluationPaths, holder: str) -> None:
+    write_outcome(
+        paths,
+        Staged(name=holder, node="n1", path="/s", rung="shm", bytes=1, storage_bytes=1, seconds=1.0),
+    )
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: Node, fits: bool) -> None:
+    """It stages where its bytes are within the share of what is free there; else it says so, fails, and leaves nothing."""
+    checkpoint = world.checkpoint()
+    free = room(world.root).free
+    share = 1.0 if fits else (checkpoint.bytes + MARGIN) / free / 2
+    spec = world.spec(checkpoint, share=share)
+    process = world.start(spec)
+    if fits:
+        assert world.staged().rung == "shm"
+        world.release()
+        assert process.wait(30) == 0
+    else:
+        assert process.wait(30) == 1
+        failed = world.outcome("failed")
+        assert isinstance(failed, Failed)
+        assert failed.blame == "retry"
+        assert "not staged ahead of its GPUs" in failed.error
+    assert world.nothing_left()
