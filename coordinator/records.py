@@ -65,11 +65,17 @@ def evaluation_id(
     checkpoint: CheckpointSpec, suite: SuiteSpec, model: ModelOptions, judge: JudgeOptions | None = None
 ) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""
-    what: list[object] = [checkpoint.digest, suite.model_dump(mode="json"), model.model_dump(mode="json")]
+    folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
+    # the folder too: jobs are named by the digest alone, and a checkpoint may be copied with its mtimes
+    what: list[object] = [
+        folder,
+        checkpoint.digest,
+        suite.model_dump(mode="json"),
+        model.model_dump(mode="json"),
+    ]
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
-    folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
     return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -61,14 +62,19 @@ def dumped(site: Any) -> int:
 
 def processes(site: Any, *verbs: str) -> list[str]:
     """Command lines of this site's jobs that run one of `verbs`."""
-    found = []
+    return list(pids(site, *verbs).values())
+
+
+def pids(site: Any, *verbs: str) -> dict[int, str]:
+    """Those processes by their ids."""
+    found = {}
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = place.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
-            found.append(" ".join(words))
+            found[int(place.parent.name)] = " ".join(words)
     return found
 
 
@@ -142,3 +148,39 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         process.send_signal(signal.SIGTERM)
         wait(lambda: process.poll() is not None, "SIGTERM ends it", log, 30)
         assert process.returncode == 0
+
+
+def _folder(site: Any, step: int) -> Path | None:
+    return next((p.parent for p in site.work.glob(f"step-{step}-*/journal.jsonl")), None)
+
+
+def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, expected: dict[str, Any]) -> None:
+    """Staged before its first offer, and the report says so; scores are lm-eval's; node memory ends empty of both."""
+    site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"
+    home = Path(f"/dev/shm/evalspan-{os.getuid()}")
+    with daemon(site) as (_process, log):
+        shutil.copytree(site.model, site.folder / "run" / "step-1")
+        wait(lambda: processes(site, "trial"), "the first checkpoint's trial runs", log)
+        (trial,) = pids(site, "trial")
+        os.kill(trial, signal.SIGSTOP)  # it keeps its slot for as long as the next one stages
+        shutil.copytree(site.model, site.folder / "run" / "step-2", copy_function=shutil.copyfile)
+        wait(lambda: (root := _folder(site, 2)) and list(root.glob("outcomes/*staged*")), "it is staged", log)
+        assert len(pids(site, "trial")) == 1
+        os.kill(trial, signal.SIGCONT)
+        wait(lambda: (root := _folder(site, 2)) and (root / "results.json").exists(), "both end", log)
+        first, second = _folder(site, 1), _folder(site, 2)
+        assert first is not None
+        assert second is not None
+        wait(lambda: not processes(site, "trial", "stage", "build"), "jobs end", log)
+    kinds = [
+        e["outcome"]["kind"] if e["kind"] == "outcome-seen" else e["kind"]
+        for e in [json.loads(line) for line in (second / "journal.jsonl").read_text().splitlines()]
+        if e["kind"] in ("memory-offered", "nodes-offered", "outcome-seen")
+    ]
+    assert kinds.index("memory-offered") < kinds.index("staged") < kinds.index("nodes-offered"), kinds
+    report = json.loads((second / "report.json").read_text())
+    assert report["staged_ahead"]["local"] > 0
+    for root in (first, second):
+        assert dict(json.loads((root / "results.json").read_text())["results"]) == expected
+        digest = json.loads((root / "evaluation.json").read_text())["checkpoint"]["digest"]
+        assert not (home / digest).exists()

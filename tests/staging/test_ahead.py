@@ -17,7 +17,7 @@ from coordinator.cluster import Job, NodeState
 from coordinator.daemon import Coordinator, Pace
 from coordinator.observe import Grace
 from coordinator.perform import Performer
-from coordinator.records import EvaluationRecord
+from coordinator.records import EvaluationRecord, evaluation_id, job_token
 from coordinator.specs import Site, holder_memory_mb
 from coordinator.testing import FakeCluster, fake_node
 from evaljobs.contract import Failed, Staged
@@ -229,6 +229,16 @@ def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None
     coordinator.tick()
     assert (use.lanes, use.status, use.attempts) == (2, "staging", 1)
     assert not later.state.fatal
+
+
+def test_a_copied_checkpoint_has_jobs_of_its_own() -> None:
+    """Two folders of one content are two evaluations, and no job of one is taken for the other's."""
+    base = record()
+    ids = {
+        evaluation_id(base.checkpoint.model_copy(update={"source": f"/run/step-{i}"}), base.suite, base.model)
+        for i in (1, 2)
+    }
+    assert len({job_token(i, "stage", "n1", 0) for i in ids}) == 2
 
 
 def _staged(paths: EvaluationPaths, holder: str) -> None:
