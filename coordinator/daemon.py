@@ -353,7 +353,8 @@ class Coordinator:
             record = running.state.record if running is not None else None
             if running is None or record is None or record.options.host_trials or not record.options.stage:
                 continue
-            if running.state.looked_up and not any(n.lanes for n in running.state.nodes.values()):
+            known = running.state.looked_up and running.state.conversion in ("none", "done")
+            if known and not any(n.lanes for n in running.state.nodes.values()):
                 candidates.append(
                     ahead.Candidate(
                         demand=demand,
