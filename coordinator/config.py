@@ -180,6 +180,16 @@ class CheckpointConfig(Record):
     convert_memory_mb: Positive | None = None
 
 
+class TrackersConfig(Record):
+    """Where an evaluation that has ended is shown at once; None: not there."""
+
+    tensorboard_dir: Place | None = None
+    wandb_project: str | None = None
+    wandb_mode: Literal["offline", "online"] = "offline"
+    mlflow_uri: str | None = None  # of a server, or file:///… of a file store
+    mlflow_experiment: str = "evalspan"
+
+
 class Config(Record):
     """All settings. Paths are absolute once loaded."""
 
@@ -193,6 +203,10 @@ class Config(Record):
     watch: WatchConfig = WatchConfig()
     borrow: BorrowConfig = BorrowConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: TrackersConfig = TrackersConfig()
+    gpu_hour_price: Annotated[float, Field(ge=0)] | None = (
+        None  # in any currency; of costs in reports and trackers
+    )
     # checkpoints that wait: evaluate "all", only the "latest" of a series, or every k-th and the latest
     backlog: Literal["all", "latest"] | Positive = "all"
 

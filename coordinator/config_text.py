@@ -82,6 +82,7 @@ _TEXT = """\
 # file; the default is relative to where you stand.
 # work_dir = "evalspan-work"
 # backlog = "all"             # checkpoints that wait: "all", only the "latest" of a series, or every k-th and the latest
+# gpu_hour_price = 2.10       # example, any currency: reports and trackers then show what a checkpoint cost
 
 [cluster]
 kind = "{kind}"               # "local": processes on this machine; "slurm": jobs
@@ -166,4 +167,12 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # allow_bin = false           # true: take pickled weights, which run code when they are loaded
 # convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: of checkpoints in training's own format; a CPU job, cached
 # convert_memory_mb = 65536   # example; default: twice the checkpoint and 4 GB
+
+# Written at each evaluation's end; each needs its package (docs/trackers.md).
+[trackers]
+# tensorboard_dir = "tb"      # example
+# wandb_project = "pretraining"   # example; offline runs lie in the work folder below trackers/
+# wandb_mode = "offline"      # "online" sends at once
+# mlflow_uri = "http://mlflow.site:5000"   # example; or file:///path of a file store
+# mlflow_experiment = "evalspan"
 """

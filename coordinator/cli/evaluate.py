@@ -25,6 +25,9 @@ from coordinator.report.model import Report
 from coordinator.report.terminal import show
 from coordinator.running import Running
 from coordinator.state import State
+from coordinator.trackers.live import Exporter
+
+TRACKER_SECONDS = 60.0  # waited for the trackers that the settings name, before the scores are shown
 
 
 @app.command("eval")
@@ -76,6 +79,7 @@ def evaluate(
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
     running = _drive(coordinator, record, Console(stderr=as_json))
+    Exporter(settings).finish(TRACKER_SECONDS)
     _finish(running.state, Path(site.work_dir) / record.evaluation_id, as_json=as_json)
 
 
@@ -163,7 +167,9 @@ def prepare(
 ) -> None:
     """Build a suite's request sets here, on a machine with internet: data sets and metric scripts are fetched now.
 
-    Every job of an evaluation runs offline and finds them in the work folder and in the Hugging Face cache.
+    Every job of an evaluation runs offline and finds them in the work folder and in the Hugging Face cache. Example:
+
+    evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
     settings = setup.load(config, {"work_dir": work_dir})
     performer = setup.coordinator_of(settings).performer

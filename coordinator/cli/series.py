@@ -12,12 +12,12 @@ import typer
 from coordinator import ending, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
 from coordinator.config import Config
-from coordinator.errors import OperatorError
+from coordinator.errors import EvalspanError, OperatorError
 from coordinator.report.curves import show_series
 from coordinator.report.history import find_series, point_of
-from coordinator.report.series import Series, make_series, to_csv
+from coordinator.report.series import Point, Series, make_series, to_csv
 from coordinator.report.terminal import show
-from coordinator.trackers import TRACKERS, export_points, lm_eval_files
+from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files
 
 EVALUATION = Annotated[
     str | None, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
@@ -29,9 +29,7 @@ SERIES = Annotated[
 SUITE = Annotated[str | None, typer.Option("--suite", "-s", help="With --series: of this suite only.")]
 PRICE = Annotated[
     float | None,
-    typer.Option(
-        "--gpu-hour-price", min=0, envvar="EVALSPAN_GPU_HOUR_PRICE", help="Cost of a GPU hour, any currency."
-    ),
+    typer.Option("--gpu-hour-price", min=0, help="Cost of a GPU hour, any currency."),
 ]
 
 
@@ -56,12 +54,14 @@ def report(
 
     evalspan report --series runs/7b --gpu-hour-price 2.10
     """
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = setup.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if series is not None or as_csv:
         _show_series(
-            _points(settings, evaluation, series, suite, gpu_hour_price), as_csv=as_csv, as_json=as_json
+            _points(settings, evaluation, series, suite, settings.gpu_hour_price),
+            as_csv=as_csv,
+            as_json=as_json,
         )
         return
     state, paths, events = find_evaluation(settings, evaluation or "")
@@ -95,13 +95,25 @@ def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
         show_series(stdout(), series)
 
 
+def _export_left(settings: Config) -> None:
+    job = live.job_of(settings)
+    if not job.targets:
+        raise OperatorError("the settings name no tracker: set one in [trackers] of evalspan.toml")
+    errors = live.export_left(job)
+    if errors:
+        raise EvalspanError("; ".join(errors))
+
+
 @app.command()
 def export(
     to: Annotated[
-        Literal["tensorboard", "wandb", "mlflow", "csv", "json", "lm-eval"],
+        Literal["tensorboard", "wandb", "mlflow", "csv", "json", "lm-eval"] | None,
         typer.Option(help="What to write."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write to.")] = None,
+    left: Annotated[
+        bool, typer.Option("--left", help="What the trackers of the settings do not have yet.")
+    ] = False,
     evaluation: EVALUATION = None,
     series: SERIES = None,
     suite: SUITE = None,
@@ -120,30 +132,41 @@ def export(
     evalspan export --series runs/7b --to tensorboard --out tb
 
     evalspan export step-1000-core-1a2b3c4d --to lm-eval --out results
+
+    evalspan export --left
     """
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = setup.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    if left:
+        _export_left(settings)
+        return
+    if to is None or out is None:
+        raise OperatorError("say --to and --out, or --left")
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
-    found = _points(settings, evaluation, series, suite, gpu_hour_price)
+    found = _points(settings, evaluation, series, suite, settings.gpu_hour_price)
     done = [p for p in found.points if p.status != "running"]
     if not done:
         raise OperatorError("none of these evaluations has ended yet: there is nothing to export")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        if to == "csv":
-            written = [out / "series.csv"]
-            written[0].write_text(to_csv(found))
-        elif to == "json":
-            written = [out / "series.json"]
-            written[0].write_text(found.model_dump_json(indent=1) + "\n")
-        elif to == "lm-eval":
-            written = [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]
-        else:
-            written = export_points(TRACKERS[to], done, out, run=run, project=project)
+        written = _write(settings, to, out, found, done, run, project)
     except OSError as error:
         raise OperatorError(f"{error.filename or out}: {error.strerror or error}") from error
     for path in written:
         stdout().print(str(path), soft_wrap=True, highlight=False, markup=False)
-    left = len(found.points) - len(done)
-    if left:
-        typer.echo(f"{left} still running: export again when they have ended", err=True)
+    running = len(found.points) - len(done)
+    if running:
+        typer.echo(f"{running} still running: export again when they have ended", err=True)
+
+
+def _write(
+    settings: Config, to: str, out: Path, found: Series, done: list[Point], run: str | None, project: str
+) -> list[Path]:
+    """What was written below `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if to == "lm-eval":
+        return [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]
+    if to in TRACKERS:
+        return export_points(TRACKERS[to], done, out, run=run, project=project)
+    file = out / f"series.{to}"
+    file.write_text(to_csv(found) if to == "csv" else found.model_dump_json(indent=1) + "\n")
+    return [file]

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from coordinator import setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, replay, stdout
@@ -21,12 +20,13 @@ from coordinator.config import Config
 from coordinator.daemon import Coordinator, Signals
 from coordinator.errors import OperatorError
 from coordinator.intake import make_record
+from coordinator.report.listing import failed_jobs, logs_of, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
-from coordinator.report.terminal import seconds
 from coordinator.running import Running
 from coordinator.service import Command, Service, leave_command
 from coordinator.state import State
 from coordinator.store import read_events
+from coordinator.trackers.live import Exporter, failures
 from coordinator.triggers import Notice, spool
 from evaljobs.paths import EvaluationPaths, WorkPaths
 
@@ -43,12 +43,17 @@ def daemon(
 ) -> None:
     """Run until told to stop: evaluate every checkpoint that the hook, `submit` or a watched folder announces.
 
-    SIGTERM or Ctrl-C stops it at once and loses nothing: jobs go on, and the next daemon takes them up.
+    SIGTERM or Ctrl-C stops it at once and loses nothing: jobs go on, and the next daemon takes them up. Examples:
+
+    evalspan daemon
+
+    evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
     settings = setup.load(config, {"work_dir": work_dir})
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     coordinator = setup.coordinator_of(settings)
     service = Service(coordinator, settings)
+    exporter = Exporter(settings)
     quiet_since = time.monotonic()
     with coordinator.in_charge(), Signals() as signals, Watcher(Console(stderr=True)) as watcher:
         coordinator.resume_all()
@@ -57,7 +62,10 @@ def daemon(
             nonlocal quiet_since
             service.tick()
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
-            if coordinator.busy or service.waiting:
+            if len(running) < len(coordinator.running):
+                exporter.ask()
+            exporter.tick()
+            if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
             watcher.show(running, coordinator.trouble)
             coordinator.forget_ended()
@@ -78,7 +86,12 @@ def submit(
     step: Annotated[int | None, typer.Option(help="Training step.")] = None,
     as_json: JSON = False,
 ) -> None:
-    """Hand a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation."""
+    """Hand a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
+
+    Example:
+
+    evalspan submit ckpt/step-1000 --suite core --priority 5
+    """
     settings = setup.load(config, {"work_dir": work_dir})
     record = make_record(
         checkpoint,
@@ -153,6 +166,8 @@ def _row(state: State, paths: EvaluationPaths) -> dict[str, Any]:
         "nodes_aside": {n.name: n.why for n in state.nodes.values() if n.status == "aside"},
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-5:],
+        "failed_jobs": failed_jobs(paths),
+        "trackers": failures(paths),
         "folder": str(paths.root),
     }
 
@@ -164,7 +179,14 @@ def status(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """What runs, what waits, what failed and why."""
+    """What runs, what waits, what failed and why.
+
+    Examples:
+
+    evalspan status
+
+    evalspan status step-1000-core-1a2b3c4d --json
+    """
     settings = setup.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
     states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
@@ -173,22 +195,7 @@ def status(
     if as_json:
         stdout().print_json(json.dumps({"schema_version": 1, "daemon": alive, "evaluations": rows}))
         return
-    table = Table(header_style="bold")
-    for name in ("evaluation", "stage", "shards", "trials", "scored", "age"):
-        table.add_column(name, overflow="fold" if name == "evaluation" else "ellipsis")
-    for row in rows:
-        done = f"{row['shards_done']}/{row['shards']}" if row["shards"] else "-"
-        scored = f"{row['scored']}/{row['entries']}"
-        age = seconds(row["age_seconds"])
-        table.add_row(row["evaluation_id"], row["stage"], done, str(row["trials"]), scored, age)
-    stdout().print(
-        table if rows else "no evaluations here yet: `evalspan submit` or `evalspan eval` starts one"
-    )
-    for row in rows:
-        for name, why in {**row["errors"], **row["nodes_aside"]}.items():
-            stdout().print(
-                f"{row['evaluation_id']}: {name}: {why}", style="red", soft_wrap=True, markup=False
-            )
+    show_status(stdout(), rows)
     stdout().print(f"daemon: {'running' if alive else 'not running'}")
 
 
@@ -198,7 +205,12 @@ def watch(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """A live screen of what runs; Ctrl-C leaves it, the evaluations go on."""
+    """A live screen of what runs; Ctrl-C leaves it, the evaluations go on.
+
+    Example:
+
+    evalspan watch
+    """
     settings = setup.load(config, {"work_dir": work_dir})
     coordinator = setup.coordinator_of(settings)
     with Signals() as signals, Watcher(Console()) as watcher:
@@ -252,13 +264,23 @@ def cancel(
     work_dir: WORK_DIR = None,
     reason: Annotated[str, typer.Option(help="Shown in the report.")] = "asked",
 ) -> None:
-    """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays."""
+    """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays.
+
+    Example:
+
+    evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
+    """
     _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
 
 
 @app.command()
 def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Try the failed tasks of an evaluation again; what is done is kept."""
+    """Try the failed tasks of an evaluation again; what is done is kept.
+
+    Example:
+
+    evalspan retry step-1000-core-1a2b3c4d
+    """
     _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
 
 
@@ -269,7 +291,14 @@ def release(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """Give nodes back to others; their shards go on elsewhere."""
+    """Give nodes back to others; their shards go on elsewhere.
+
+    Examples:
+
+    evalspan release node17
+
+    evalspan release --gpus 8
+    """
     if bool(node) == bool(gpus):
         raise OperatorError("name a node, or say --gpus K")
     settings = setup.load(config, {"work_dir": work_dir})
@@ -287,12 +316,19 @@ def logs(
     work_dir: WORK_DIR = None,
     lines: Annotated[int, typer.Option("-n", min=1, help="Last lines of each.")] = 40,
 ) -> None:
-    """The log of a job; without a name, every log's last line."""
+    """The log of a job, of a trial, or of the trial that ran a shard; without a name, every log's last line.
+
+    Examples:
+
+    evalspan logs step-1000-core-1a2b3c4d
+
+    evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
+    """
     settings = setup.load(config, {"work_dir": work_dir})
-    _, paths, _ = find_evaluation(settings, evaluation)
-    chosen = [f for f in sorted(paths.logs.glob("*.log")) if what is None or what in f.name]
+    state, paths, _ = find_evaluation(settings, evaluation)
+    chosen = logs_of(state, paths, what)
     if not chosen:
-        raise OperatorError(f"no log in {paths.logs} has {what!r} in its name")
+        raise OperatorError(f"no log in {paths.logs} is of {what!r}: `evalspan logs {evaluation}` lists them")
     for file in chosen:
         text = file.read_text(errors="replace").splitlines()
         if what is None:

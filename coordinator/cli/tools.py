@@ -58,7 +58,14 @@ def plan(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """What a suite or an instance would take: lanes, predicted makespan, lower bound, and more or fewer nodes."""
+    """What a suite or an instance would take: lanes, predicted makespan, lower bound, and more or fewer nodes.
+
+    Examples:
+
+    evalspan plan --suite core --nodes 4 --model-size 7b --hardware a100
+
+    evalspan plan --instance instance.json --json
+    """
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
     if instance is not None:
@@ -127,7 +134,12 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many draws.")] = 50,
     as_json: JSON = False,
 ) -> None:
-    """Simulate a policy on an instance whose run times are not what was predicted."""
+    """Simulate a policy on an instance whose run times are not what was predicted.
+
+    Example:
+
+    evalspan simulate --instance instance.json --policy per-dataset --sigma 0.3
+    """
     try:
         made = packing.simulate_instance(_text(instance), policy, sigma, seeds)
     except ValueError as error:
@@ -144,25 +156,45 @@ def simulate(
 
 @priors_app.command("show")
 def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """What has been observed, task by task."""
+    """What has been observed, task by task.
+
+    Example:
+
+    evalspan priors show
+    """
     _show(_priors(prior_commands.show, config, work_dir))
 
 
 @priors_app.command("fit")
 def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Rates and residuals as the next plan will use them."""
+    """Rates and residuals as the next plan will use them.
+
+    Example:
+
+    evalspan priors fit
+    """
     _show(_priors(prior_commands.fit, config, work_dir))
 
 
 @priors_app.command("import")
 def priors_import(file: Path, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Add the observations of another work folder's file. A corrupt file is refused with its line."""
+    """Add the observations of another work folder's file. A corrupt file is refused with its line.
+
+    Example:
+
+    evalspan priors import other-work/priors/observations.jsonl
+    """
     _show(_priors(prior_commands.import_file, config, work_dir, file))
 
 
 @priors_app.command("export")
 def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """All observations as JSON."""
+    """All observations as JSON.
+
+    Example:
+
+    evalspan priors export
+    """
     _show(_priors(prior_commands.export, config, work_dir))
 
 
@@ -181,7 +213,12 @@ def compare(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """Scores of several evaluations side by side; a drop beyond two standard errors is marked."""
+    """Scores of several evaluations side by side; a drop beyond two standard errors is marked.
+
+    Example:
+
+    evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
+    """
     settings = setup.load(config, {"work_dir": work_dir})
     columns = []
     for name in evaluations:
@@ -236,7 +273,12 @@ def clean(
     work_dir: WORK_DIR = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what still has a live lease.")] = False,
 ) -> None:
-    """Remove weights that nobody holds any more from this node's memory. Only our own files, ever."""
+    """Remove weights that nobody holds any more from this node's memory. Only our own files, ever.
+
+    Example:
+
+    evalspan clean
+    """
     settings = setup.load(config, {"work_dir": work_dir})
     site = setup.site_of(settings)
     for root in settings.stage.roots:
@@ -248,7 +290,12 @@ def clean(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """A metric worker by hand, beside those that the coordinator starts. Further arguments are passed on."""
+    """A metric worker by hand, beside those that the coordinator starts. Further arguments are passed on.
+
+    Example:
+
+    evalspan worker --work-dir /shared/evalspan-work
+    """
     settings = setup.load(config, {"work_dir": work_dir})
     site = setup.site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "worker", "--redis-file", str(site.paths.redis_address)]
@@ -261,7 +308,12 @@ def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(coordinator.config.FILE_NAME),
     force: Annotated[bool, typer.Option(help="Overwrite what is there.")] = False,
 ) -> None:
-    """Write a commented evalspan.toml, after a look at this machine or its Slurm."""
+    """Write a commented evalspan.toml, after a look at this machine or its Slurm.
+
+    Example:
+
+    evalspan init
+    """
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind: Literal["local", "slurm"] = "slurm" if shutil.which("sbatch") else "local"

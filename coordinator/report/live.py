@@ -156,7 +156,7 @@ class Watcher:
             scored = sum(e.status == "scored" for e in state.entries)
             shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
             lines.append(f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored")
-        line = "; ".join(lines) + (f"  ! {trouble}" if trouble else "")
+        line = ("; ".join(lines) or "nothing runs") + (f"  ! {trouble}" if trouble else "")
         if line != self._last and (now - self._said_at >= LINE_SECONDS or not self._last):
             elapsed = seconds(now - min(r.state.record.accepted_at for r in runnings)) if runnings else ""
             self.console.print(f"[{elapsed:>9}] {line}", highlight=False, markup=False)

@@ -29,17 +29,32 @@ TRACKERS: Mapping[str, str] = {
     "mlflow": "coordinator.trackers.mlflow",
 }
 
+# what trainings call the folder of their checkpoints: no name for a run
+COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts"})
+
 
 def export_points(
     module: str, points: Iterable[Point], out: Path, *, run: str | None = None, project: str = "evalspan"
 ) -> list[Path]:
     """A tracker run per folder of checkpoints and suite; what was written. OperatorError where the package is missing."""
     write: Tracker = importlib.import_module(module).write
+    return [write(group, out.absolute(), name, project) for name, group in runs_of(points, run).items()]
+
+
+def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[Point]]:
+    """Points by the tracker's run that shows them: `run` or the folder of the checkpoints, and the suite."""
     groups: dict[str, list[Point]] = {}
     for point in points:
-        name = run or Path(point.checkpoint).parent.name or "checkpoints"
-        groups.setdefault(f"{name}-{point.suite}", []).append(point)
-    return [write(group, out.absolute(), name, project) for name, group in groups.items()]
+        groups.setdefault(f"{run or _training(point)}-{point.suite}", []).append(point)
+    return groups
+
+
+def _training(point: Point) -> str:
+    """The checkpoints' folder; the one above it where every training calls it alike."""
+    folder = Path(point.checkpoint).parent
+    if folder.name.lower() in COMMON and folder.parent.name:
+        folder = folder.parent
+    return folder.name or "checkpoints"
 
 
 def values_of(point: Point) -> dict[str, float]:

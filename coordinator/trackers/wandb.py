@@ -23,6 +23,12 @@ def run_id(project: str, run: str) -> str:
     return hashlib.sha256(f"{project}\0{run}".encode()).hexdigest()[:16]
 
 
+def _mark(point: Point) -> str:
+    """Changes where the point does: an evaluation whose failed tasks were tried again has more scores."""
+    digest = hashlib.sha256(repr(sorted(values_of(point).items())).encode()).hexdigest()[:8]
+    return f"{point.evaluation_id}/{digest}"
+
+
 def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
     """An offline run below `out/wandb`, or one on the server with WANDB_MODE=online; its folder."""
     wandb = need("wandb", "wandb", "wandb")
@@ -38,8 +44,11 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
     started.define_metric(STEP)
     started.define_metric("*", step_metric=STEP)
     for step, point in steps_of(points):
+        told = f"evaluations/{step}"
+        if started.summary.get(told) == _mark(point):
+            continue  # the server has it: a run that goes on online is not told it twice
         started.log({STEP: step, **values_of(point)})
-        started.summary[f"evaluations/{step}"] = point.evaluation_id
+        started.summary[told] = _mark(point)
     folder = Path(started.dir).parent
     started.finish()
     wandb.teardown()  # its service writes an offline run's last records when it ends

@@ -36,8 +36,9 @@ def test_values_have_one_name_in_all_trackers():
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_is_an_operators_error(tmp_path, monkeypatch, name):
     """It says what to install; importing the adapter needed nothing."""
-    for package in ("tensorboard", "wandb", "mlflow"):
-        monkeypatch.setitem(sys.modules, package, None)
+    packages = ("tensorboard", "wandb", "mlflow")
+    for module in [*packages, *(m for m in sys.modules if m.startswith(packages))]:
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(OperatorError, match=rf"pip install 'evalspan\[{name}\]'"):
         export_points(TRACKERS[name], POINTS, tmp_path)
 

@@ -1,0 +1,73 @@
+"""Laws of the listing of evaluations: it fits, its ids can be copied, and what went wrong is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coordinator.report.listing import failed_jobs, show_status
+from evaljobs.contract import Failed
+from evaljobs.paths import EvaluationPaths
+
+ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
+
+
+def row(**more: Any) -> dict[str, Any]:
+    known = {
+        "evaluation_id": ID, "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1,
+        "entries": 4, "age_seconds": 75.0, "errors": {}, "nodes_aside": {}, "failed_jobs": {}, "trackers": {},
+    }  # fmt: skip
+    return {**known, **more}
+
+
+def drawn(width: int, *rows: dict[str, Any], terminal: bool = False) -> str:
+    out = io.StringIO()
+    show_status(Console(file=out, width=width, force_terminal=terminal, color_system=None), rows)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_ids_and_figures_are_whole_at_any_width(width):
+    """No id is cut or folded; nothing but ids and messages is wider than the terminal."""
+    text = drawn(width, row(), row(evaluation_id="b-core-00000000", trials=0, shards=0))
+    words = text.split()
+    for part in (ID, "b-core-00000000", "3/17", "1/4", "building"):
+        assert any(part in word for word in words), (part, text)
+    for line in text.splitlines():
+        assert len(line) <= width or line.strip() == ID, line
+
+
+def test_what_went_wrong_is_below_with_its_name():
+    """A task, a node, a trial and a tracker, each in a line of its own, also in brackets that rich would eat."""
+    text = drawn(
+        80,
+        row(
+            errors={"hellaswag": "no data [set]"},
+            nodes_aside={"n1": "three trials died"},
+            failed_jobs={"es-1-trial-n1-a0": "CUDA out of memory"},
+            trackers={"wandb": "no answer"},
+        ),
+    )
+    for line in (
+        f"{ID}: hellaswag: no data [set]",
+        f"{ID}: n1: three trials died",
+        f"{ID}: es-1-trial-n1-a0: CUDA out of memory",
+        f"{ID}: not in wandb: no answer (`evalspan export --left` tries again)",
+    ):
+        assert line in text.splitlines(), text
+
+
+def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
+    """Each with its line; another version's file is passed over; no folder is no failure."""
+    paths = EvaluationPaths(tmp_path)
+    assert failed_jobs(paths) == {}
+    paths.outcomes.mkdir()
+    told = Failed(name="es-1-trial-n1-a0.0", job="trial", blame="retry", error="CUDA out of memory")
+    paths.outcome("failed", told.name).write_text(told.model_dump_json())
+    (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
+    assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
