@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from coordinator import ahead
+from coordinator import ahead, clock
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.messages import CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
@@ -147,10 +147,10 @@ class Coordinator:
             self._clear_converted(running)
 
     def cancel(self, evaluation_id: str, reason: str) -> None:
-        self.running[evaluation_id].take([CancelAsked(at=time.time(), reason=reason)])
+        self.running[evaluation_id].take([CancelAsked(at=clock.now(), reason=reason)])
 
     def retry(self, evaluation_id: str) -> None:
-        self.running[evaluation_id].take([RetryAsked(at=time.time())])
+        self.running[evaluation_id].take([RetryAsked(at=clock.now())])
 
     def revive(self, evaluation_id: str) -> None:
         """Take up an evaluation of this folder again, also one that has ended. KeyError where there is none."""
@@ -183,7 +183,7 @@ class Coordinator:
                 chosen.append((state, use))
                 freed += use.lanes * state.record.options.gpus_per_trial
         for state, use in chosen:
-            event = NodeWithdrawn(at=time.time(), node=use.name, reason=reason)
+            event = NodeWithdrawn(at=clock.now(), node=use.name, reason=reason)
             self.running[state.evaluation_id].take([event])
             self.kept_back.add(use.name)
         return [use.name for _, use in chosen]
@@ -212,14 +212,14 @@ class Coordinator:
 
     def tick(self) -> None:
         """Look at everything that is due to be looked at, once."""
-        now = time.time()
+        now = clock.now()
         if self._due("lease", self.pace.lease, now):
             self._touch_lease()
         if self._due("redis", self.pace.redis, now):
             self._keep_redis()
         listing = self._listing(now)
         for evaluation_id in list(self.running):
-            self._guarded(evaluation_id, lambda r: r.observe(listing, time.time()))
+            self._guarded(evaluation_id, lambda r: r.observe(listing, clock.now()))
         self._offer(now)
         self._mend()
         for running in self.running.values():
@@ -271,7 +271,7 @@ class Coordinator:
 
     def _mend(self) -> None:
         for evaluation_id, root in list(self._broken.items()):
-            if not self._due(f"mend/{evaluation_id}", 2.0, time.time()):
+            if not self._due(f"mend/{evaluation_id}", 2.0, clock.now()):
                 continue
             try:
                 running = Running.resume(root, self.performer, self.grace)

@@ -349,12 +349,17 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 
 
-def _restarted(state: State, _event: Restarted) -> list[Action]:
+def _restarted(state: State, event: Restarted) -> list[Action]:
     """Repeat what may be repeated. Jobs still "intended" are looked up by name before they are submitted again."""
     for name in state.live:
-        if state.jobs[name].phase == "intended":
-            state.jobs[name].phase = "uncertain"
-            state.jobs[name].changed_at = 0.0
+        info = state.jobs[name]
+        if info.phase == "intended":
+            info.phase, info.changed_at = "uncertain", 0.0
+        info.changed_at = min(info.changed_at, event.at)  # a clock that was set back meanwhile
+        info.released_at = info.released_at and min(info.released_at, event.at)
+    for outstanding in state.outstanding:
+        metric = state.metrics[outstanding]
+        metric.enqueued_at = min(metric.enqueued_at, event.at)
     actions: list[Action] = []
     if state.conversion in ("made", "done"):
         actions.append(InspectConverted(path=state.converted_path))

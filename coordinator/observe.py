@@ -42,6 +42,7 @@ class Sightings:
     missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
     told: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last told
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
 
@@ -146,7 +147,11 @@ def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> lis
 def hung_trials(
     state: State, progress: Mapping[str, tuple[float, str | None]], seen: Sightings, grace: Grace, now: float
 ) -> list[AnyEvent]:
-    """Running trials without progress, again after `grace.overdue` while they last. `progress`: trial -> (unix seconds of its last progress, shard in hand)."""
+    """Running trials without progress, again after `grace.overdue` while they last.
+
+    `progress`: trial -> (stamp of its last progress, shard in hand). A stamp is judged by how long it has stood still by
+    our clock, whatever the clock that it was read from.
+    """
     events: list[AnyEvent] = []
     for trial, (job, member) in state.live_trials.items():
         info = state.jobs[job]
@@ -154,8 +159,11 @@ def hung_trials(
         again = trial in seen.told
         if not running or now - seen.told.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
-        beat, shard = progress.get(trial, (info.changed_at, None))
-        silent = now - max(beat, info.changed_at)
+        known = seen.moved.get(trial, (0.0, now))
+        stamp, shard = progress.get(trial, (known[0], None))
+        since = known[1] if stamp == known[0] else now
+        seen.moved[trial] = (stamp, since)
+        silent = now - since
         if silent > grace.hung:
             seen.told[trial] = now
             # told again, it is only cancelled again: its shard took down one trial, not two

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from coordinator import request_sets
+from coordinator import clock, request_sets
 from coordinator.checkpoint import CheckpointError, inspect
 from coordinator.cluster import Cluster, ClusterError, RefusedError
 from coordinator.ending import write_results
@@ -109,23 +108,23 @@ class Performer:
             there = request_sets.found(folder, batch_size)
             if there is not None:
                 sets[index] = there
-        return [RequestSetsFound(at=time.time(), sets=sets, folders=folders, batch_size=batch_size)]
+        return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
 
     def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
         announced = state.announced or state.record.checkpoint
         try:
             found = inspect(action.path, step=announced.step)
         except CheckpointError as error:
-            return [CheckpointConverted(at=time.time(), error=str(error))]
+            return [CheckpointConverted(at=clock.now(), error=str(error))]
         checkpoint = found.model_copy(update={"converted_from": announced.source})
-        return [CheckpointConverted(at=time.time(), checkpoint=checkpoint)]
+        return [CheckpointConverted(at=clock.now(), checkpoint=checkpoint)]
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:
             hardware = hardware_of(n.gpu_type for n in state.nodes.values())
-            planned: Planned = make_plan(state.record, action, self.observations, hardware, time.time())
+            planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
         except PlanningError as error:
-            return [PlanFailed(at=time.time(), error=str(error))]
+            return [PlanFailed(at=clock.now(), error=str(error))]
         return [planned]
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
@@ -145,11 +144,11 @@ class Performer:
         try:
             job_id = self.cluster.submit(action.job)
         except RefusedError as error:
-            return [JobNotSubmitted(at=time.time(), job=name, error=str(error), refused=True)]
+            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), refused=True)]
         except ClusterError as error:
             log.warning("submitting %s: %s", name, error)
-            return [JobNotSubmitted(at=time.time(), job=name, error=str(error), maybe_done=True)]
-        return [JobSubmitted(at=time.time(), job=name, job_id=job_id)]
+            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
+        return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
 
     def _cancel_job(self, _state: State, action: CancelJob) -> list[AnyEvent]:
         target = action.job_id if action.index is None else f"{action.job_id}_{action.index}"
@@ -218,7 +217,7 @@ class Performer:
 
     def _write_results(self, state: State, action: WriteResults) -> list[AnyEvent]:
         write_results(state, self._paths(state), action.failed, self.observations)
-        return [ResultsWritten(at=time.time())]
+        return [ResultsWritten(at=clock.now())]
 
 
 def _queued(shard: tuple[str, float, float]) -> QueuedShard:

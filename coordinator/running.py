@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator import machine, observe
+from coordinator import clock, machine, observe
 from coordinator.cluster import JobState
 from coordinator.ending import write_report
 from coordinator.messages import (
@@ -75,7 +74,7 @@ class Running:
             folder.mkdir(parents=True, exist_ok=True)
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
-        event = Accepted(at=time.time(), record=record)
+        event = Accepted(at=clock.now(), record=record)
         journal.append([event])
         state, actions = machine.start(event)
         running = cls(state, journal, performer, grace)
@@ -101,7 +100,7 @@ class Running:
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
             try:
-                running.take([Restarted(at=time.time())])
+                running.take([Restarted(at=clock.now())])
             except OSError:
                 journal.close()
                 raise

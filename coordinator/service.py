@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from coordinator import intake, setup, triggers
+from coordinator import clock, intake, setup, triggers
 from coordinator.backlog import Waiting, stale
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
@@ -106,7 +106,7 @@ class Service:
         return bool(self._gates)
 
     def tick(self) -> None:
-        now = time.time()
+        now = clock.now()
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now

@@ -1,0 +1,36 @@
+"""A clock that jumps an hour, either way, changes nothing that the coordinator does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from world import SITE, Faults, World
+
+from coordinator import clock, machine
+from coordinator import messages as m
+from coordinator.daemon import _Due
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_set_clock_makes_nothing_due_sooner_or_later(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    """What is done every ten seconds is neither done at once nor in an hour."""
+    due, wall = _Due(), time.time
+    assert due("jobs", 10.0, clock.now())
+    monkeypatch.setattr(time, "time", lambda: wall() + jump)
+    assert not due("jobs", 10.0, clock.now())
+    assert due("jobs", 10.0, clock.now() + 10.0)
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_coordinator_that_returns_an_hour_earlier_or_later_finishes(jump: float) -> None:
+    """Restarted in the middle of its inference with another time of day, an evaluation waits for no hour to pass."""
+    world = World(5, Faults(submit_timeout=0.3, vanish=0.3))
+    while not world.claims:
+        world.tick()
+    before = world.now
+    world.now += jump
+    machine.step(world.state, SITE, m.Restarted(at=world.now))
+    world.run()
+    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    assert world.now - (before + jump) < 1800
