@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs import harness, replay, seam
+from evaljobs import bootstrap, harness, replay, seam
 from evaljobs.contract import (
     Executed,
     ExecuteSpec,
@@ -269,8 +268,6 @@ def score(spec: ScoreSpec) -> Scored:
     paths = EvaluationPaths(spec.evaluation_dir)
     entry = spec.suite.tasks[spec.entry]
     harness.quiet_environment(offline=True)
-    # lm-eval's pool takes every CPU of the node, of which a job has a few; the values do not depend on it.
-    os.environ["DISABLE_MULTIPROC"] = "1"
     leaves = {
         task: _answers(paths, folder, spec.frames.get(task, ())) for task, folder in spec.request_sets.items()
     }
@@ -282,7 +279,11 @@ def score(spec: ScoreSpec) -> Scored:
     def compute_when_loaded(**arguments: Any) -> Any:
         return executed.compute(**arguments) if tasks.loaded else seam.unrun(**arguments)
 
-    with seam.SEAM.computing(compute_when_loaded), seam.JUDGES.answering(executed.replies):
+    with (
+        seam.SEAM.computing(compute_when_loaded),
+        seam.JUDGES.answering(executed.replies),
+        bootstrap.in_lm_eval(),  # lm-eval's own takes every CPU of the node, of which a job has a few
+    ):
         results = harness.run_entry(
             _replay(spec, leaves),
             spec.suite,
