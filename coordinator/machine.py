@@ -54,6 +54,9 @@ from coordinator.outcomes import outcome_seen
 from coordinator.specs import Site
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, ShardState, State
 
+NO_FAULT_OF_A_NODE = frozenset({"TIMEOUT", "PREEMPTED"})
+"""Slurm's words for a job that its own limit or somebody's priority ended, should it not have told of itself in time."""
+
 
 class IllegalEventError(Exception):
     """An event that cannot follow this state: a bug of the shell, never the operator's fault."""
@@ -220,7 +223,8 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str)
         dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
         actions += [ReleaseClaims(trial=trial) for trial in dead]
         if dead:  # those of a host died one death
-            facts.count_trial_death(state, info.job.node, f"{dead[0]} ended ({word}) without a word")
+            blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
+            facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         state.live.discard(info.job.name)

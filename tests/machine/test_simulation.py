@@ -95,6 +95,17 @@ def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, 
 
 
 @settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3))
+def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
+    """Also where the end of a trial is seen before its own word, no node is set aside for it."""
+    world = World(seed, Faults(overrun=overrun, slow_outcome=0.3))
+    world.run()
+    assert not [text for text in world.state.warnings if "set aside" in text and "TIMEOUT" in text]
+    assert all(e.status == "scored" for e in world.state.entries) or world.state.fatal
+    assert not world.memory
+
+
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
     """Replaying the journal gives the state that the living coordinator had, whatever happened."""

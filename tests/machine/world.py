@@ -62,6 +62,7 @@ class Faults:
 @dataclass
 class FakeMember:
     phase: str = "pending"
+    word: str = ""  # the cluster's for its end, where it has one
     trials: list[str] = field(default_factory=list)
 
 
@@ -337,6 +338,7 @@ class World:
             if self.queue is not None:
                 self.queue[shard] = (lane.lane, 0.0)
         self.leave(ended(spec, lane.trial, "terminated"))
+        member.word = "TIMEOUT"
         self.end_member(job, index, member)
 
     def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
@@ -392,7 +394,7 @@ class World:
                         name=job.job.name,
                         index=index,
                         phase=member.phase,  # type: ignore[arg-type]
-                        state=member.phase.upper(),
+                        state=member.word or member.phase.upper(),
                     )
                 )
         return rows
