@@ -80,7 +80,12 @@ def evaluate(
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
     running = _drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
-    _finish(running.state, Path(site.work_dir) / record.evaluation_id, as_json=as_json)
+    _finish(
+        running.state,
+        Path(site.work_dir) / record.evaluation_id,
+        as_json=as_json,
+        gpu_hour_price=settings.gpu_hour_price,
+    )
 
 
 def _record(
@@ -139,13 +144,13 @@ def _wants_to_cancel(watcher: Watcher) -> bool:
         return typer.confirm("Cancel this evaluation? (no: it goes on)", default=False, err=True)
 
 
-def _finish(state: State, root: Path, *, as_json: bool) -> None:
+def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | None) -> None:
     results = json.loads((root / "results.json").read_text())
     if as_json:
         stdout().print_json(json.dumps(results))
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
-        show(stdout(), report, results)
+        show(stdout(), report, results, gpu_hour_price)
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )

@@ -74,7 +74,7 @@ def report(
             json.dumps({**made.model_dump(mode="json"), "scores": results.get("results", {})})
         )
     else:
-        show(stdout(), made, results)
+        show(stdout(), made, results, settings.gpu_hour_price)
 
 
 def _points(

@@ -22,6 +22,7 @@ from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.errors import OperatorError
 from coordinator.packing import commands as packing
+from coordinator.report.terminal import size
 from coordinator.suites import load_suite
 from evaljobs.paths import WorkPaths
 from priors import commands as prior_commands
@@ -272,6 +273,7 @@ def clean(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what still has a live lease.")] = False,
+    as_json: JSON = False,
 ) -> None:
     """Remove weights that nobody holds any more from this node's memory. Only our own files, ever.
 
@@ -281,11 +283,32 @@ def clean(
     """
     settings = setup.load(config, {"work_dir": work_dir})
     site = setup.site_of(settings)
+    argv = [*site.worker_command, "-m", "evaljobs", "clean", *(["--all"] if everything else [])]
     for root in settings.stage.roots:
-        argv = [*site.worker_command, "-m", "evaljobs", "clean", "--root", root]
-        done = subprocess.run([*argv, "--all"] if everything else argv, check=False)
-        if done.returncode != 0:
-            raise typer.Exit(done.returncode)
+        argv += ["--root", root]
+    done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True)
+    roots = [json.loads(line) for line in done.stdout.splitlines()]
+    if as_json:
+        _show({"schema_version": 1, "roots": roots})
+    else:
+        for one in roots:
+            _show_cleaned(one)
+    if done.returncode != 0:
+        raise typer.Exit(done.returncode)
+
+
+def _show_cleaned(one: dict[str, Any]) -> None:
+    """What became of one root, a line each."""
+
+    def say(text: str, style: str = "") -> None:
+        stdout().print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+    count = len(one["removed"])
+    say(f"{one['root']}: removed {count} checkpoint{'' if count == 1 else 's'}, {size(one['freed_bytes'])}")
+    for name in one["kept"]:
+        say(f"  kept {name}: a living job holds it (--all removes it, too)")
+    for problem in one["problems"]:
+        say(f"  left alone: {problem}", "yellow")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

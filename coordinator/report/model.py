@@ -26,6 +26,7 @@ from coordinator.messages import (
     ShardsDumped,
 )
 from coordinator.packing.bounds import MeasuredSet, measured_lower_bound
+from coordinator.report.compared import without_evalspan
 from coordinator.state import State
 from evaljobs.contract import (
     Built,
@@ -97,6 +98,8 @@ class Report(Record):
     predicted_makespan_seconds: float | None
     lower_bound_seconds: float | None
     ratio: float | None
+    # makespan without evalspan, simulated from the seconds measured here, by policy; empty while it runs
+    without_evalspan: dict[str, float] = Field(default_factory=dict)
     stages: Stages
     gpu_seconds: float
     gpu_busy_fraction: float | None
@@ -277,6 +280,18 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     )
 
 
+def _without(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> dict[str, float]:
+    loads = [t.import_seconds + t.load_seconds for t in gathered.trials]
+    return without_evalspan(
+        state,
+        gpu_seconds=_seconds_by_task(shards),
+        metric_seconds=gathered.metric_seconds,
+        load_seconds=sum(loads) / len(loads) if loads else 0.0,
+        read_seconds=min((s.seconds for s in gathered.staged if s.storage_bytes), default=0.0),
+        build_seconds=sum(end - start for start, end in gathered.built),
+    )
+
+
 def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for span in shards:
@@ -309,6 +324,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         predicted_makespan_seconds=state.predicted_makespan_seconds or None,
         lower_bound_seconds=bound,
         ratio=makespan / bound if bound and not running else None,
+        without_evalspan={} if running else _without(state, gathered, shards),
         stages=_stages(gathered, shards),
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,

@@ -6,7 +6,7 @@ It does not know: where the values come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -86,40 +86,50 @@ def _score_rows(table: Table, task: str, values: Mapping[str, Any], count: int |
         first = False
 
 
-def summary(report: Report) -> Table:
-    """Makespan, bound, stages and GPU seconds, a line each."""
-    table = Table(
-        title=f"Makespan of {report.evaluation_id}", title_justify="left", show_header=False, box=box.SIMPLE
-    )
+def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool = True) -> Table:
+    """Makespan, bound, stages, GPU seconds and cost, a line each; without `notes` the figures alone."""
+    table = Table(show_header=False, box=box.SIMPLE)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+    if notes:
+        table.add_column()
+    for name, figure, note in _summary(report, gpu_hour_price):
+        style = "bold" if name == "makespan" else ""
+        table.add_row(name, figure, *([note] if notes else []), style=style)
+    return table
+
+
+def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str, str, str]]:
     stages = report.stages
     ratio = (
         f"{report.ratio:.2f} x the lower bound of {seconds(report.lower_bound_seconds)}"
         if report.ratio
         else ""
     )
-    table.add_row("makespan", seconds(report.makespan_seconds), ratio, style="bold")
-    table.add_row("  predicted", seconds(report.predicted_makespan_seconds), "from the plan on, by the prior")
-    table.add_row("build requests", seconds(stages.build), "" if stages.build is not None else "reused")
+    yield "makespan", seconds(report.makespan_seconds), ratio
+    yield "  predicted", seconds(report.predicted_makespan_seconds), "from the plan on, by the prior"
+    for policy, makespan in report.without_evalspan.items():
+        times = f"{makespan / report.makespan_seconds:.2f} x, " if report.makespan_seconds else ""
+        yield f"  {policy}", seconds(makespan), f"{times}simulated from this run's measured seconds"
+    yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
     rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
         " ..." if len(report.nodes) > 4 else ""
     )
     read = f"{size(report.storage_bytes)} read from storage; {rungs}" if report.nodes else ""
-    table.add_row("staging", seconds(stages.staging), read)
+    yield "staging", seconds(stages.staging), read
     if report.staged_ahead:
         waited = ", ".join(f"{n}: {seconds(s)}" for n, s in list(report.staged_ahead.items())[:4])
         more = " ..." if len(report.staged_ahead) > 4 else ""
-        table.add_row("  ahead", "", f"staged before GPUs came free, {waited}{more}")
-    table.add_row("queue wait", seconds(stages.queue_wait), "longest of the trials")
-    table.add_row("import + load", seconds(stages.load), "mean of the trials")
-    table.add_row("inference", seconds(stages.inference), f"{len(report.shards)} shards")
-    table.add_row("metric", seconds(stages.metric), "CPU seconds of execute and score jobs")
-    table.add_row("  tail", seconds(stages.metric_tail), "after the last response")
+        yield "  ahead", "", f"staged before GPUs came free, {waited}{more}"
+    yield "queue wait", seconds(stages.queue_wait), "longest of the trials"
+    yield "import + load", seconds(stages.load), "mean of the trials"
+    yield "inference", seconds(stages.inference), f"{len(report.shards)} shards"
+    yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
+    yield "  tail", seconds(stages.metric_tail), "after the last response"
     busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
-    table.add_row("GPU seconds", seconds(report.gpu_seconds), busy)
-    return table
+    yield "GPU seconds", seconds(report.gpu_seconds), busy
+    if gpu_hour_price is not None:
+        yield "cost", f"{report.gpu_seconds / 3600 * gpu_hour_price:.4f}", f"at {gpu_hour_price:g} a GPU hour"
 
 
 def gpu_table(report: Report) -> Table:
@@ -191,15 +201,19 @@ def gpu_lines(report: Report) -> Text:
     return text
 
 
-def show(console: Console, report: Report, results: Mapping[str, Any] | None) -> None:
+def show(
+    console: Console, report: Report, results: Mapping[str, Any] | None, gpu_hour_price: float | None = None
+) -> None:
     """The whole report, scores first."""
     parts: list[RenderableType] = []
     if results is not None and results.get("results"):
         parts.append(score_lines(results) if console.width < NARROW else score_table(results))
-    if console.width < NARROW:
-        parts += [summary(report), gpu_lines(report)]
-    else:
-        parts += [summary(report), gpu_table(report), gantt(report)]
+    narrow = console.width < NARROW
+    parts += [
+        Text(f"Makespan of {report.evaluation_id}", style="italic"),
+        summary(report, gpu_hour_price, notes=not narrow),
+    ]
+    parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
     for entry in report.entries:
         if entry.status == "failed":
             parts.append(Text(f"FAILED {entry.name}: {entry.error}", style="bold red"))

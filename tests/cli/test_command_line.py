@@ -199,3 +199,14 @@ def test_tab_completes_commands(site, shell):
     )
     done = evalspan(folder=site, _EVALSPAN_COMPLETE=f"complete_{shell}", **env)
     assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout))
+
+
+def test_clean_tells_people_in_words_and_programs_in_json(site):
+    """An empty root: nothing removed, in a line or as versioned JSON of every root."""
+    root = site / "memory"
+    root.mkdir()
+    roots = {"EVALSPAN_STAGE_ROOTS": json.dumps([str(root)])}
+    told = evalspan("clean", folder=site, **roots)
+    assert (told.returncode, told.stdout) == (0, f"{root}: removed 0 checkpoints, 0 B\n"), told.stderr
+    read = json.loads(evalspan("clean", "--json", folder=site, **roots).stdout)
+    assert (read["schema_version"], [r["root"] for r in read["roots"]]) == (1, [str(root)])
