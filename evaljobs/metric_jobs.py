@@ -172,17 +172,23 @@ def give_up(queue: Any, worker: str) -> None:
     """Have `recover` queue again at once what a worker was at whose name begins so: its parent has seen it dead."""
     connection, registry = queue.connection, started_registry(queue)
     running = connection.zrange(registry.key, 0, -1)
+    popped = popped_ids(queue)
     with connection.pipeline(transaction=False) as pipe:
-        for entry in running:
-            pipe.hget(queue.job_class.key_for(entry.decode().rpartition(":")[0]), "worker_name")
-        names = pipe.execute()
-    left = {
-        entry: 0
-        for entry, name in zip(running, names, strict=True)
-        if name and name.startswith(worker.encode())
-    }
-    if left:
-        connection.zadd(registry.key, left, xx=True)
+        for job in (*(entry.decode().rpartition(":")[0] for entry in running), *popped):
+            pipe.hget(queue.job_class.key_for(job), "worker_name")
+        its = [bool(name) and name.startswith(worker.encode()) for name in pipe.execute()]
+    with connection.pipeline(transaction=False) as pipe:
+        for entry, mine in zip(running, its, strict=False):
+            if mine:
+                pipe.zadd(registry.key, {entry: 0}, xx=True)
+        for job, mine in zip(popped, its[len(running) :], strict=True):
+            if mine:  # as one that was seen long ago
+                pipe.set(_seen_key(queue, job), "1", px=SEEN_MS - POPPED_MS)
+        pipe.execute()
+
+
+def _seen_key(queue: Any, job: str) -> str:
+    return f"{queue.intermediate_queue_key}:seen:{job}"
 
 
 def _recover_popped(queue: Any, popped: str) -> None:
@@ -193,7 +199,7 @@ def _recover_popped(queue: Any, popped: str) -> None:
     if job is None or job.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
         connection.lrem(intermediate, 1, popped)
         return
-    seen = f"{intermediate}:seen:{popped}"
+    seen = _seen_key(queue, popped)
     if connection.set(seen, "1", nx=True, px=SEEN_MS):
         return
     if SEEN_MS - connection.pttl(seen) < POPPED_MS:

@@ -209,6 +209,8 @@ class MetricWorker(Worker):  # type: ignore[misc]
         job.timeout = deadline_seconds(self._spec)
         self._ended_by_us = ""
         try:
+            # RQ's work-horse says so later: were both killed before, nobody would know whose job it was
+            self.connection.hset(job.key, "worker_name", self.name)
             super().execute_job(job, queue)
         except AWAY as error:
             self.log.warning("Redis went away at the end of %s (%s): its outcome is on disk", job.id, error)

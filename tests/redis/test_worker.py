@@ -200,6 +200,22 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> 
     bench.queue.remove()
 
 
+def test_what_a_dead_worker_had_taken_returns_at_once(shared_work: WorkPaths) -> None:
+    """A job that was popped by a worker whose parent saw it die is queued by the next look; another worker's is not."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    client = redis_address.connect(shared_work.redis_address)
+    queue = metric_jobs.open_queue(client, bench.evaluation)
+    for name, worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
+        bench.enqueue(name)
+        client.lmove(queue.key, queue.intermediate_queue_key)
+        client.hset(f"rq:job:{metric_jobs.job_id(bench.evaluation, name)}", "worker_name", worker)
+    metric_jobs.give_up(queue, "host-crew-1-")
+    bench.queue.recover()
+    assert [metric_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
+    assert [metric_jobs.job_name(bench.evaluation, i) for i in metric_jobs.popped_ids(queue)] == ["alive"]
+    bench.queue.remove()
+
+
 def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
     """--burst-idle ends them by themselves, with success."""
     bench = Bench(shared_work, uuid.uuid4().hex)
