@@ -89,8 +89,13 @@ class Judges:
             ThreadPoolExecutor(min(self._options.concurrency, len(missing)), "judge") as pool,
         ):
             done = [pool.submit(self._settled, endpoint, key, ask) for key, ask in missing.items()]
-            sent = [future.result() for future in done]
-        return sum(sent)
+            try:
+                return sum(future.result() for future in done)
+            except (
+                BaseException
+            ):  # the job's deadline, or a thread's error: the others end after their request
+                self._ended.set()
+                raise
 
     def replies(self, asks: Sequence[Ask]) -> list[Reply]:
         """What is known of these asks; nothing is asked."""

@@ -1,6 +1,7 @@
 """One request to an OpenAI-compatible endpoint: `POST {url}/chat/completions`.
 
-Rule: a request ends within its time whatever the other side does, and ends in one of four ways: an answer, "again"
+Rule: a request ends within its time though the other side is silent or drips a body (one that drips its headers is
+ended by the job's own deadline), and ends in one of four ways: an answer, "again"
 (429, 5xx, a connection lost, silence, broken JSON), "never" (this ask is refused), or an error of the operator's
 (key, model, address). The key is sent to the configured address alone (no redirects), and is struck from every text
 that comes back.

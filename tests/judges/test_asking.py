@@ -39,7 +39,7 @@ def asks(count: int, name: str = "q") -> list[Ask]:
 
 def judges(job: JudgeJob, folder: Path, **options: object) -> Judges:
     changed = job.model_copy(update={"options": job.options.model_copy(update=options)})
-    return Judges(changed, str(folder), "job", backoff_seconds=0.02, lease_seconds=1.0)
+    return Judges(changed, str(folder), "job", backoff_seconds=0.02)
 
 
 def until(law: Callable[[], bool], seconds: float = 20) -> None:
@@ -49,7 +49,7 @@ def until(law: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
-def start(job: JudgeJob, folder: Path, count: int, name: str, lease: float = 1.0) -> subprocess.Popen[str]:
+def start(job: JudgeJob, folder: Path, count: int, name: str, lease: float = 10.0) -> subprocess.Popen[str]:
     argv = [sys.executable, "-c", ASKER, job.model_dump_json(), str(folder), str(count), name, str(lease)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
@@ -303,11 +303,11 @@ def test_a_living_worker_keeps_its_lease(job, folder, endpoint) -> None:
 
     def handle(request: Request) -> None:
         if request.number == 0:
-            request.released.wait(1.2)  # three leases
+            request.released.wait(2.0)  # two leases and more
         request.answer()
 
     endpoint.handle = handle
-    workers = [start(job, folder, 2, name, lease=0.4) for name in "ab"]
+    workers = [start(job, folder, 2, name, lease=0.8) for name in "ab"]
     assert [w.communicate(timeout=60)[0].split() for w in workers] == [["2", "2"]] * 2
     assert endpoint.most_open == 1
 

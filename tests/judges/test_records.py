@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaljobs.contract import JudgeOptions
+from evaljobs.judges.endpoint import MAX_PAUSE, retry_after
 from evaljobs.judges.records import Ask, ask_key, cost, cost_at_most, read_answer
 
 JUDGE = JudgeOptions(
@@ -72,3 +73,23 @@ def test_no_request_costs_more_than_its_most(ask, completion) -> None:
     tokens = len((ask.system + ask.user).encode(errors="replace"))
     paid = cost(JUDGE, tokens, min(completion, JUDGE.max_tokens))
     assert 0 <= paid <= cost_at_most(JUDGE, ask)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("1e9", MAX_PAUSE),
+        ("Thu, 01 Jan 1970 00:01:10 GMT", 10.0),
+        ("Thu, 01 Jan 1970 00:00:10 GMT", 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("", None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text, seconds) -> None:
+    """RFC 9110 10.2.3, within bounds; what is neither says nothing. It is now 60 s past the epoch."""
+    assert retry_after(text, lambda: 60.0) == seconds
