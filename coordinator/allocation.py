@@ -38,13 +38,15 @@ class Limits:
 def allocate(
     nodes: Iterable[NodeState], demands: Sequence[Demand], limits: Limits, *, gpus_in_use: int
 ) -> Mapping[str, tuple[Offer, ...]]:
-    """Offers for each evaluation id. Whole free nodes first, then the fullest offers, so that few nodes are staged."""
+    """Offers for each evaluation id. Whole free nodes first, then the fullest offers, so that few nodes are staged;
+    those that a job of higher priority may take back come last.
+    """
     usable = [
         n
         for n in nodes
         if n.usable and n.gpus_free > 0 and (limits.partition is None or limits.partition in n.partitions)
     ]
-    usable.sort(key=lambda n: (-n.gpus_free, n.name))
+    usable.sort(key=lambda n: (n.best_effort, -n.gpus_free, n.name))
     idle = [n for n in usable if n.gpus_free == n.gpus]
     if limits.leave_nodes_free:
         spared = {n.name for n in idle[max(0, len(idle) - limits.leave_nodes_free) :]}
@@ -73,7 +75,13 @@ def allocate(
             wanted -= gpus
             left = None if left is None else left - gpus
             mine.append(
-                Offer(node=node.name, gpus=gpus, memory_mb=node.memory_free_mb, gpu_type=node.gpu_type)
+                Offer(
+                    node=node.name,
+                    gpus=gpus,
+                    memory_mb=node.memory_free_mb,
+                    gpu_type=node.gpu_type,
+                    best_effort=node.best_effort,
+                )
             )
         offers[demand.evaluation_id] = tuple(mine)
     return offers

@@ -169,6 +169,10 @@ class BorrowConfig(Record):
     max_nodes: Positive | None = None
     max_gpus: Positive | None = None
     leave_nodes_free: Count = 0
+    best_effort: str | None = (
+        None  # partitions whose jobs may be preempted, for nodes that `cluster.partition` lacks
+    )
+    best_effort_qos: str | None = None  # of jobs there; None: `cluster.qos`
 
 
 class CheckpointConfig(Record):

@@ -161,7 +161,9 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 [borrow]
 # max_nodes = 4               # example; default: no bound
 # max_gpus = 16               # example; default: no bound
-# leave_nodes_free = 0
+# leave_nodes_free = 0        # so many idle nodes are not taken
+# best_effort = "scavenge"    # example: partitions whose jobs are preempted, used for nodes that [cluster] partition lacks
+# best_effort_qos = "low"     # example: of jobs there; default: cluster.qos
 
 [checkpoint]
 # allow_bin = false           # true: take pickled weights, which run code when they are loaded

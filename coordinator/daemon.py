@@ -365,8 +365,11 @@ class Coordinator:
                 )
         held = _held(r.state for r in self.running.values())
         share = self.performer.site.prefetch
+        certain = [
+            n for n in self.nodes if not n.best_effort
+        ]  # weights that wait are not worth being preempted
         for evaluation_id, names in ahead.choose(
-            self.nodes, candidates, held, self.limits, share=share, kept_back=self.kept_back
+            certain, candidates, held, self.limits, share=share, kept_back=self.kept_back
         ).items():
             event = MemoryOffered(at=now, nodes=names)
             self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]

@@ -148,6 +148,8 @@ def judge_partitions(rules: SiteRules, config: Config) -> list[Finding]:
     roles = {"GPU partition": config.cluster.partition}
     if config.cluster.cpu_partition is not None:
         roles["CPU partition"] = config.cluster.cpu_partition
+    if config.borrow.best_effort is not None:
+        roles["preemptible partition"] = config.borrow.best_effort
     known = ", ".join(p.name for p in rules.partitions) or "none"
     for role, names in roles.items():
         chosen = rules.chosen(names)

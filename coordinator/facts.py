@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.messages import Action, ReleaseHolder, WithdrawShards
+from coordinator.messages import Action, CancelJob, ReleaseHolder, WithdrawShards
 from coordinator.state import EntryState, JobInfo, NodeUse, State
 from evaljobs.contract import FrameRef
 
@@ -21,6 +21,7 @@ MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
 MAX_NODE_FAILURES = 3
 MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails
 MAX_HOLDERS = 3  # holder jobs per node
+TAKEN = "PREEMPTED"  # a cluster's word for: its GPUs went to somebody of higher priority. No node or shard is to blame
 
 
 def job_over(state: State, info: JobInfo, word: str) -> None:
@@ -58,6 +59,28 @@ def staged_ahead(state: State, info: JobInfo) -> bool:
     """Is it a precursor on a node whose GPUs this evaluation does not have yet?"""
     node = state.nodes.get(info.job.node or "")
     return info.job.purpose == "stage" and node is not None and not node.lanes
+
+
+def withdraw_node(state: State, node: NodeUse, why: str) -> list[Action]:
+    """The node is used no more; it may be offered again."""
+    node.status, node.why = "withdrawn", why
+    actions: list[Action] = []
+    for info in (state.jobs[name] for name in sorted(state.live)):
+        if info.job.node == node.name and info.job_id:
+            actions.append(CancelJob(job_id=info.job_id))
+            state.counters.update({f"cancel/{trial}": 1 for trial in info.trials})  # they die of this
+    return actions
+
+
+def gpus_taken(state: State, info: JobInfo) -> list[Action]:
+    """A member of a node's job was preempted: the node has a lane less; without any, it is given up until it is free."""
+    node = state.nodes.get(info.job.node or "")
+    if node is None or node.status not in ("staging", "ready"):
+        return []
+    if info.job.purpose == "trial" and node.lanes > 1:
+        node.lanes -= 1
+        return []
+    return withdraw_node(state, node, "a job of higher priority took it")
 
 
 def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:

@@ -126,14 +126,20 @@ def _offered(state: State, event: NodesOffered) -> list[Action]:
         known = state.nodes.get(offer.node)
         if known is None and lanes > 0:
             state.nodes[offer.node] = NodeUse(
-                name=offer.node, lanes=lanes, gpu_type=offer.gpu_type, memory_mb=offer.memory_mb
+                name=offer.node,
+                lanes=lanes,
+                gpu_type=offer.gpu_type,
+                memory_mb=offer.memory_mb,
+                best_effort=offer.best_effort,
             )
         elif known is not None and known.status == "withdrawn" and lanes > 0:
             known.status, known.lanes, known.holder, known.failures = "offered", lanes, None, 0
+            known.attempts, known.best_effort = 0, offer.best_effort
         elif known is not None and lanes > known.lanes:
             if not known.lanes:  # staged ahead, or tried to: what was tried then does not count
                 known.attempts, known.failures = 0, 0
                 known.gpu_type, known.memory_mb = offer.gpu_type, offer.memory_mb
+                known.best_effort = offer.best_effort
             known.lanes = lanes
     return []
 
@@ -150,12 +156,7 @@ def _withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
     node = state.nodes.get(event.node)
     if node is None:
         raise IllegalEventError(f"node {event.node} is not used")
-    node.status, node.why = "withdrawn", event.reason
-    return [
-        CancelJob(job_id=info.job_id)
-        for name in sorted(state.live)
-        if (info := state.jobs[name]).job.node == event.node and info.job_id
-    ]
+    return facts.withdraw_node(state, node, event.reason)
 
 
 def _submitted(state: State, event: JobSubmitted) -> list[Action]:
@@ -222,7 +223,10 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str)
         # no account of their own: they were killed
         dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
         actions += [ReleaseClaims(trial=trial) for trial in dead]
-        if dead:  # those of a host died one death
+        if word == facts.TAKEN:
+            actions += facts.gpus_taken(state, info)
+        elif dead and not all(state.counters.get(f"cancel/{trial}") for trial in dead):
+            # those of a host died one death; those that we cancelled died of us
             blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
             facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
     if all(phase == "ended" for phase in info.members.values()) and info.live:
@@ -348,7 +352,7 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
         state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():
         if node.status in ("aside", "ready", "staging"):
-            node.status, node.failures, node.holder = "withdrawn", 0, None
+            node.status, node.failures, node.holder, node.aside_until = "withdrawn", 0, None, None
     requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 

@@ -57,6 +57,7 @@ class Offer(Record):
     gpus: int
     memory_mb: int
     gpu_type: str = ""
+    best_effort: bool = False  # jobs there may be preempted
 
 
 class NodesOffered(Event):

@@ -75,10 +75,10 @@ def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
             return [ReleaseHolder(job=outcome.name)]
         return []
     node.path, node.why = outcome.path, outcome.why or node.why
-    if info.job.purpose == "stage":
-        node.status, node.rung = "ready", outcome.rung
-    else:
+    if node.status != "aside":  # one that was set aside meanwhile rests all the same
         node.status = "ready"
+    if info.job.purpose == "stage":
+        node.rung = outcome.rung
     if outcome.rung == "storage":
         state.warnings.append(f"{node.name} reads the weights from storage: {outcome.why}")
     return []

@@ -7,7 +7,7 @@ It does not know: the order of events, clocks, files.
 
 from __future__ import annotations
 
-from coordinator.facts import MAX_HOLDERS
+from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -33,6 +33,8 @@ from coordinator.specs import (
 from coordinator.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, State
 
 MAX_WORKER_JOBS = 20
+ASIDE_SECONDS = 60.0  # that a failing node rests the first time; doubled each time
+MAX_ASIDE_SECONDS = 3600.0
 
 
 def due(state: State, site: Site, now: float) -> list[Action]:
@@ -48,6 +50,7 @@ def due(state: State, site: Site, now: float) -> list[Action]:
     ready = state.looked_up and state.conversion in ("none", "done")
     if ready and not state.results_asked and not all(e.terminal for e in state.entries):
         actions += _builds(state, site, now)
+        _return_nodes(state, now)
         actions += _nodes(state, site, now)
         actions += _plan(state)
         actions += _trials(state, site, now)
@@ -81,6 +84,22 @@ def _builds(state: State, site: Site, now: float) -> list[Action]:
 
 def _lanes_in_use(state: State) -> int:
     return sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
+
+
+def _return_nodes(state: State, now: float) -> None:
+    """A node that was set aside is tried again after a minute, then two, then four …; one more failure is enough then."""
+    for node in state.nodes.values():
+        if node.status != "aside":
+            continue
+        if node.aside_until is None:
+            node.aside_until = now + min(ASIDE_SECONDS * 2**node.asides, MAX_ASIDE_SECONDS)
+            node.asides += 1
+        elif now >= node.aside_until:
+            node.aside_until = None
+            node.failures = MAX_NODE_FAILURES - 1
+            holds = node.holder is not None and node.holder in state.live and node.path
+            node.status = "ready" if holds else "offered"
+            node.holder = node.holder if holds else None
 
 
 def _nodes(state: State, site: Site, now: float) -> list[Action]:
@@ -184,7 +203,9 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
         if node.status != "ready" or node.rung == "host":
             continue
         busy = state.live_lanes(node.name)
-        free = [lane for i in range(node.lanes) if (lane := f"{node.name}/{i}") not in busy][:need]
+        free = [lane for i in range(node.lanes) if (lane := f"{node.name}/{i}") not in busy]
+        # a lane that was preempted is gone, whichever number it bore
+        free = free[: max(0, min(need, node.lanes - len(busy)))]
         if free:
             info = trial_job(state, site, node, free)
             _register_trials(state, info)

@@ -239,6 +239,8 @@ def slurm_options(config: Config) -> SlurmOptions:
         cpu_partition=section.cpu_partition,
         account=section.account,
         qos=section.qos,
+        best_effort=config.borrow.best_effort,
+        best_effort_qos=config.borrow.best_effort_qos,
         nice=section.nice,
         reservation=section.reservation,
         extra_args=extra,

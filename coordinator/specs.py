@@ -171,6 +171,7 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
         time_limit_seconds=options.trial_time_limit_seconds + 1800,
         comment=state.evaluation_id,
         env=site.trial_env,
+        best_effort=node.best_effort,
         purpose="stage",
     )
     return _info(job, {name: stage_spec(state, site, node, name)})
@@ -235,6 +236,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         time_limit_seconds=trial_limit_seconds(state, lanes),
         comment=state.evaluation_id,
         env=site.trial_env,
+        best_effort=node.best_effort,
         purpose="trial",
     )
     trials = tuple(lane.trial for lane in spec.lanes)
@@ -263,6 +265,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
         time_limit_seconds=options.trial_time_limit_seconds,
         comment=state.evaluation_id,
         env=site.trial_env,
+        best_effort=node.best_effort,
         purpose="host",
     )
     trials = tuple(lane.trial for lane in spec.trial.lanes)

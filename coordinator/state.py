@@ -78,8 +78,11 @@ class NodeUse:
     rung: str = ""
     holder: str | None = None
     attempts: int = 0  # holder jobs so far
+    best_effort: bool = False  # its jobs may be preempted
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     failures: int = 0  # trials that died there for no shard's fault
+    asides: int = 0  # how often it was set aside
+    aside_until: float | None = None  # unix seconds; while status is "aside"
     why: str = ""
 
 

@@ -24,7 +24,7 @@ from coordinator.report.listing import failed_jobs, logs_of, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.running import Running
 from coordinator.service import Command, Service, leave_command
-from coordinator.state import State
+from coordinator.state import NodeUse, State
 from coordinator.store import read_events
 from coordinator.trackers.live import Exporter, failures
 from coordinator.triggers import Notice, spool
@@ -163,13 +163,20 @@ def _row(state: State, paths: EvaluationPaths) -> dict[str, Any]:
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
         "age_seconds": time.time() - state.record.accepted_at,
-        "nodes_aside": {n.name: n.why for n in state.nodes.values() if n.status == "aside"},
+        "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-5:],
         "failed_jobs": failed_jobs(paths),
         "trackers": failures(paths),
         "folder": str(paths.root),
     }
+
+
+def _aside(node: NodeUse) -> str:
+    left = (
+        "" if node.aside_until is None else f" for {seconds(max(0.0, node.aside_until - time.time()))} more"
+    )
+    return f"set aside{left} (time {node.asides}): {node.why}"
 
 
 @app.command()

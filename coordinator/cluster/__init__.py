@@ -33,6 +33,7 @@ class Job:
     time_limit_seconds: int = 3600
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    best_effort: bool = False  # where it may be preempted at any time
     purpose: Literal["build", "convert", "stage", "trial", "metric", "host", "probe"] = "trial"
 
 
@@ -66,6 +67,7 @@ class NodeState:
     memory_free_mb: int
     gpu_type: str = ""
     partitions: tuple[str, ...] = ()
+    best_effort: bool = False  # ours only for jobs that may be preempted
 
 
 class ClusterError(Exception):

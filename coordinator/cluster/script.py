@@ -30,6 +30,8 @@ class SlurmOptions:
     cpu_partition: str | None = None  # of jobs without GPUs; None: `partition`
     account: str | None = None
     qos: str | None = None
+    best_effort: str | None = None  # partitions of jobs that may be preempted
+    best_effort_qos: str | None = None  # of those jobs; None: `qos`
     nice: int | None = None
     reservation: str | None = None
     gpu_request: str = "--gres=gpu:{gpus}"  # some sites want --gpus-per-node={gpus}
@@ -45,9 +47,14 @@ class SlurmOptions:
 
     def partition_of(self, job: Job) -> str | None:
         """A node's own jobs go where the node is; free CPU work goes to the CPU partition."""
+        if job.best_effort:
+            return self.best_effort
         if job.gpus == 0 and job.node is None and self.cpu_partition is not None:
             return self.cpu_partition
         return self.partition
+
+    def qos_of(self, job: Job) -> str | None:
+        return self.best_effort_qos or self.qos if job.best_effort else self.qos
 
 
 def comment_of(job: Job, token: str) -> str:
@@ -124,7 +131,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     for flag, value in (
         ("partition", options.partition_of(job)),
         ("account", options.account),
-        ("qos", options.qos),
+        ("qos", options.qos_of(job)),
         ("nice", options.nice),
         ("reservation", options.reservation),
         ("chdir", options.chdir),

@@ -172,7 +172,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "environment": client_environment(os.environ, options),
         "partitions": options.partition_of(job),
         "account": options.account,
-        "qos": options.qos,
+        "qos": options.qos_of(job),
         "nice": options.nice,
         "reservations": options.reservation,
         "working_directory": options.chdir,

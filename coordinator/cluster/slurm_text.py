@@ -9,7 +9,8 @@ It does not know: how the text was come by.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime
 
@@ -194,7 +195,8 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
             defaults.add(partition)
         row = _node(fields, partition, reserved=options.reservation is not None)
         seen.setdefault(row.name, []).append(row)
-    trials = _names(options.partition) or defaults
+    certain = _names(options.partition) or defaults
+    trials = certain | _names(options.best_effort)
     ours = trials | _names(options.cpu_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
@@ -205,11 +207,18 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
             mine[0],
             usable=any(row.usable for row in mine),
             partitions=tuple(row.partitions[0] for row in rows),
+            best_effort=_preemptible(rows, certain, trials - certain),
         )
         if not trials.intersection(node.partitions):
             node = replace(node, gpus=0, gpus_free=0, gpu_type="")
         nodes.append(node)
     return nodes
+
+
+def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
+    """Whether only partitions that preempt our jobs let us use this node."""
+    usable = {row.partitions[0] for row in rows if row.usable}
+    return bool(usable & spare) and not usable & certain
 
 
 def _names(partitions: str | None) -> set[str]:

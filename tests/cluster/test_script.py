@@ -124,6 +124,14 @@ def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
     assert not any(a.startswith(("--gres", "--gpus", "--array", "--nodelist")) for a in free)
 
 
+def test_best_effort_jobs_name_the_preempting_partition_and_its_qos() -> None:
+    options = SlurmOptions(partition="gpu", qos="q", best_effort="spare", best_effort_qos="low")
+    taken = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1", best_effort=True), options)
+    sure = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
+    assert {"--partition=spare", "--qos=low"} <= set(taken)
+    assert {"--partition=gpu", "--qos=q"} <= set(sure)
+
+
 def test_a_short_job_is_not_told_to_end_before_it_began() -> None:
     """`--signal` may come a minute early."""
     arguments = sbatch_arguments(Job(name="a", argv=("x",), log="/l", time_limit_seconds=60), SlurmOptions())

@@ -151,6 +151,23 @@ def test_only_nodes_and_gpus_of_our_partitions_are_ours() -> None:
     assert [(n.name, n.gpus, n.gpus_free) for n in nodes] == [("c1", 0, 0), ("n2", 8, 5)]
 
 
+def test_a_node_that_only_a_preempting_partition_gives_is_best_effort() -> None:
+    """Its GPUs are ours, but last; one that the certain partition gives as well is no such node, unless it is down there."""
+    text = table(
+        NODE_HEAD,
+        *(node("n1", "gpu*"), node("n1", "spare"), node("n2", "spare")),
+        *(node("n3", "gpu*", avail="down"), node("n3", "spare"), node("n4", "spare", state="down*")),
+    )
+    nodes = parse_nodes(text, SlurmOptions(best_effort="spare"))
+    assert [(n.name, n.best_effort) for n in nodes] == [
+        ("n1", False),
+        ("n2", True),
+        ("n3", True),
+        ("n4", False),
+    ]
+    assert [n.name for n in parse_nodes(text, SlurmOptions())] == ["n1", "n3"]
+
+
 @pytest.mark.parametrize(
     ("state", "usable"),
     [

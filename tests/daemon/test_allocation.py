@@ -29,6 +29,7 @@ def clusters(draw: st.DrawFn) -> list[NodeState]:
                 memory_mb=1000,
                 memory_free_mb=1000,
                 partitions=tuple(draw(st.sets(st.sampled_from(["gpu", "spare"])))),
+                best_effort=draw(st.booleans()),
             )
         )
     return made

@@ -106,6 +106,15 @@ def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), preempt=st.floats(0, 0.15), nodes=st.integers(1, 3))
+def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None:
+    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is set aside."""
+    world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
+    finished(world)
+    assert all(n.failures == 0 and not n.asides for n in world.state.nodes.values())
+
+
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
     """Replaying the journal gives the state that the living coordinator had, whatever happened."""
@@ -144,3 +153,23 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> N
     assert not world.memory
     assert all(mm.phase == "ended" for j in world.jobs.values() for mm in j.members.values())
     assert all(e.status == "scored" or "cancelled" in e.error for e in world.state.entries)
+
+
+def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
+    """A minute, then two; back in use, one more failure sets it aside again. The time is in the state."""
+    rests = []
+    for seed in range(60):
+        world = World(seed, Faults(kill=0.25), record(entries=8), nodes=3)
+        since: dict[str, float] = {}
+        for _ in range(300):
+            if world.state.ended_at is not None:
+                break
+            world.tick()
+            for node in world.state.nodes.values():
+                if node.status != "aside":
+                    since.pop(node.name, None)
+                elif node.name not in since and node.aside_until is not None:
+                    since[node.name] = world.now
+                    rests.append((node.asides, node.aside_until - world.now))
+    assert {n for n, _ in rests} >= {1, 2}, "no node was set aside twice: other dice are needed"
+    assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)

@@ -52,6 +52,7 @@ class Faults:
     lose_metric: float = 0.0
     restart: float = 0.0  # the coordinator dies and replays its journal
     node_down: float = 0.0
+    preempt: float = 0.0  # a running member on a node is told to end for somebody of higher priority
     build_fails: float = 0.0
     convert_fails: float = 0.0
     stage_fails: float = 0.0
@@ -287,7 +288,13 @@ class World:
                 if member.phase == "pending" and self.dice.random() < 0.6:
                     member.phase = "running"
                 elif member.phase == "running":
-                    if self.dice.random() < self.faults.kill:
+                    if self.faults.preempt and job.job.node and self.dice.random() < self.faults.preempt:
+                        if job.job.purpose == "trial" and self.dice.random() < 0.7:
+                            self.overrun(job, index, member)  # it had the time to hand its shard back
+                        else:
+                            self.end_member(job, index, member)
+                        member.word = "PREEMPTED"
+                    elif self.dice.random() < self.faults.kill:
                         self.end_member(job, index, member)
                     elif job.job.purpose == "trial" and self.dice.random() < self.faults.overrun:
                         self.overrun(job, index, member)
