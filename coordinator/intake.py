@@ -130,7 +130,8 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
                 f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "
                 "choose another partition or lower gpus_per_trial"
             )
-        for job in probes(options):
+        spare = all(n.best_effort for n in nodes if n.gpus >= options.gpus_per_trial)
+        for job in probes(options, best_effort=spare):
             try:
                 cluster.check(job)
             except RefusedError as error:
@@ -140,7 +141,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
 
 
-def probes(options: RunOptions) -> Sequence[Job]:
+def probes(options: RunOptions, *, best_effort: bool = False) -> Sequence[Job]:
     """Jobs like those that an evaluation submits, for the cluster to say whether it would take them."""
     common = {"argv": ("true",), "log": "/dev/null", "time_limit_seconds": options.trial_time_limit_seconds}
     return (
@@ -149,6 +150,7 @@ def probes(options: RunOptions) -> Sequence[Job]:
             gpus=options.gpus_per_trial,
             cpus=options.trial_cpus,
             memory_mb=options.trial_memory_mb,
+            best_effort=best_effort,
             purpose="trial",
             **common,  # type: ignore[arg-type]
         ),
