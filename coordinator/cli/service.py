@@ -22,6 +22,7 @@ from coordinator.errors import OperatorError
 from coordinator.intake import make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
+from coordinator.report.terminal import seconds
 from coordinator.running import Running
 from coordinator.service import Command, Service, leave_command
 from coordinator.state import NodeUse, State
