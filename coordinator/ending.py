@@ -75,7 +75,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
     seconds: dict[str, float] = defaultdict(float)
     for span in report.shards:
         seconds[parse_shard(span.shard)[0]] += span.seconds
-    loads = [g.imports + g.load for g in report.gpus]
+    loads = [g.imports + g.load + g.warm for g in report.gpus]
     rows = []
     for task, leaf in state.leaves.items():
         if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):

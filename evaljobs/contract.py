@@ -372,6 +372,7 @@ class TrialEnded(Record):
     wait_seconds: float  # waiting for the staged manifest
     import_seconds: float
     load_seconds: float
+    warm_seconds: float = 0.0  # the first forward: kernels and libraries that are only loaded then
     infer_seconds: float
     dump_seconds: float
     idle_seconds: float

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from typing import Any, Literal
 from evaljobs.batches import Batch
 from evaljobs.contract import ModelOptions
 from evaljobs.errors import OperatorError, one_line
+
+log = logging.getLogger(__name__)
 
 # An engine that batches by itself is given as many requests at once as it will take.
 SELF_BATCHING_SIZE = 256
@@ -89,6 +92,31 @@ def load(
         import_seconds=imported - started,
         load_seconds=time.monotonic() - imported,
     )
+
+
+def warm_up(lm: Any, options: ModelOptions) -> float:
+    """Seconds of a forward of one token, so that what the first forward loads is told apart from inference.
+
+    It draws no random number and keeps nothing. 0.0 where it might matter (compiled models specialise on the first shape)
+    or where the class is not lm-eval's causal `hf`; a forward that fails is left to the first batch to report.
+    """
+    call, kind = getattr(lm, "_model_call", None), getattr(lm, "AUTO_MODEL_CLASS", None)
+    if (
+        call is None
+        or getattr(kind, "__name__", "") != "AutoModelForCausalLM"
+        or options.model_args.get("compile")
+    ):
+        return 0.0
+    import torch  # noqa: PLC0415
+
+    started = time.monotonic()
+    try:
+        token = torch.zeros((1, 1), dtype=torch.long, device=lm.device)
+        call(token)[0, -1, 0].item()  # `item` waits for the GPU
+    except Exception:
+        log.warning("the warm-up forward failed", exc_info=True)
+        return 0.0
+    return time.monotonic() - started
 
 
 def probe_batch_size(lm: Any) -> int:

@@ -83,6 +83,7 @@ class Seconds:
     wait: float = 0.0
     load: float = 0.0
     imports: float = 0.0
+    warm: float = 0.0
     infer: float = 0.0
     dump: float = 0.0
     idle: float = 0.0
@@ -178,6 +179,7 @@ class Trial:
             )
             self.seconds.imports = self._loaded.import_seconds
             self.seconds.load = self._loaded.load_seconds
+            self.seconds.warm = engine.warm_up(self._loaded.lm, self.spec.model)
             if self.spec.batch_size == "auto":
                 self._settle_batch_size(self._loaded.lm)
             self._phase("infer")
@@ -344,6 +346,7 @@ class Trial:
             wait_seconds=self.seconds.wait,
             import_seconds=self.seconds.imports,
             load_seconds=self.seconds.load,
+            warm_seconds=self.seconds.warm,
             infer_seconds=self.seconds.infer,
             dump_seconds=self.seconds.dump,
             idle_seconds=self.seconds.idle,

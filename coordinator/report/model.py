@@ -59,6 +59,7 @@ class GpuUse(Record):
     infer: float
     imports: float
     load: float
+    warm: float = 0.0  # the first forward
     dump: float
     wait: float  # for a shard to be handed out, or for staged weights
     other: float  # what the trial did not account for: interpreter start and exit
@@ -72,7 +73,10 @@ class Stages(Record):
     build: float | None = None
     staging: float | None = None
     queue_wait: float | None = None  # of trials: from submission to start, the longest
-    load: float | None = None  # import + load, mean over trials
+    load: float | None = None  # import + load + warm-up, mean over trials; its three parts follow
+    load_import: float | None = None
+    load_weights: float | None = None
+    load_warm_up: float | None = None
     inference: float | None = None  # from the first shard's start to the last one's end
     metric_tail: float | None = None  # from the last shard's end to the last score
     metric: float | None = None  # summed seconds of execute and score jobs
@@ -120,6 +124,11 @@ def _union(spans: Iterable[tuple[float, float]]) -> float | None:
     return max(e for _, e in spans) - min(s for s, _ in spans) if spans else None
 
 
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
 def _gpu_use(outcome: TrialEnded, job_started: float | None) -> GpuUse:
     begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
     held = outcome.ended_at - begin
@@ -127,6 +136,7 @@ def _gpu_use(outcome: TrialEnded, job_started: float | None) -> GpuUse:
         outcome.infer_seconds
         + outcome.import_seconds
         + outcome.load_seconds
+        + outcome.warm_seconds
         + outcome.dump_seconds
         + outcome.wait_seconds
         + outcome.idle_seconds
@@ -141,6 +151,7 @@ def _gpu_use(outcome: TrialEnded, job_started: float | None) -> GpuUse:
         infer=outcome.infer_seconds,
         imports=outcome.import_seconds,
         load=outcome.load_seconds,
+        warm=outcome.warm_seconds,
         dump=outcome.dump_seconds,
         wait=outcome.wait_seconds + outcome.idle_seconds,
         other=max(0.0, held - known),
@@ -219,7 +230,6 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
         for (job, _), at in gathered.started.items()
         if "-trial-" in job and job in gathered.submitted
     ]
-    loads = [t.import_seconds + t.load_seconds for t in gathered.trials]
     tail = None
     if shards and gathered.scored_at is not None:
         tail = max(0.0, gathered.scored_at - max(s.started_at + s.seconds for s in shards))
@@ -227,7 +237,10 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
         build=_union(gathered.built),
         staging=_union(gathered.staged_at),
         queue_wait=max(waits) if waits else None,
-        load=sum(loads) / len(loads) if loads else None,
+        load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials),
+        load_import=_mean(t.import_seconds for t in gathered.trials),
+        load_weights=_mean(t.load_seconds for t in gathered.trials),
+        load_warm_up=_mean(t.warm_seconds for t in gathered.trials),
         inference=_union((s.started_at, s.started_at + s.seconds) for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
@@ -268,7 +281,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
         if not state.nodes
         else sum(n.lanes for n in state.nodes.values()),
     )
-    loads = [t.import_seconds + t.load_seconds for t in gathered.trials]
+    loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
     built = _union(gathered.built) or 0.0
     staged = min((s.seconds for s in gathered.staged), default=0.0)
     return measured_lower_bound(

@@ -122,7 +122,9 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
         more = " ..." if len(report.staged_ahead) > 4 else ""
         yield "  ahead", "", f"staged before GPUs came free, {waited}{more}"
     yield "queue wait", seconds(stages.queue_wait), "longest of the trials"
-    yield "import + load", seconds(stages.load), "mean of the trials"
+    parts = (stages.load_import, stages.load_weights, stages.load_warm_up)
+    split = "import {}, load {}, warm-up {}".format(*map(seconds, parts))
+    yield "import + load", seconds(stages.load), f"mean of the trials: {split}" if stages.load else ""
     yield "inference", seconds(stages.inference), f"{len(report.shards)} shards"
     yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
     yield "  tail", seconds(stages.metric_tail), "after the last response"
@@ -138,10 +140,10 @@ def gpu_table(report: Report) -> Table:
         title="GPUs (slots) by cause", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD
     )
     table.add_column("trial", overflow="fold")
-    for name in ("held", "infer", "import", "load", "dump", "wait", "other", "shards"):
+    for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
         table.add_column(name, justify="right", no_wrap=True)
     for g in report.gpus:
-        parts = (g.held, g.infer, g.imports, g.load, g.dump, g.wait, g.other)
+        parts = (g.held, g.infer, g.imports, g.load, g.warm, g.dump, g.wait, g.other)
         table.add_row(g.trial.split("-", 3)[-1], *(f"{p:.1f}" for p in parts), str(g.shards))
     return table
 
@@ -169,7 +171,7 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
         for i in range(max(first, 0), min(last + 1, GANTT_WIDTH)):
             cells[i] = mark
 
-    paint(gpu.started_at, gpu.imports + gpu.load + gpu.other, ".")
+    paint(gpu.started_at, gpu.imports + gpu.load + gpu.warm + gpu.other, ".")
     for s in report.shards:
         if s.trial == gpu.trial:
             paint(s.started_at, s.seconds, "#")

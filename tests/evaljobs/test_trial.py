@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.redis_server import RedisServer
-from evaljobs import requests
+from evaljobs import engine, requests
 from evaljobs.contract import (
     BatchIndex,
     BuildSpec,
@@ -31,6 +31,7 @@ from evaljobs.contract import (
 )
 from evaljobs.files import read_frames, read_record, write_atomic, write_record
 from evaljobs.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.shards import RequestSet, run_shard
 from evaljobs.trial import Trial
 from evaljobs.work_queue import QueuedShard, WorkQueue
 
@@ -166,7 +167,10 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
     ended = [read_record(evaluation.paths.outcome("trial-ended", f"trial.{i}"), TrialEnded) for i in range(2)]
     assert sum(e.shards for e in ended) == len(evaluation.shards)
     assert {e.reason for e in ended} == {"drained"}
-    assert all(e.load_seconds > 0 and e.import_seconds > 0 and e.devices == "cpu" for e in ended)
+    assert all(
+        e.load_seconds > 0 and e.import_seconds > 0 and e.warm_seconds > 0 and e.devices == "cpu"
+        for e in ended
+    )
     assert "it/s" not in "".join(logs)
     snapshot = evaluation.queue.snapshot()
     assert snapshot.unclaimed == 0
@@ -226,3 +230,27 @@ def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
     log = finish(process)
     assert process.returncode == 0, log
     assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+
+
+@pytest.mark.model
+def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Evaluation) -> None:
+    """Every generator stands where it stood, and each answer is the same to the last bit, warmed up or not."""
+    import random
+
+    import numpy as np
+    import torch
+
+    lm = engine.load(str(evaluation.model), OPTIONS, 2).lm
+    requests_ = RequestSet(evaluation.sets[TASK], 2)
+
+    def generators() -> tuple[object, ...]:
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    def answers() -> object:
+        return run_shard(lm, requests_, evaluation.shards[0], trial="t", seed=1).responses
+
+    cold, before = answers(), generators()
+    assert engine.warm_up(lm, OPTIONS) > 0
+    assert generators() == before
+    assert answers() == cold
+    assert engine.warm_up(lm, OPTIONS.model_copy(update={"model_args": {"compile": True}})) == 0.0
