@@ -38,7 +38,7 @@ from evaljobs.work_queue import QueuedShard, WorkQueue
 TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
 TASK = "toy_sums"
 OPTIONS = ModelOptions(device="cpu", threads=1)
-DEADLINE = 60.0
+DEADLINE = 200.0
 
 
 @pytest.fixture(scope="module")
