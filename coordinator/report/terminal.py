@@ -137,7 +137,12 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
 def gpu_table(report: Report) -> Table:
     """Per trial: how long its GPUs were held, and what for."""
     table = Table(
-        title="GPUs (slots) by cause", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD
+        title="GPUs (slots) by cause",
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("trial", overflow="fold")
     for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
