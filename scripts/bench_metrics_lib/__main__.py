@@ -23,8 +23,8 @@ from chaos_lib.site import TASKS, toy_model
 from dev_cluster.api import Cluster, DevClusterError, dev_cluster, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("choice", "letters", "mutual", "sums", "sampled", "programs")
-COPIES = ("choice", "letters", "mutual", "sums")  # again under another name: ten in all
+SMALL = ("choice", "letters", "pages", "sums", "sampled", "programs")
+COPIES = ("choice", "letters", "pages", "sums")  # again under another name: ten in all
 MUTATIONS = ((r"\+", "-"), (r"<", "<="), (r"return .*", "return None"), (r"range\(", "range(1 + "))
 NODE = "bench_metrics_lib/node.py"
 WRAPPER = """#!/bin/sh
