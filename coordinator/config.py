@@ -72,7 +72,9 @@ class ClusterConfig(Record):
     nice: Count | None = None  # users can only lower their priority
     reservation: str | None = None
     extra_args: tuple[str, ...] = ()  # of every sbatch, e.g. "--constraint=a100"
-    poll_seconds: Annotated[float, Field(ge=1)] = 10.0  # between two looks at Slurm's jobs, and at its nodes
+    poll_seconds: Annotated[float, Field(ge=1)] = (
+        10.0  # between two looks at Slurm's jobs; its nodes: 1.25 times that
+    )
     slots: Positive | None = None  # local: trials at once; None: one a GPU, or two CPU slots
 
 

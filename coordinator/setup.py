@@ -44,6 +44,9 @@ from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import RedisAddress
 
 LOCAL_CPU_SLOTS = 2
+NODES_PACE = (
+    1.25  # looks at jobs for one at nodes: with the first look at each, 0.2 a second stay under at 10 s
+)
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
@@ -345,7 +348,7 @@ def coordinator_of(config: Config) -> Coordinator:
             max_gpus=config.borrow.max_gpus,
             leave_nodes_free=config.borrow.leave_nodes_free,
         ),
-        pace=Pace(tick=0.1, jobs=0.2, nodes=1.0) if local else Pace(jobs=poll, nodes=poll),
+        pace=Pace(tick=0.1, jobs=0.2, nodes=1.0) if local else Pace(jobs=poll, nodes=NODES_PACE * poll),
         grace=Grace(lost=2.0, uncertain=1.0, hung=config.trial.hung_seconds)
         if local
         else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=config.trial.hung_seconds),

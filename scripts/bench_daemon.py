@@ -3,13 +3,15 @@
 `replay`: seconds until a coordinator that was killed has its state again from a journal of `--events` events.
 `slurm`: a daemon on a development cluster: seconds from the trigger to the precursor's submission (and of those the
 gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
-(its commands are counted by wrappers), and its CPU share and memory when nothing is left to do.
+(its commands are counted by wrappers), seconds from a shard to the next one on its GPU, and its CPU share and memory when nothing is left to do.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from evaljobs.contract import (
     SuiteSpec,
     TaskEntry,
 )
+from evaljobs.files import read_frames
 from evaljobs.paths import shard_id
 
 TASKS = 60
@@ -157,6 +160,23 @@ def _until(law: Any, what: str, seconds: float = 240) -> None:
         time.sleep(0.02)
 
 
+def gaps(work: Path) -> dict[str, Any]:
+    """Seconds between a shard's last answer and the next shard's start on the same trial, its dump between them."""
+    found = []
+    for file in work.glob("*/responses/*.frames"):
+        spans = sorted((head.started_at, head.seconds) for _, head in read_frames(file, 0))
+        found += [start - (before + lasted) for (before, lasted), (start, _) in itertools.pairwise(spans)]
+    found.sort()
+    if not found:
+        return {"shards": 0}
+    return {
+        "shards": len(found),
+        "median": round(found[len(found) // 2], 4),
+        "p95": round(found[math.ceil(0.95 * len(found)) - 1], 4),
+        "max": round(found[-1], 4),
+    }
+
+
 def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
     """One evaluation through a daemon, then silence; its own poll interval, as a site would have it."""
     site = Site.make(where, "bench")
@@ -200,6 +220,7 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
         "trigger_to_accepted_seconds": round(accepted - spooled, 2),
         "accepted_to_first_precursor_seconds": round(min(staged) - accepted, 2),
         "trigger_to_first_precursor_seconds": round(min(staged) - spooled, 2),
+        "shard_to_next_seconds": gaps(site.work),
         "submissions": len(submitted),
         "submissions_per_node": round(len(of_nodes) / max(1, len(nodes)), 2),
         "polls_per_second_busy": round(polls / (asked_at - accepted), 3),
