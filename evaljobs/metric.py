@@ -11,6 +11,7 @@ It does not know: RQ, queues, which GPU answered. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import logging
 import time
@@ -361,6 +362,9 @@ def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) 
         "model": spec.model.engine,
         "model_args": {"pretrained": spec.model_dir, **spec.model.model_args},
     }
+    for package in ("lm_eval", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            kept[f"{package}_version"] = importlib.metadata.version(package)
     kept["entry"] = spec.suite.tasks[spec.entry].model_dump(mode="json")
     place = paths.scores / f"{spec.entry:03d}-{slug(spec.suite.tasks[spec.entry].name)}.json"
     text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)

@@ -23,6 +23,8 @@ BY_NAME = (
 # lm-eval sorts these by name.
 SORTED = ("configs", "versions", "n-shot", "higher_is_better")
 
+VERSIONS = ("transformers_version", "lm_eval_version")
+
 
 def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One results value from the entries' score files, in the suite's order.
@@ -42,7 +44,7 @@ def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not merged["groups"]:
         del merged["groups"]
     if scores:
-        merged |= {key: scores[0][key] for key in ("config", "lm_eval_version") if key in scores[0]}
+        merged |= {key: scores[0][key] for key in ("config", *VERSIONS) if key in scores[0]}
     return merged
 
 

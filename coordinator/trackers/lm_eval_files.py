@@ -2,11 +2,13 @@
 
 Rule: names, keys and hashes are those of lm_eval's EvaluationTracker (lm_eval/loggers/evaluation_tracker.py, 0.4.13), so
 that what reads lm_eval's folders reads ours. The date is that of the evaluation's end: exporting twice writes the same
-files. What lm_eval says of its machine and of the chat template's text is left out.
+files. The chat template and the tokenizer's tokens are read from the checkpoint, where it still lies there. What
+lm_eval says of its machine and of git commits is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -32,7 +34,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     try:
         results: dict[str, Any] = json.loads(paths.results.read_bytes())
         report = Report.model_validate_json(paths.report.read_bytes())
-        suite = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes()).suite
+        record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(f"{evaluation} has no results to export: {error}") from error
     folder = out / model_folder(report.checkpoint)
@@ -53,13 +55,18 @@ def write(evaluation: Path, out: Path) -> list[Path]:
             written.append(folder / f"samples_{task}_{date}.jsonl")
             write_atomic(written[-1], text)
     model = str(results.get("config", {}).get("model", "hf"))
+    suite, checkpoint = record.suite, Path(record.checkpoint.source)
+    template = chat_template(checkpoint) if suite.apply_chat_template else None
     results |= {
+        **tokenizer_facts(checkpoint),
         "task_hashes": hashes,
         "model_source": model,
         "model_name": report.checkpoint,
         "model_name_sanitized": model_folder(report.checkpoint),
         "system_instruction": suite.system_instruction,
         "system_instruction_sha": _sha(suite.system_instruction),
+        "chat_template": template,
+        "chat_template_sha": _sha(template),
         "fewshot_as_multiturn": suite.fewshot_as_multiturn,
         "date": report.accepted_at,
         "total_evaluation_time_seconds": str(report.makespan_seconds),
@@ -67,6 +74,39 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     written.append(folder / f"results_{date}.json")
     write_atomic(written[-1], json.dumps(results, indent=2, ensure_ascii=False).encode())
     return written
+
+
+def chat_template(checkpoint: Path) -> str | None:
+    """The template's text, as transformers finds it; None where there is none, or one of several would be chosen."""
+    with contextlib.suppress(OSError):
+        return (checkpoint / "chat_template.jinja").read_text()
+    found = _json(checkpoint / "tokenizer_config.json").get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def tokenizer_facts(checkpoint: Path) -> dict[str, Any]:
+    """lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py), as far as the checkpoint's files tell it."""
+    known = _json(checkpoint / "tokenizer_config.json")
+    ids = {t["content"]: t["id"] for t in _json(checkpoint / "tokenizer.json").get("added_tokens", [])}
+    facts: dict[str, Any] = {}
+    for name in ("pad", "eos", "bos"):
+        token = known.get(f"{name}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text in ids:
+            facts[f"tokenizer_{name}_token"] = [text, str(ids[text])]
+    if "tokenizer_eos_token" in facts:
+        facts["eot_token_id"] = int(facts["tokenizer_eos_token"][1])
+    config = _json(checkpoint / "config.json")
+    lengths = [config[k] for k in ("n_positions", "max_position_embeddings", "n_ctx") if k in config]
+    return {**facts, "max_length": lengths[0]} if lengths else facts
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _task_hash(samples: bytes) -> str:

@@ -160,3 +160,28 @@ def test_lm_evals_own_helpers_read_our_files(tmp_path):
     assert read["results"]["add"]["exact_match,none"] == 0.25
     assert read["task_hashes"] == {"add": utils.hash_string("abc")}
     assert read["model_name_sanitized"] == utils.sanitize_model_name("/runs/a/step-10")
+
+
+def test_a_checkpoints_tokenizer_is_told_as_lm_eval_tells_it(tmp_path):
+    """Tokens with their ids, the longest context, the chat template; of a checkpoint that is gone, nothing."""
+    assert lm_eval_files.tokenizer_facts(tmp_path) == {}
+    assert lm_eval_files.chat_template(tmp_path) is None
+    settings = {
+        "eos_token": {"content": "<end>"},
+        "bos_token": "<begin>",
+        "pad_token": None,
+        "chat_template": "{{a}}",
+    }
+    tokens = [{"id": 7, "content": "<end>"}, {"id": 3, "content": "<begin>"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    assert lm_eval_files.tokenizer_facts(tmp_path) == {
+        "tokenizer_eos_token": ["<end>", "7"],
+        "tokenizer_bos_token": ["<begin>", "3"],
+        "eot_token_id": 7,
+        "max_length": 512,
+    }
+    assert lm_eval_files.chat_template(tmp_path) == "{{a}}"
+    (tmp_path / "chat_template.jinja").write_text("{{b}}")
+    assert lm_eval_files.chat_template(tmp_path) == "{{b}}", "transformers prefers the file"
