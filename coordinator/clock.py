@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import time
 
-_START = time.time() - time.monotonic()
+_start = time.time() - time.monotonic()
 
 
 def now() -> float:
     """Unix seconds, never going back while the process lives; off from the wall clock by what that was set since."""
-    return _START + time.monotonic()
+    return _start + time.monotonic()
+
+
+def not_before(at: float) -> None:
+    """From here on no time is before `at` (unix seconds): what follows a journal follows its last event, too."""
+    global _start  # noqa: PLW0603 (a process has one clock)
+    _start = max(_start, at - time.monotonic())

@@ -145,13 +145,20 @@ def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> lis
 
 
 def hung_trials(
-    state: State, progress: Mapping[str, tuple[float, str | None]], seen: Sightings, grace: Grace, now: float
+    state: State,
+    progress: Mapping[str, tuple[float, str | None]] | None,
+    seen: Sightings,
+    grace: Grace,
+    now: float,
 ) -> list[AnyEvent]:
     """Running trials without progress, again after `grace.overdue` while they last.
 
-    `progress`: trial -> (stamp of its last progress, shard in hand). A stamp is judged by how long it has stood still by
+    `progress`: trial -> (stamp of its last progress, shard in hand); None: no news of any, which is no trial's silence. A stamp is judged by how long it has stood still by
     our clock, whatever the clock that it was read from.
     """
+    if progress is None:
+        seen.moved.clear()
+        return []
     events: list[AnyEvent] = []
     for trial, (job, member) in state.live_trials.items():
         info = state.jobs[job]

@@ -86,7 +86,9 @@ class Running:
         """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
         journal = Journal(EvaluationPaths(root).journal)
         state: State | None = None
+        last = 0.0
         for event in journal.replay():
+            last = max(last, event.at)
             if isinstance(event, Accepted):
                 state, _ = machine.start(event)
             elif state is not None:
@@ -99,6 +101,7 @@ class Running:
             return None
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
+            clock.not_before(last)
             try:
                 running.take([Restarted(at=clock.now())])
             except OSError:
@@ -254,8 +257,10 @@ class Running:
             return []
         return found
 
-    def _progress(self) -> dict[str, tuple[float, str | None]]:
-        return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()} if self.snapshot else {}
+    def _progress(self) -> dict[str, tuple[float, str | None]] | None:
+        if self.snapshot is None:
+            return None
+        return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
 
     def _audit(self, now: float) -> None:
         """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""

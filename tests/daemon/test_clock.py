@@ -34,3 +34,13 @@ def test_a_coordinator_that_returns_an_hour_earlier_or_later_finishes(jump: floa
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert world.now - (before + jump) < 1800
+
+
+def test_what_follows_a_journal_is_not_before_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started after the machine's clock was set back, it goes on where the journal ends; the past changes nothing."""
+    monkeypatch.setattr(clock, "_start", clock._start)
+    later = clock.now() + 3600.0
+    clock.not_before(later)
+    assert later <= clock.now() < later + 60.0
+    clock.not_before(later - 7200.0)
+    assert clock.now() >= later

@@ -167,6 +167,18 @@ def test_only_a_trial_without_progress_is_hung_and_it_is_told_until_it_is_gone()
     assert (event.trial, event.shard) == (trials[0], None), "cancelled again, its shard not blamed again"
 
 
+def test_no_news_of_trials_is_not_their_silence() -> None:
+    """A long trial outlives a Redis that is away for longer than it may be silent."""
+    world = running_world()
+    state, at = world.state, world.now
+    seen = observe.Sightings()
+    beats = dict.fromkeys(state.live_trials, (at, "s"))
+    assert observe.hung_trials(state, beats, seen, GRACE, at) == []
+    assert observe.hung_trials(state, None, seen, GRACE, at + 1000) == []
+    assert observe.hung_trials(state, beats, seen, GRACE, at + 1001) == []
+    assert observe.hung_trials(state, beats, seen, GRACE, at + 1102) != []
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_stray_shards_are_those_that_lie_nowhere(seed: int) -> None:
     """Queued, claimed by the living, or done: not stray. All the others are, also those a dead trial had claimed."""
