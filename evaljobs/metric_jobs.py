@@ -31,6 +31,9 @@ HEARTBEAT_TTL = 10
 RECOVER_SECONDS = 3.0
 POPPED_MS = 5_000  # a popped job that nobody started by then was lost with its worker
 SEEN_MS = 30_000
+_GIVEN_UP = (
+    1.0  # the score of a running job that is to be queued again; a worker's sign gives it a time of today
+)
 
 MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; ours have a few hundred
 _REFUSED = json.dumps(["refused", None, [], {}]).encode()
@@ -155,13 +158,17 @@ def recover(queue: Any) -> None:
     """Put jobs of dead workers back, within HEARTBEAT_TTL + RECOVER_SECONDS; any number of processes may call it.
     Jobs of workers that were given up (`give_up`) are put back at once.
 
-    RQ's own clean-up does the same after 1 to 11 minutes.
+    RQ's own clean-up does the same after 1 to 11 minutes, and compares the clocks of two hosts: where ours is ahead of a
+    worker's it would take every running job for lost. Here Redis alone says whose last sign is too old.
     """
     guard = f"{queue.key}:recovering"
     if not queue.connection.set(guard, "1", nx=True, px=5_000):
         return  # another process is at it: two at once would queue a job twice
     try:
-        started_registry(queue).cleanup()
+        silent = _silent(queue)
+        if silent:  # unless its worker gives a sign first
+            queue.connection.zadd(started_registry(queue).key, dict.fromkeys(silent, 0), xx=True)
+        started_registry(queue).cleanup(_GIVEN_UP)
         for popped in popped_ids(queue):
             _recover_popped(queue, popped)
     finally:
@@ -189,6 +196,16 @@ def give_up(queue: Any, worker: str) -> None:
 
 def _seen_key(queue: Any, job: str) -> str:
     return f"{queue.intermediate_queue_key}:seen:{job}"
+
+
+def _silent(queue: Any) -> list[bytes]:
+    """Running jobs (RQ's "job:execution") whose execution record has expired: its life is HEARTBEAT_TTL after each sign."""
+    running = queue.connection.zrange(started_registry(queue).key, 0, -1)
+    with queue.connection.pipeline(transaction=False) as pipe:
+        for entry in running:
+            pipe.exists(f"rq:execution:{entry.decode()}")
+        there = pipe.execute()
+    return [entry for entry, alive in zip(running, there, strict=True) if not alive]
 
 
 def _recover_popped(queue: Any, popped: str) -> None:

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ def disturbed(place: Place, names: Sequence[str], seed: int, scores: dict[str, A
         f"r{time.time_ns() % 10**10}-{seed}",
         partition="spare" if spare else "gpu",
         on_small=any(f.on_small for f in chosen),
+        own_clock=any(f.own_clock for f in chosen),
     )
     started = time.monotonic()
     run = Run(site=site, process=site.start(), dice=dice)
@@ -155,8 +156,21 @@ def _judge(run: Run, found: dict[str, Any], scores: dict[str, Any]) -> list[str]
     ]
     if sorted(entries) != sorted(set(entries)):
         broken.append(f"scored twice: {entries}")
+    if run.site.own_clock:
+        broken += _untimely(run, events)
     broken += [f"left behind: {what}" for what in run.site.wait_clean(CLEAN_S)]
     return broken
+
+
+def _untimely(run: Run, events: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What an evaluation whose clock jumped shows that an undisturbed one does not."""
+    times = [e["at"] for e in events]
+    if times != sorted(times):
+        yield "the journal's times run backwards"
+    if times and times[-1] - times[0] > DEADLINE_S:
+        yield f"the journal spans {times[-1] - times[0]:.0f} s"
+    if "trial-hung" not in run.struck and any(e["kind"] == "trial-hung" for e in events):
+        yield "a trial that nobody stopped was judged hung"
 
 
 def _mend(place: Place) -> None:

@@ -50,6 +50,7 @@ class Fault:
     span: tuple[float, float] = (0.0, 0.9)
     partition: str = "gpu"
     on_small: bool = False
+    own_clock: bool = False
 
 
 def _kill_eval(run: Run) -> str | None:
@@ -275,6 +276,17 @@ def _torn(run: Run) -> str | None:
     return f"{file.name} + {len(half)} bytes"
 
 
+def _clock_jumps(seconds: int, *, killed: bool = False) -> Callable[[Run], str | None]:
+    """Set the clock and leave it so; `killed`: the coordinator dies too, and its successor starts with the new time."""
+
+    def strike(run: Run) -> str | None:
+        run.site.set_clock(seconds)
+        said = f"{seconds:+d} s"
+        return f"{said}, {_kill_eval(run)}" if killed else said
+
+    return strike
+
+
 FAULTS = {
     fault.name: fault
     for fault in (
@@ -302,5 +314,13 @@ FAULTS = {
         Fault(number=12, name="disk-full", strike=_disk_full, on_small=True),
         Fault(number=13, name="record-corrupted", strike=_corrupted, span=(0.2, 0.8)),
         Fault(number=13, name="record-torn", strike=_torn, span=(0.0, 0.7)),
+        Fault(number=14, name="clock-forwards", strike=_clock_jumps(3600), own_clock=True),
+        Fault(number=14, name="clock-backwards", strike=_clock_jumps(-3600), own_clock=True),
+        Fault(
+            number=14,
+            name="clock-backwards-and-killed",
+            strike=_clock_jumps(-3600, killed=True),
+            own_clock=True,
+        ),
     )
 }

@@ -99,9 +99,18 @@ class Site:
     work: Path
     small: Path
     partition: str
+    own_clock: bool = False
 
     @classmethod
-    def make(cls, place: Place, name: str, *, partition: str = "gpu", on_small: bool = False) -> Site:
+    def make(
+        cls,
+        place: Place,
+        name: str,
+        *,
+        partition: str = "gpu",
+        on_small: bool = False,
+        own_clock: bool = False,
+    ) -> Site:
         cluster = place.cluster
         folder = Path(cluster.user_dir) / name
         cluster.run_as_user(["mkdir", "-p", str(folder / "bin"), str(folder / "tiny")], check=True)
@@ -115,18 +124,46 @@ class Site:
         for file_name, text in texts.items():
             (folder / file_name).write_text(text)
         work = (place.small if on_small else folder) / f"work-{name}"
-        return cls(cluster=cluster, folder=folder, work=work, small=place.small, partition=partition)
+        site = cls(
+            cluster=cluster,
+            folder=folder,
+            work=work,
+            small=place.small,
+            partition=partition,
+            own_clock=own_clock,
+        )
+        if own_clock:
+            site.give_clock()
+        return site
 
     @property
     def env(self) -> dict[str, str]:
         env = self.cluster.user_env
         path = f"{self.folder / 'bin'}:{env['PATH']}"
+        clock = {"LD_PRELOAD": str(self.folder / "clock.so"), "CHAOS_CLOCK": str(self.folder / "clock")}
         return {
             **env,
+            **(clock if self.own_clock else {}),
             "PATH": path,
             "EVALSPAN_CONFIG": str(self.folder / "evalspan.toml"),
             "NO_COLOR": "1",
         }
+
+    def give_clock(self) -> None:
+        """Have `set_clock` govern the coordinator and all that it starts: Redis, Slurm's commands, by the jobs' inherited
+        environment trials and workers too. Needs a C compiler.
+        """
+        source = Path(__file__).with_name("clock.c")
+        library = self.folder / "clock.so"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        library.chmod(0o755)
+        (self.folder / "clock").write_bytes(bytes(8))
+        (self.folder / "clock").chmod(0o644)
+
+    def set_clock(self, ahead: int) -> None:
+        """So many seconds ahead of the machine's."""
+        with (self.folder / "clock").open("r+b", buffering=0) as file:
+            file.write(ahead.to_bytes(8, sys.byteorder, signed=True))
 
     def command(self, *arguments: str) -> list[str]:
         """`evalspan ARGUMENTS` on this work folder, as the user."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rq.registry
 
 from coordinator.redis_server import RedisServer
 from evaljobs import metric_jobs, redis_address
@@ -91,6 +92,27 @@ def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
     assert busy_worker(bench, process.pid, name, before=horse)[0] != worker
     bench.let_go(name)
     until(lambda: bench.failed(name))
+
+
+def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
+    bench_and_supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose last sign is too old is for Redis to say, whatever the clock of who looks shows."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("hour", held=True)
+    busy = busy_worker(bench, process.pid, "hour")
+    true = rq.registry.current_timestamp
+    monkeypatch.setattr(rq.registry, "current_timestamp", lambda: true() + 3600)
+    client = redis_address.connect(bench.work.redis_address)
+    queue = metric_jobs.open_queue(client, bench.evaluation)
+    for _ in range(3):
+        until(lambda: not client.exists(f"{queue.key}:recovering"))
+        bench.queue.recover()
+    assert queue.count == 0
+    assert bench.queue.status().running == ("hour",)
+    assert busy_worker(bench, process.pid, "hour") == busy
+    bench.let_go("hour")
+    until(lambda: bench.failed("hour"))
 
 
 def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
