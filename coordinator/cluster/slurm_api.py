@@ -168,7 +168,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "ntasks": 1,
         "cpus_per_task": job.cpus,
         "memory_per_node": f"{job.memory_mb}M",
-        "time_limit": str(minutes_of(job)),
+        "time_limit": minutes_of(job),  # as text of digits alone pyslurm 25.11.2 hands it on as it is, and fails
         "environment": client_environment(os.environ, options),
         "partitions": options.partition_of(job),
         "account": options.account,
@@ -179,7 +179,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "required_nodes": job.node,
     }
     if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
-        fields["signal"] = f"B:TERM@{TERM_BEFORE_END_SECONDS}"
+        fields["signal"] = f"B:SIGTERM@{TERM_BEFORE_END_SECONDS}"
     if job.count > 1:
         fields["array"] = f"0-{job.count - 1}"
     if job.gpus > 0:

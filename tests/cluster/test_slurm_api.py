@@ -35,8 +35,8 @@ def test_the_description_says_what_sbatch_is_told() -> None:
         "required_nodes": "n1",
         "partitions": "gpu",
     }
-    assert (said["memory_per_node"], said["time_limit"], said["is_requeueable"]) == ("100M", "10", False)
-    assert (said["signal"], said["standard_output"]) == ("B:TERM@60", "/w/l.%a")
+    assert (said["memory_per_node"], said["time_limit"], said["is_requeueable"]) == ("100M", 10, False)
+    assert (said["signal"], said["standard_output"]) == ("B:SIGTERM@60", "/w/l.%a")
     assert said["script"].startswith("#!/bin/bash\n#SBATCH --constraint=a100\nset -eu\n")
     assert "account" not in said
 
