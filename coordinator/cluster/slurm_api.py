@@ -168,7 +168,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "ntasks": 1,
         "cpus_per_task": job.cpus,
         "memory_per_node": f"{job.memory_mb}M",
-        "time_limit": minutes_of(job),  # as text of digits alone pyslurm 25.11.2 hands it on as it is, and fails
+        "time_limit": minutes_of(job),  # a number: it fails on text of digits
         "environment": client_environment(os.environ, options),
         "partitions": options.partition_of(job),
         "account": options.account,
