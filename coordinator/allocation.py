@@ -1,13 +1,14 @@
 """Which evaluation may use which free GPUs. Pure.
 
-Rule: by priority, then age; a node's free GPUs are offered once. What an evaluation already uses stays its own.
+Rule: by priority, then age; a node's free GPUs are offered once. What an evaluation already uses stays its own, what it
+was promised and has not taken yet is not free, and on its own nodes it may grow.
 It does not know: what an evaluation does with an offer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.cluster import NodeState
 from coordinator.messages import Offer
@@ -15,14 +16,15 @@ from coordinator.messages import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one evaluation could use: `gpus` more than it has."""
+    """What one evaluation could use: `gpus` more than it has. It has `in_use[node]` GPUs; it wants none of `avoid`."""
 
     evaluation_id: str
     priority: int
     accepted_at: float
     gpus: int
     gpus_per_trial: int
-    nodes_in_use: frozenset[str]
+    in_use: Mapping[str, int]
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +38,20 @@ class Limits:
 
 
 def allocate(
-    nodes: Iterable[NodeState], demands: Sequence[Demand], limits: Limits, *, gpus_in_use: int
+    nodes: Iterable[NodeState],
+    demands: Sequence[Demand],
+    limits: Limits,
+    *,
+    gpus_in_use: int,
+    promised: Mapping[str, int] | None = None,
 ) -> Mapping[str, tuple[Offer, ...]]:
-    """Offers for each evaluation id. Whole free nodes first, then the fullest offers, so that few nodes are staged;
-    those that a job of higher priority may take back come last.
+    """Offers for each evaluation id: GPUs of a node that are its own from now on, those it has there included.
+
+    Nodes that it has weights on first, then whole free nodes and the fullest offers, so that few nodes are staged; those
+    that a job of higher priority may take back come last. `promised`: GPUs of a node that are offered and still free.
     """
+    promised = promised or {}
+    nodes = [replace(n, gpus_free=max(0, n.gpus_free - promised.get(n.name, 0))) for n in nodes]
     usable = [
         n
         for n in nodes
@@ -57,15 +68,16 @@ def allocate(
     for demand in sorted(demands, key=lambda d: (-d.priority, d.accepted_at, d.evaluation_id)):
         mine: list[Offer] = []
         wanted = demand.gpus
-        room = None if limits.max_nodes is None else limits.max_nodes - len(demand.nodes_in_use)
-        for node in usable:
-            if (
-                wanted <= 0
-                or (left is not None and left < demand.gpus_per_trial)
-                or (room is not None and len(mine) >= room)
-            ):
+        room = None if limits.max_nodes is None else limits.max_nodes - len(demand.in_use)
+        for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
+            if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
                 break
-            if node.name in taken or node.name in demand.nodes_in_use:
+            has = demand.in_use.get(node.name, 0)
+            if (
+                node.name in taken
+                or node.name in demand.avoid
+                or (not has and room is not None and room <= 0)
+            ):
                 continue
             gpus = min(node.gpus_free, wanted if left is None else min(wanted, left))
             gpus -= gpus % demand.gpus_per_trial
@@ -73,11 +85,12 @@ def allocate(
                 continue
             taken.add(node.name)
             wanted -= gpus
+            room = room if has or room is None else room - 1
             left = None if left is None else left - gpus
             mine.append(
                 Offer(
                     node=node.name,
-                    gpus=gpus,
+                    gpus=has + gpus,
                     memory_mb=node.memory_free_mb,
                     gpu_type=node.gpu_type,
                     best_effort=node.best_effort,

@@ -290,14 +290,15 @@ class Coordinator:
             if state.ended_at is not None or state.winding_down or state.fatal or state.cancelled:
                 continue
             options = state.record.options
-            in_use = [
-                n for n in state.nodes.values() if n.lanes and n.status in ("offered", "staging", "ready")
-            ]
-            have = sum(n.lanes for n in in_use)
+            in_use = {n.name: n for n in state.nodes.values() if n.lanes and n.status in _IN_USE}
+            have = sum(n.lanes for n in in_use.values())
             most = options.max_trials if options.max_trials is not None else 1 << 20
             if state.leaves:
                 most = min(most, max(state.todo, 0))
             if most > have:
+                hosted = {
+                    n.name for n in in_use.values() if n.hosted or n.rung == "host" or options.host_trials
+                }
                 demands.append(
                     Demand(
                         evaluation_id=state.evaluation_id,
@@ -305,10 +306,30 @@ class Coordinator:
                         accepted_at=state.record.accepted_at,
                         gpus=(most - have) * options.gpus_per_trial,
                         gpus_per_trial=options.gpus_per_trial,
-                        nodes_in_use=frozenset(n.name for n in in_use) | _set_aside(running),
+                        in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use.values()},
+                        avoid=_set_aside(running)
+                        | hosted,  # a job that hosts trials holds what it has from its start
                     )
                 )
         return demands
+
+    def _promised(self) -> dict[str, int]:
+        """GPUs of each node that an evaluation was offered and that no running job of it holds: free only to look at."""
+        promised: dict[str, int] = {}
+        for running in self.running.values():
+            state = running.state
+            if state.ended_at is not None or state.winding_down or state.fatal or state.cancelled:
+                continue
+            in_use = [n for n in state.nodes.values() if n.lanes and n.status in _IN_USE]
+            busy = {n.name: state.running_lanes(n.name) for n in in_use}
+            # towards its end an evaluation has more lanes than shards: those serve the next one
+            wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
+            for node in in_use:
+                lanes = max(0, min(node.lanes - busy[node.name], wanted))
+                wanted -= lanes
+                gpus = lanes * state.record.options.gpus_per_trial
+                promised[node.name] = promised.get(node.name, 0) + gpus
+        return promised
 
     def _offer(self, now: float) -> None:
         in_use = any(r.state.nodes for r in self.running.values())
@@ -333,13 +354,14 @@ class Coordinator:
             ]
             self._guarded(evaluation_id, lambda r, gone=gone: r.take(gone))  # type: ignore[misc]
         used = sum(
-            n.lanes
+            n.lanes * r.state.record.options.gpus_per_trial
             for r in self.running.values()
             for n in r.state.nodes.values()
             if n.status in ("staging", "ready")
         )
         free = [n for n in self.nodes if n.name not in self.kept_back]
-        for evaluation_id, offers in allocate(free, demands, self.limits, gpus_in_use=used).items():
+        offered = allocate(free, demands, self.limits, gpus_in_use=used, promised=self._promised())
+        for evaluation_id, offers in offered.items():
             if offers and evaluation_id in self.running:
                 event = NodesOffered(at=now, offers=offers)
                 self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
@@ -397,6 +419,9 @@ def _held(states: Iterable[State]) -> dict[str, ahead.Held]:
             elif not node.lanes and node.holder is not None:
                 there.ahead.add(state.record.checkpoint.digest)
     return held
+
+
+_IN_USE = ("offered", "staging", "ready")
 
 
 def _set_aside(running: Running) -> frozenset[str]:

@@ -193,6 +193,14 @@ class State:
             if trial in self.live_trials and lane.startswith(prefix)
         }
 
+    def running_lanes(self, node: str) -> int:
+        """Lanes of a node whose trials the cluster has started: a job that hosts trials runs with all of its own."""
+        members = ((self.jobs[job], member) for job, member in self.live_trials.values())
+        return sum(
+            info.job.node == node and info.members[0 if info.job.purpose == "host" else member] == "running"
+            for info, member in members
+        )
+
     def failed_entries(self) -> dict[int, str]:
         return {e.index: e.error for e in self.entries if e.status == "failed"}
 

@@ -44,7 +44,10 @@ def demands(draw: st.DrawFn) -> list[Demand]:
             accepted_at=draw(st.integers(0, 5)),
             gpus=draw(st.integers(1, 40)),
             gpus_per_trial=draw(st.integers(1, 4)),
-            nodes_in_use=frozenset(draw(st.sets(st.sampled_from([f"n{i}" for i in range(8)]), max_size=3))),
+            in_use=draw(
+                st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(1, 4), max_size=3)
+            ),
+            avoid=draw(st.frozensets(st.sampled_from([f"n{i}" for i in range(8)]), max_size=2)),
         )
         for number in range(draw(st.integers(0, 5)))
     ]
@@ -59,32 +62,39 @@ limits = st.builds(
 )
 
 
-@given(clusters(), demands(), limits, st.integers(0, 20))
+promises = st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(0, 8))
+
+
+@given(clusters(), demands(), limits, st.integers(0, 20), promises)
 def test_offers_keep_every_limit(
-    nodes: list[NodeState], asked: list[Demand], limit: Limits, used: int
+    nodes: list[NodeState], asked: list[Demand], limit: Limits, used: int, promised: dict[str, int]
 ) -> None:
-    """Never more than is free, asked for or allowed; whole trials; a node to one evaluation; spared nodes stay spared."""
-    offers = allocate(nodes, asked, limit, gpus_in_use=used)
+    """Never more than is free and not promised, asked for or allowed; whole trials; a node to one evaluation a time; spared
+    nodes stay spared; on a node of its own an evaluation keeps what it has and grows."""
+    offers = allocate(nodes, asked, limit, gpus_in_use=used, promised=promised)
     by_name = {n.name: n for n in nodes}
-    given_ = [(d, o) for d in asked for o in offers.get(d.evaluation_id, ())]
-    assert len({o.node for _, o in given_}) == len(given_), "a node is offered once"
-    for demand, offer in given_:
+    given_ = [
+        (d, o, o.gpus - d.in_use.get(o.node, 0)) for d in asked for o in offers.get(d.evaluation_id, ())
+    ]
+    assert len({o.node for _, o, _ in given_}) == len(given_), "a node is offered once"
+    for demand, offer, more in given_:
         node = by_name[offer.node]
         assert node.usable
-        assert 0 < offer.gpus <= node.gpus_free
-        assert offer.gpus % demand.gpus_per_trial == 0
-        assert offer.node not in demand.nodes_in_use
+        assert 0 < more <= node.gpus_free - promised.get(node.name, 0)
+        assert more % demand.gpus_per_trial == 0
+        assert offer.node not in demand.avoid
         assert limit.partition is None or limit.partition in node.partitions
     for demand in asked:
-        mine = offers.get(demand.evaluation_id, ())
-        assert sum(o.gpus for o in mine) <= demand.gpus
+        mine = [(o, more) for d, o, more in given_ if d is demand]
+        assert sum(more for _, more in mine) <= demand.gpus
         if limit.max_nodes is not None:
-            assert len(mine) + len(demand.nodes_in_use) <= max(limit.max_nodes, len(demand.nodes_in_use))
+            fresh = [o for o, _ in mine if o.node not in demand.in_use]
+            assert not fresh or len(fresh) + len(demand.in_use) <= limit.max_nodes
     if limit.max_gpus is not None:
-        assert sum(o.gpus for _, o in given_) <= max(0, limit.max_gpus - used)
+        assert sum(more for _, _, more in given_) <= max(0, limit.max_gpus - used)
     fits = [n for n in nodes if n.usable and (limit.partition is None or limit.partition in n.partitions)]
-    idle = {n.name for n in fits if n.gpus and n.gpus_free == n.gpus}
-    left = idle - {o.node for _, o in given_}
+    idle = {n.name for n in fits if n.gpus and n.gpus_free == n.gpus and not promised.get(n.name)}
+    left = idle - {o.node for _, o, _ in given_}
     assert len(left) >= min(limit.leave_nodes_free, len(idle))
 
 

@@ -53,7 +53,7 @@ def candidates(draw: st.DrawFn) -> list[ahead.Candidate]:
                 accepted_at=draw(st.integers(0, 3)),
                 gpus=draw(st.integers(1, 20)),
                 gpus_per_trial=draw(st.integers(1, 2)),
-                nodes_in_use=frozenset(),
+                in_use={},
             ),
             digest=draw(DIGESTS),
             memory_mb=draw(st.integers(1, 600)),
@@ -197,6 +197,7 @@ def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(tmp_path: Pat
     coordinator.tick()
     assert (use.lanes, use.status, later.state.live_trials) == (0, "ready", {})
     cluster.end(busy)
+    coordinator.cancel(first.evaluation_id, "done with")
     coordinator.tick()
     assert (use.lanes, use.status) == (2, "ready"), "no second staging"
     assert sum("-stage-" in n for n in later.state.jobs) == 1
@@ -226,6 +227,7 @@ def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None
     assert (use.lanes, use.status, use.holder, later.state.warnings) == (0, "offered", None, [])
     assert sum("-stage-" in n for n in later.state.jobs) == 1, "not tried again without GPUs"
     cluster.end(busy)
+    coordinator.cancel(first.evaluation_id, "done with")
     coordinator.tick()
     assert (use.lanes, use.status, use.attempts) == (2, "staging", 1)
     assert not later.state.fatal

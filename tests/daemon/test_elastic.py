@@ -1,0 +1,68 @@
+"""GPUs that come free on a node are used there, and what one evaluation was promised is not promised to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from world import record
+
+from coordinator.allocation import Limits
+from coordinator.cluster import Job
+from coordinator.daemon import Coordinator, Pace
+from coordinator.observe import Grace
+from coordinator.perform import Performer
+from coordinator.records import EvaluationRecord
+from coordinator.specs import Site
+from coordinator.testing import FakeCluster, fake_node
+
+
+class _NoRedis:
+    def ensure(self) -> object:
+        return None
+
+    def stop(self) -> None: ...
+
+
+def coordinator_on(tmp_path: Path, cluster: FakeCluster) -> Coordinator:
+    site = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
+    performer = Performer(
+        site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
+    )
+    pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0)
+    return Coordinator(
+        performer=performer, cluster=cluster, keeper=_NoRedis(), limits=Limits(), pace=pace, grace=Grace()
+    )
+
+
+def another(base: EvaluationRecord, number: int) -> EvaluationRecord:
+    update = {"evaluation_id": f"e{number}-suite-0000000{number}", "accepted_at": float(number)}
+    return base.model_copy(update=update)
+
+
+def test_an_evaluation_grows_on_its_own_node(tmp_path: Path) -> None:
+    """One GPU is free at first, then all eight: they are its lanes, with the weights that are there already."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=8, memory_mb=64_000)])
+    busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=7, node="n1"))
+    cluster.advance(1)
+    coordinator = coordinator_on(tmp_path, cluster)
+    running = coordinator.accept(record())
+    coordinator.tick()
+    assert running.state.nodes["n1"].lanes == 1
+    cluster.end(busy)
+    coordinator.tick()
+    assert running.state.nodes["n1"].lanes == 8
+    assert sum(j.purpose == "stage" for j in cluster.submitted) == 1
+
+
+def test_a_promised_gpu_is_not_promised_again(tmp_path: Path) -> None:
+    """While the first evaluation stages, its GPUs look free; the second one is not given them."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=4, memory_mb=64_000)])
+    coordinator = coordinator_on(tmp_path, cluster)
+    first, second = (coordinator.accept(another(record(), n)) for n in (1, 2))
+    for _ in range(3):
+        coordinator.tick()
+    assert first.state.nodes["n1"].lanes == 4
+    assert not any(n.lanes for n in second.state.nodes.values())
+    coordinator.cancel(first.state.evaluation_id, "enough")
+    coordinator.tick()
+    assert second.state.nodes["n1"].lanes == 4
