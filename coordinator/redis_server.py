@@ -10,11 +10,9 @@ It does not know: what is kept in Redis.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import time
@@ -24,7 +22,10 @@ from typing import Any
 
 import redis
 
+from coordinator import processes
 from coordinator.errors import OperatorError
+from coordinator.processes import Process
+from coordinator.redis_config import USER, acl_text, config_text
 from evaljobs import redis_address
 from evaljobs.contract import Record
 from evaljobs.files import write_atomic
@@ -33,20 +34,11 @@ from evaljobs.redis_address import QueueUnavailable, RedisAddress, explain, expl
 
 log = logging.getLogger(__name__)
 
-USER = "evalspan"
-START_SECONDS = (
-    20.0  # from exec to the first answer; loading a large append-only file may take this long again
-)
+# from exec to the first answer; loading a large append-only file may take this long again
+START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 STARTS = 4  # attempts: a port may be taken between choosing and binding it
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
-
-# What RQ 2.x, its unique jobs, our work queue and the trigger stream were tested under (tests/redis/test_server.py).
-ACL_RULES = (
-    "~rq:* ~evalspan:* &rq:* &evalspan:* "
-    "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "
-    "+@keyspace +@blocking +@scripting -flushall -flushdb -keys -swapdb -@dangerous +info +time +client|list"
-)
 
 
 class ServerRecord(Record):
@@ -57,6 +49,10 @@ class ServerRecord(Record):
     pid: int  # 0: stopped on purpose
     started_ticks: int  # /proc/PID/stat, field 22: tells a pid from its later reuse
     address: RedisAddress
+
+    @property
+    def process(self) -> Process:
+        return Process(pid=self.pid, birth=self.started_ticks, boot=self.boot_id)
 
 
 def binary() -> Path:
@@ -148,8 +144,8 @@ class RedisServer:
     def _alive(self, record: ServerRecord) -> bool:
         if self._process is not None:
             self._process.poll()  # reap: a zombie keeps its pid and start time
-        here = record.hostname == socket.gethostname() and record.boot_id == _boot_id()
-        return here and record.pid > 0 and _start_ticks(record.pid) == record.started_ticks
+        here = record.hostname == socket.gethostname()
+        return here and record.pid > 0 and processes.alive(record.process)
 
     def _serves(self, record: ServerRecord) -> bool:
         """Does it answer, where we would have it listen? A server of another host counts if it answers."""
@@ -217,7 +213,7 @@ class RedisServer:
         with suppress(OSError, ValueError):
             pid = int((self.folder / "valkey.pid").read_text(encoding="ascii"))
             if config in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                _end(pid, _start_ticks(pid))
+                processes.end(processes.identify(pid), patience=STOP_SECONDS)
 
     def _address(self, port: int, password: str) -> RedisAddress:
         if self.bind == "unix":
@@ -257,12 +253,13 @@ class RedisServer:
             start_new_session=True,  # a Ctrl-C at our terminal is not for it
         )
         self._process = process
+        born = processes.stat(process.pid)
         self._write_record(
             ServerRecord(
                 hostname=socket.gethostname(),
-                boot_id=_boot_id(),
+                boot_id=processes.boot_id(),
                 pid=process.pid,
-                started_ticks=_start_ticks(process.pid) or 0,
+                started_ticks=born.birth if born else 0,
                 address=address,
             )
         )
@@ -296,7 +293,7 @@ class RedisServer:
 
     def _put_down(self, record: ServerRecord) -> None:
         if self._alive(record):
-            _end(record.pid, record.started_ticks)
+            processes.end(record.process, patience=STOP_SECONDS)
         if self._process is not None:
             self._process.poll()
 
@@ -361,68 +358,6 @@ def check(address: RedisAddress) -> list[str]:
     if info.get("role") == "slave":
         raise OperatorError(explain(redis.exceptions.ReadOnlyError(""), address.where))
     return warnings
-
-
-# --- texts, pure ---------------------------------------------------------------------------------------------------
-
-
-def acl_text(password: str) -> str:
-    """The ACL file: nobody but our user, whose password is kept as its SHA-256."""
-    digest = hashlib.sha256(password.encode()).hexdigest()
-    return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
-
-
-def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
-    """The server's configuration file."""
-    quoted = json.dumps  # the format's double-quoted strings escape as JSON's do
-    lines = [
-        f"dir {quoted(str(folder.absolute() / 'data'))}",
-        f"aclfile {quoted(str(folder.absolute() / 'users.acl'))}",
-        f"pidfile {quoted(str(folder.absolute() / 'valkey.pid'))}",
-        "set-proc-title no",  # its command line stays ours, and says whose it is
-        f"logfile {quoted(str(folder.absolute() / 'valkey.log'))}",
-        "loglevel notice",
-        "daemonize no",
-        "appendonly yes",
-        "appendfsync everysec",  # what a second loses is rebuilt
-        "aof-load-truncated yes",
-        'save ""',
-        "maxmemory-policy noeviction",
-        "tcp-keepalive 30",
-        "timeout 0",
-    ]
-    if address.socket is not None:
-        lines += ["port 0", f"unixsocket {quoted(address.socket)}", "unixsocketperm 700"]
-    else:
-        lines += [f"bind {' '.join(listen)}", f"port {address.port}", "protected-mode yes"]
-    return "\n".join(lines) + "\n"
-
-
-# --- what the machine says -------------------------------------------------------------------------------------------
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a living process in clock ticks since boot; None where it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def _end(pid: int, ticks: int | None) -> None:
-    """SIGTERM, then SIGKILL, to the process that this pid was when it started at `ticks`."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + STOP_SECONDS
-        if ticks is not None and _start_ticks(pid) == ticks:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        while ticks is not None and _start_ticks(pid) == ticks and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 def _free_port(host: str) -> int:

@@ -20,10 +20,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from coordinator import processes
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import local_process as process
 from coordinator.cluster.local_files import Entry, LocalFiles, Member, Stop
 from coordinator.cluster.script import INDEX, log_file
+from coordinator.processes import Process
 
 log = logging.getLogger(__name__)
 
@@ -225,18 +227,18 @@ class LocalCluster:
         if child is not None and process.has_exited(child):
             process.kill_all(mark, session=child.pid)
             self._end(entry, member, child.wait())
-        elif child is None and leader is not None and not process.alive(leader):
+        elif child is None and leader is not None and not processes.alive(leader):
             process.kill_all(mark)
             self._end(entry, member, None)
         elif leader is not None:
             self._insist(entry, member, leader)
 
-    def _insist(self, entry: Entry, member: Member, leader: process.Process) -> None:
+    def _insist(self, entry: Entry, member: Member, leader: Process) -> None:
         if member.stop is None and leader.age_seconds > entry.job.time_limit_seconds:
             with contextlib.suppress(OSError):  # a full disk: the next look tries again
                 self._tell(entry, member, "TIMEOUT")
         stop = member.stop
-        if stop is not None and process.uptime() - stop.at > self.kill_seconds:
+        if stop is not None and processes.uptime() - stop.at > self.kill_seconds:
             process.kill_all(self._files.mark(entry, member), session=leader.pid)
 
     def _tell(self, entry: Entry, member: Member, why: str) -> None:
@@ -246,7 +248,7 @@ class LocalCluster:
         """
         if member.stop is not None:
             return
-        stop = Stop(why=why, boot=process.boot_id(), at=process.uptime())
+        stop = Stop(why=why, boot=processes.boot_id(), at=processes.uptime())
         self._files.write_stop(entry, member, stop)
         member.stop = stop
         # Who claims after this look sees the order to stop; who claimed before is seen here.
@@ -255,7 +257,7 @@ class LocalCluster:
             self._end(entry, member, None)
             return
         # Where our start was not the first, the child and the process that claimed are two.
-        if member.process is not None and process.alive(member.process):
+        if member.process is not None and processes.alive(member.process):
             process.tell(member.process.pid)
         if member.child is not None and not process.has_exited(member.child):
             process.tell(member.child.pid)
@@ -266,7 +268,7 @@ class LocalCluster:
             member.state = member.stop.why
         elif code is not None:
             member.state = "COMPLETED" if code == 0 else "FAILED"
-        elif member.process is not None and member.process.boot != process.boot_id():
+        elif member.process is not None and member.process.boot != processes.boot_id():
             member.state, member.reason = "NODE_FAIL", "the machine was restarted"
         else:
             member.state = "EXITED"

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator import processes
 from coordinator.cluster import Job, JobPhase
 from coordinator.cluster import local_process as process
-from coordinator.cluster.local_process import Process
+from coordinator.processes import Process
 
 KEEP_SECONDS = 86_400.0  # how long an ended job is remembered
 
@@ -129,7 +130,7 @@ class LocalFiles:
         if stop is not None:
             told = Stop(**stop)
             # The uptime of an earlier boot says nothing in this one.
-            member.stop = told if told.boot == process.boot_id() else dataclasses.replace(told, at=0.0)
+            member.stop = told if told.boot == processes.boot_id() else dataclasses.replace(told, at=0.0)
         if end is not None:
             member.phase, member.state, member.reason = "ended", end["state"], end["reason"]
             member.started_at, member.ended_at = end["started_at"], end["at"]

@@ -1,7 +1,7 @@
 """Processes of the local cluster: started so that a coordinator's death loses none, known by more than their pid.
 
-Rule: a process is (pid, start time, boot); a pid alone may be anybody's. A job's process claims its member by a hard
-link before it becomes the job: of two starts of one member (a coordinator that was killed and its successor) one runs.
+Rule: a job's process claims its member by a hard link before it becomes the job: of two starts of one member (a
+coordinator that was killed and its successor) one runs.
 It does not know: jobs, queues, slots. It reads Linux's /proc.
 """
 
@@ -11,13 +11,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator import processes
+from coordinator.processes import Process
+
 MARK = "EVALSPAN_LOCAL_JOB"  # in the environment of all of a job's processes, wherever they went
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 # $1: the claim, $2: a note kept in it. exec keeps the pid and the start time that the stat line says. Claim first, then
 # look for the order to stop: who gives the order writes it first and then looks for the claim, so one sees the other.
 LAUNCH = """\
@@ -30,39 +30,6 @@ rm -f "$1.$$"
 shift 2
 exec "$@"
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """One process of one boot. `birth` is its start in clock ticks since the boot."""
-
-    pid: int
-    birth: int
-    boot: str
-
-    @property
-    def age_seconds(self) -> float:
-        """Since its start, by a clock that nobody sets."""
-        return uptime() - self.birth / TICKS_A_SECOND
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stat:
-    """What /proc/PID/stat says."""
-
-    pid: int
-    state: str
-    session: int
-    birth: int
-
-
-def uptime() -> float:
-    """Seconds since the boot, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start(
@@ -90,19 +57,8 @@ def read_claim(path: Path) -> tuple[Process, str] | None:
         boot, line, note = path.read_text().split("\n")[:3]
     except FileNotFoundError:
         return None
-    stat = _parse_stat(line)
+    stat = processes.parse_stat(line)
     return Process(pid=stat.pid, birth=stat.birth, boot=boot), note
-
-
-def alive(process: Process) -> bool:
-    """Does it run? A zombie has ended: its parent, or a container's first process, may never reap it."""
-    stat = _stat(process.pid)
-    return (
-        stat is not None
-        and stat.birth == process.birth
-        and stat.state not in "ZX"
-        and process.boot == boot_id()
-    )
 
 
 def has_exited(child: subprocess.Popen[bytes]) -> bool:
@@ -128,8 +84,8 @@ def kill_all(mark: str, session: int | None = None) -> int:
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         if pid == os.getpid():
             continue
-        stat = _stat(pid)
-        if stat is None or stat.state in "ZX":
+        stat = processes.stat(pid)
+        if stat is None or stat.ended:
             continue
         if (session is not None and stat.session == session) or wanted in _environment(pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -143,18 +99,3 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
-
-
-def _stat(pid: int) -> _Stat | None:
-    try:
-        return _parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def _parse_stat(line: str) -> _Stat:
-    """The second field is the program's name in brackets and may hold anything."""
-    fields = line.rpartition(")")[2].split()
-    return _Stat(
-        pid=int(line.partition(" ")[0]), state=fields[0], session=int(fields[3]), birth=int(fields[19])
-    )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import processes
 from coordinator.cluster import ClusterError, Job, JobState, RefusedError
 from coordinator.cluster import local_process as process
 from coordinator.cluster.local import LocalCluster, parse_gpus
@@ -91,7 +92,7 @@ def test_what_a_killed_coordinator_left_goes_on_and_its_end_is_seen(tmp_path: Pa
 
 def _has_run(folder: Path, number: int) -> bool:
     claim = process.read_claim(folder / "jobs" / f"{number}.0.run")
-    return claim is not None and not process.alive(claim[0])
+    return claim is not None and not processes.alive(claim[0])
 
 
 def test_an_adopted_job_can_be_cancelled(tmp_path: Path) -> None:

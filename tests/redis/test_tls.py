@@ -15,7 +15,7 @@ from coordinator import hook
 from coordinator.config import Config, RedisConfig
 from coordinator.errors import OperatorError
 from coordinator.metric_queue import MetricQueue
-from coordinator.redis_server import acl_text
+from coordinator.redis_config import acl_text
 from coordinator.setup import cluster_of, keeper_of
 from evaljobs.paths import WorkPaths
 from evaljobs.work_queue import WorkQueue

@@ -1,0 +1,91 @@
+"""Which process is meant, whether it lives, and ending it.
+
+Rule: a process is (pid, start time, boot); a pid alone may be anybody's.
+It does not know: what the process does. It reads Linux's /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of one boot. `birth` is its start in clock ticks since the boot."""
+
+    pid: int
+    birth: int
+    boot: str
+
+    @property
+    def age_seconds(self) -> float:
+        """Since its start, by a clock that nobody sets."""
+        return uptime() - self.birth / TICKS_A_SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """What /proc/PID/stat says."""
+
+    pid: int
+    state: str
+    session: int
+    birth: int
+
+    @property
+    def ended(self) -> bool:
+        """A zombie has ended: its parent, or a container's first process, may never reap it."""
+        return self.state in "ZX"
+
+
+def uptime() -> float:
+    """Seconds since the boot, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def stat(pid: int) -> Stat | None:
+    """None where no such process is."""
+    try:
+        return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def parse_stat(line: str) -> Stat:
+    """The second field is the program's name in brackets and may hold anything."""
+    fields = line.rpartition(")")[2].split()
+    return Stat(
+        pid=int(line.partition(" ")[0]), state=fields[0], session=int(fields[3]), birth=int(fields[19])
+    )
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has this pid now; None where that has ended."""
+    seen = stat(pid)
+    return None if seen is None or seen.ended else Process(pid=pid, birth=seen.birth, boot=boot_id())
+
+
+def alive(process: Process) -> bool:
+    return identify(process.pid) == process
+
+
+def end(process: Process | None, *, patience: float) -> None:
+    """SIGTERM, and SIGKILL to what lives `patience` seconds later; returns once it has ended, or after as long again."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + patience
+        if process is not None and alive(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+        while process is not None and alive(process) and time.monotonic() < deadline:
+            time.sleep(0.01)
