@@ -16,6 +16,7 @@ from evaljobs.contract import FrameRef
 MAX_SUBMISSIONS = 8
 MAX_METRIC_TRIES = 3
 MAX_CONVERSIONS = 3
+MAX_LOSSES = 10  # how often RQ may forget a metric job: more than an hour, the waits between being doubled
 MAX_BUILDS = 3
 MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
 MAX_NODE_FAILURES = 3

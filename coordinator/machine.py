@@ -30,6 +30,7 @@ from coordinator.messages import (
     JobStarted,
     JobSubmitted,
     MemoryOffered,
+    MetricJobsDied,
     MetricJobsLost,
     NodesOffered,
     NodeWithdrawn,
@@ -50,7 +51,7 @@ from coordinator.messages import (
     SubmitJob,
     TrialHung,
 )
-from coordinator.outcomes import outcome_seen
+from coordinator.outcomes import metric_gone, outcome_seen
 from coordinator.specs import Site
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, ShardState, State
 
@@ -318,8 +319,19 @@ def _stray(state: State, event: ShardsStray) -> list[Action]:
 
 
 def _metrics_lost(state: State, event: MetricJobsLost) -> list[Action]:
-    again = [state.metrics[n] for n in event.jobs if n in state.outstanding]
-    return [EnqueueMetric(name=m.name, spec=m.spec, urgent=m.kind == "execute") for m in again]
+    actions: list[Action] = []
+    for metric in [state.metrics[n] for n in event.jobs if n in state.outstanding]:
+        metric.losses += 1
+        metric.enqueued_at = event.at
+        if metric.losses > facts.MAX_LOSSES:
+            actions += metric_gone(state, metric.name, f"the queue forgot it {metric.losses} times")
+        else:
+            actions.append(EnqueueMetric(name=metric.name, spec=metric.spec, urgent=metric.kind == "execute"))
+    return actions
+
+
+def _metrics_died(state: State, event: MetricJobsDied) -> list[Action]:
+    return [a for name, why in event.jobs.items() for a in metric_gone(state, name, why)]
 
 
 def _hung(state: State, event: TrialHung) -> list[Action]:
@@ -415,6 +427,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     QueueLost: _queue_lost,
     ShardsStray: _stray,
     MetricJobsLost: _metrics_lost,
+    MetricJobsDied: _metrics_died,
     TrialHung: _hung,
     CancelAsked: _cancel,
     RetryAsked: _retry,

@@ -199,6 +199,13 @@ class MetricJobsLost(Event):
     jobs: tuple[str, ...]
 
 
+class MetricJobsDied(Event):
+    """Metric jobs without an outcome that RQ has given up: their workers died with them, again and again. name -> why."""
+
+    kind: Literal["metric-jobs-died"] = "metric-jobs-died"
+    jobs: dict[str, str]
+
+
 class TrialHung(Event):
     """A running trial that has made no progress for too long."""
 
@@ -248,6 +255,7 @@ AnyEvent = (
     | QueueLost
     | ShardsStray
     | MetricJobsLost
+    | MetricJobsDied
     | TrialHung
     | CancelAsked
     | RetryAsked

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import redis
 from rq import Retry
-from rq.exceptions import DuplicateJobError, NoSuchJobError
+from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
 from rq.worker_registration import get_keys
 
 from evaljobs import metric_jobs, redis_address
@@ -170,6 +170,8 @@ def _of_execution(entry: bytes) -> str:
 def _last_line(job: Any) -> str:
     result = job.latest_result()
     text = str(getattr(result, "exc_string", "") or "").strip()
+    if AbandonedJobError.__name__ in text:  # RQ's clean-up, not a worker, wrote it
+        return f"its worker died {RETRIES + 1} times"
     return text.splitlines()[-1][:400] if text else "no reason is known"
 
 

@@ -18,10 +18,13 @@ from coordinator.messages import (
     JobNotSubmitted,
     JobStarted,
     JobSubmitted,
+    MetricJobsDied,
     MetricJobsLost,
     TrialHung,
 )
 from coordinator.state import JobInfo, MetricState, State
+
+MAX_GRACE_SECONDS = 600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,12 +202,24 @@ def shards_read_by(state: State, metric: MetricState) -> Iterator[str]:
         yield from leaf.planned.shards if leaf is not None else ()
 
 
-def lost_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[AnyEvent]:
-    """Metric jobs that RQ no longer knows though no outcome came, some seconds after they were enqueued."""
+def missing_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[str]:
+    """Metric jobs that RQ has neither queued nor running though no outcome came, some time after they were enqueued: at
+    first `grace` seconds, doubled with each loss.
+    """
     there = set(known)
-    lost = tuple(
+    return [
         name
         for name in sorted(state.outstanding)
-        if name not in there and now - state.metrics[name].enqueued_at > grace
-    )
-    return [MetricJobsLost(at=now, jobs=lost)] if lost else []
+        if name not in there
+        and now - state.metrics[name].enqueued_at
+        > min(grace * 2 ** state.metrics[name].losses, MAX_GRACE_SECONDS)
+    ]
+
+
+def metric_events(missing: Iterable[str], failed: Mapping[str, str], now: float) -> list[AnyEvent]:
+    """What became of missing metric jobs. `failed`: those that RQ gave up, with its reason; the rest it has forgotten."""
+    names = list(missing)
+    died = {name: failed[name] for name in names if name in failed}
+    lost = tuple(name for name in names if name not in failed)
+    events: list[AnyEvent] = [MetricJobsDied(at=now, jobs=died)] if died else []
+    return [*events, MetricJobsLost(at=now, jobs=lost)] if lost else events

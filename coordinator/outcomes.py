@@ -194,6 +194,15 @@ def _trial_failed(state: State, outcome: Failed, at: float) -> list[Action]:
     return actions
 
 
+def metric_gone(state: State, name: str, why: str) -> list[Action]:
+    """A metric job came to an end without an outcome: it counts as failed, so nothing is asked for without end."""
+    metric = state.metrics.get(name)
+    if metric is None:
+        return []
+    failed = Failed(name=name, job=metric.kind, blame="retry", error=f"{name}: {why}", entry=metric.entry)
+    return _metric_failed(state, failed)
+
+
 def _metric_failed(state: State, outcome: Failed) -> list[Action]:
     metric = state.metrics.get(outcome.name)
     if metric is None or metric.done:

@@ -175,6 +175,10 @@ class Running:
         if job_ids:
             self.performer.cluster.cancel(job_ids)
 
+    def _take_outcomes(self, now: float) -> None:
+        outcomes = self._new_outcomes(now)
+        self.take([*self._corrupted(outcomes, now), *outcomes])
+
     def _new_outcomes(self, now: float) -> list[AnyEvent]:
         events: list[AnyEvent] = []
         with os.scandir(self.paths.outcomes) as entries:
@@ -279,6 +283,11 @@ class Running:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:
                 metrics.recover()
-                self.take(observe.lost_metrics(self.state, metrics.known(), 5.0, now))
+                missing = observe.missing_metrics(self.state, metrics.known(), 5.0, now)
+                failed = metrics.status().failed if missing else {}
             except QueueUnavailable:
                 return
+            if missing:  # one that RQ gave up may have left its outcome since we looked
+                self._take_outcomes(now)
+                left = [name for name in missing if name in self.state.outstanding]
+                self.take(observe.metric_events(left, failed, now))

@@ -119,6 +119,7 @@ class MetricState:
     done: bool = False
     attempt: int = 0
     enqueued_at: float = 0.0
+    losses: int = 0  # how often RQ forgot it
 
 
 @dataclass(slots=True, kw_only=True)

@@ -295,13 +295,12 @@ class MetricWorker(Worker):  # type: ignore[misc]
         """A work-horse died. The last time, somebody must say so in a file: the horse could not."""
         if self._ended_by_us:
             job.retries_left = 0  # it would take as long again
-        last = not job.should_retry
-        super().handle_job_failure(job, queue, started_job_registry, exc_string)
-        if last and self._spec is not None and not self.is_horse:
+        if not job.should_retry and self._spec is not None and not self.is_horse:
             why = self._ended_by_us or "its process died three times (out of memory?)"
             leave_failed(
                 self._spec, error=f"{self._spec.name}: {why}: {one_line(Exception(exc_string))}"[:400]
             )
+        super().handle_job_failure(job, queue, started_job_registry, exc_string)
 
     # --- what Redis shall not decide ---------------------------------------------------------------------------------
 

@@ -199,11 +199,17 @@ def test_metric_jobs_are_lost_only_after_a_while() -> None:
         world.tick()
     state, name = world.state, min(world.state.outstanding)
     at = state.metrics[name].enqueued_at
-    assert observe.lost_metrics(state, [], 5.0, at + 4.0) == []
-    (event,) = observe.lost_metrics(state, [], 5.0, at + 6.0)
-    assert isinstance(event, m.MetricJobsLost)
-    assert name in event.jobs
-    assert observe.lost_metrics(state, sorted(state.outstanding), 5.0, at + 600.0) == []
+    assert observe.missing_metrics(state, [], 5.0, at + 4.0) == []
+    missing = observe.missing_metrics(state, [], 5.0, at + 6.0)
+    assert name in missing
+    assert observe.missing_metrics(state, sorted(state.outstanding), 5.0, at + 600.0) == []
+    assert observe.metric_events(missing, {}, at) == [m.MetricJobsLost(at=at, jobs=tuple(missing))]
+    assert observe.metric_events(missing, dict.fromkeys(missing, "x"), at) == [
+        m.MetricJobsDied(at=at, jobs=dict.fromkeys(missing, "x"))
+    ]
+    state.metrics[name].losses = 3
+    assert name not in observe.missing_metrics(state, [], 5.0, at + 39.0)
+    assert name in observe.missing_metrics(state, [], 5.0, at + 41.0)
 
 
 def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from world import Faults, World, record, replay
 
+from coordinator.facts import MAX_LOSSES
+
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
 
 
@@ -53,6 +55,23 @@ def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float,
     assert not lost or world.state.fatal or any("times" in e.error for e in lost), world.summary()
     assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
     assert not world.memory
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), dies=st.sampled_from([0.3, 0.8, 1.0]), forgets=st.sampled_from([0.0, 1.0]))
+def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
+    seed: int, dies: float, forgets: float
+) -> None:
+    """However often metric jobs end without an outcome, or are forgotten by the queue, the evaluation ends: each is
+    enqueued a bounded number of times, and an entry without a score says why."""
+    world = World(seed, Faults(metric_dies=dies, lose_metric=forgets))
+    world.run()
+    assert max(world.enqueued.values()) <= MAX_LOSSES + 1
+    assert not world.state.fatal
+    for entry in world.state.entries:
+        assert entry.status == "scored" or "abandoned" in entry.error or "forgot" in entry.error
+    if dies == 1 and not forgets:
+        assert all("abandoned" in e.error for e in world.state.entries)
 
 
 @settings(max_examples=60, deadline=None)

@@ -57,6 +57,7 @@ class Faults:
     convert_fails: float = 0.0
     stage_fails: float = 0.0
     metric_fails: float = 0.0
+    metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
 
 
@@ -134,6 +135,8 @@ class World:
         self.epoch: str | None = None
         self.claims: dict[str, str] = {}
         self.rq: set[str] = set()
+        self.given_up: dict[str, str] = {}  # metric jobs -> the queue's reason
+        self.enqueued: dict[str, int] = {}
         self.outcomes: list[Any] = []
         self.left: list[Any] = []  # every outcome file ever written
         self.dumped: list[tuple[str, FrameRef]] = []
@@ -197,6 +200,8 @@ class World:
                             self.queue[shard] = ("x", 0.0)
             case m.EnqueueMetric():
                 self.rq.add(action.name)
+                self.given_up.pop(action.name, None)
+                self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
             case m.ReleaseHolder():
                 if action.job in self.jobs:
                     self.jobs[action.job].released = True
@@ -373,7 +378,9 @@ class World:
         for name in sorted(self.rq):
             self.rq.discard(name)
             metric = self.state.metrics[name]
-            if self.dice.random() < self.faults.metric_fails:
+            if self.faults.metric_dies and self.dice.random() < self.faults.metric_dies:
+                self.given_up[name] = "abandoned"
+            elif self.dice.random() < self.faults.metric_fails:
                 self.leave(
                     Failed(name=name, job=metric.kind, blame="retry", error="boom", entry=metric.entry)
                 )
@@ -413,6 +420,7 @@ class World:
         if roll() < self.faults.wipe_queue:
             self.queue, self.epoch, self.claims = None, None, {}
             self.rq.clear()
+            self.given_up.clear()
         if self.rq and roll() < self.faults.lose_metric:
             self.rq.pop()
         if roll() < self.faults.restart:
@@ -439,7 +447,8 @@ class World:
             stray = observe.stray_shards(self.state, self.queue, self.claims)
             if stray:
                 self.take([m.ShardsStray(at=self.now, shards=stray)])
-        self.take(observe.lost_metrics(self.state, self.rq, 5.0, self.now))
+        missing = observe.missing_metrics(self.state, self.rq, 5.0, self.now)
+        self.take(observe.metric_events(missing, self.given_up, self.now))
         self.nodes()
 
     def nodes(self) -> None:

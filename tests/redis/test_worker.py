@@ -79,6 +79,19 @@ def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> No
     assert "deadly" in bench.queue.status().failed
 
 
+def test_a_job_that_kills_its_worker_thrice_is_told_of(bench_and_supervisor) -> None:
+    """Where nobody is left to write the outcome, the queue itself names the job as given up, with the reason."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("murderer", held=True)
+    horse = 0
+    for _ in range(3):
+        worker, horse = busy_worker(bench, process.pid, "murderer", before=horse)
+        os.kill(worker, signal.SIGKILL)
+    until(lambda: "murderer" not in bench.queue.known(), 60)
+    assert bench.failed("murderer") is None
+    assert "its worker died 3 times" in bench.queue.status().failed["murderer"]
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["worker", "worker and work-horse"])
 def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
     """kill -9 of the worker, with or without its work-horse: another takes over within the recovery time."""
