@@ -112,6 +112,8 @@ class StageConfig(Record):
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
     lease_seconds: Annotated[float, Field(gt=0)] = 900.0
     readers: Positive = 16
+    # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage, shard by shard
+    requests_mb: Count = 0
     # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
     prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 

@@ -260,11 +260,16 @@ def _planned(state: State, event: Planned) -> list[Action]:
         state.leaves[leaf.task] = LeafState(planned=leaf, todo=len(leaf.shards), waiting=waiting)
         state.todo += len(leaf.shards)
     actions: list[Action] = [_fill(state)]
-    if state.record.suite.batch_size == "auto":
-        # the probing trial was started before there were request sets to name
-        sets = {leaf.task: leaf.folder for leaf in event.leaves}
-        actions.append(PublishSets(batch_size=event.batch_size, sets=sets))
-    return actions
+    return actions + _publish(state)
+
+
+def _publish(state: State) -> list[Action]:
+    """Name the request sets to whom they were not named at the start: probing trials, and holders that keep them."""
+    asked = state.record.suite.batch_size == "auto" or state.record.options.requests_mb
+    if not asked or not state.leaves or state.batch_size == "auto":
+        return []
+    sets = {task: leaf.planned.folder for task, leaf in state.leaves.items()}
+    return [PublishSets(batch_size=state.batch_size, sets=sets)]
 
 
 def _fill(state: State) -> FillQueue:
@@ -387,6 +392,8 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
         actions.append(FindRequestSets(record=state.record))
     state.planning = False
     state.results_asked = state.results_asked and state.results_written
+    if not state.results_asked:
+        actions += _publish(state)
     actions += [
         EnqueueMetric(name=m.name, spec=m.spec, urgent=m.kind == "execute")
         for n in sorted(state.outstanding)

@@ -336,7 +336,7 @@ class EnqueueMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishSets:
-    """Tell a probing trial where the request sets lie."""
+    """Tell probing trials and holders where the request sets lie."""
 
     batch_size: int
     sets: Mapping[str, str]

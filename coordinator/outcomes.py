@@ -16,15 +16,18 @@ from evaljobs.contract import (
     Executed,
     Failed,
     Probed,
+    RequestsStaged,
     Scored,
     Staged,
     TrialEnded,
 )
 
-AnyOutcome = Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+AnyOutcome = (
+    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+)
 
 
-def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]:  # noqa: PLR0911 (a table)
+def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]:  # noqa: C901, PLR0911 (a table)
     """Take in one outcome; actions beyond those that `rules.due` finds."""
     match outcome:
         case Built():
@@ -43,6 +46,10 @@ def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]: 
             return _scored(state, outcome)
         case Failed():
             return _failed(state, outcome, at)
+        case RequestsStaged():
+            if outcome.why:
+                state.warnings.append(f"{outcome.node}: {outcome.why}")
+            return []
         case Cleared():
             return []  # the holder's end is seen as its job's end
 

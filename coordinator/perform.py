@@ -129,7 +129,7 @@ class Performer:
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
         text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
-        write_atomic(self._paths(state).root / "request_sets.json", text.encode())
+        write_atomic(self._paths(state).request_sets, text.encode())
         return []
 
     # --- jobs ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class RunOptions(Record):
     worker_memory_mb: int = 4096
     execute_documents: int = 50  # documents of one `execute` job
     stage: bool = True  # False: trials read storage themselves
+    requests_mb: int = 0  # MiB of request sets that a node keeps beside the weights; 0: trials read storage
     host_trials: bool = (
         False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
     )

@@ -148,13 +148,16 @@ def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
         lease_seconds=site.lease_seconds,
         readers=site.readers,
         share=None if node.lanes else site.prefetch,
+        requests_mb=state.record.options.requests_mb,
+        request_sets_file=str(site.of(state).request_sets),
         preimport=state.record.model.engine,
     )
 
 
 def holder_memory_mb(record: EvaluationRecord) -> int:
     """What a precursor asks of a node."""
-    return int(record.checkpoint.bytes * record.options.holder_memory_slack / MIB) + 512
+    weights = int(record.checkpoint.bytes * record.options.holder_memory_slack / MIB)
+    return weights + record.options.requests_mb + 512
 
 
 def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
@@ -192,7 +195,7 @@ def trial_spec(
         model=record.model,
         batch_size=state.batch_size,
         request_sets={t: leaf.planned.folder for t, leaf in state.leaves.items()},
-        request_sets_file=str(paths.root / "request_sets.json") if probing else None,
+        request_sets_file=str(paths.request_sets) if probing else None,
         seed=record.suite.seed if record.suite.seed is not None else 1234,
         redis_file=str(site.paths.redis_address),
         lanes=tuple(LaneSpec(lane=lane, trial=f"{name}.{i}") for i, lane in enumerate(lanes)),

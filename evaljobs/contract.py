@@ -215,6 +215,10 @@ class StageSpec(Record):
         0.0  # once released: stay with the files, for the next checkpoint to write them over
     )
     share: float | None = None  # of a root's room that may be taken: staged ahead of GPUs, or not at all
+    requests_mb: int = (
+        0  # MiB of request sets that may lie beside the weights; 0: trials read them from storage
+    )
+    request_sets_file: str | None = None  # where the coordinator names them
     preimport: str | None = (
         None  # engine to import once while waiting, so that trials find it in the page cache
     )
@@ -349,6 +353,19 @@ class Staged(Record):
     why: str = ""  # why a higher rung was not taken
 
 
+class RequestsStaged(Record):
+    """Request sets lie beside the weights in this node's memory; trials there read them in place of storage."""
+
+    kind: Literal["requests-staged"] = "requests-staged"
+    name: str  # the holder's, and which time it was
+    node: str
+    sets: int
+    bytes: int
+    storage_bytes: int
+    seconds: float
+    why: str = ""  # why some are read from storage
+
+
 class Cleared(Record):
     """The holder let go: its memory is free (or another evaluation still holds it)."""
 
@@ -431,11 +448,11 @@ class Failed(Record):
 
 
 Outcome = Annotated[
-    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
+    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
     Field(discriminator="kind"),
 ]
 OUTCOME: TypeAdapter[
-    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
 ] = TypeAdapter(Outcome)
 
 

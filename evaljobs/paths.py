@@ -46,6 +46,7 @@ class EvaluationPaths:
         self.scores = self.root / "scores"
         self.samples = self.root / "samples"
         self.release = self.root / "release"
+        self.request_sets = self.root / "request_sets.json"
         self.results = self.root / "results.json"
         self.report = self.root / "report.json"
 

@@ -7,15 +7,13 @@ Nothing is published before its sizes, hashes and identity are those that were a
 is named with its reason and the next one is tried; past the last, trials read storage. Files of a retired checkpoint
 are written over only when the kernel says that no process has them open or mapped.
 
-It does not know: Slurm, models, who decides. `reading` is the trial's side of it.
+It does not know: Slurm, models, who decides. `reading` is the trial's side of it, `node_requests` what lies beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -37,6 +35,7 @@ from evaljobs.contract import (
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.files import write_outcome
 from evaljobs.node_memory import Refused, Slot
+from evaljobs.node_requests import Shelf
 from evaljobs.node_room import room
 from evaljobs.paths import EvaluationPaths
 
@@ -57,6 +56,12 @@ class Holding:
     spec: StageSpec
     staged: Staged
     slot: Slot | None
+
+    def shelf(self) -> Shelf | None:
+        """Where request sets are kept beside the weights; None where they are not to be."""
+        if self.slot is None or not self.spec.requests_mb:
+            return None
+        return Shelf(spec=self.spec, slot=self.slot)
 
 
 class NoRoomAheadError(RetryError):
@@ -211,7 +216,8 @@ def hold(holding: Holding, stop: threading.Event) -> str:
     The coordinator's lease file is judged by how long its mtime has stood still by our clock: clocks need not agree.
     """
     spec = holding.spec
-    release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
+    paths, shelf = EvaluationPaths(spec.evaluation_dir), holding.shelf()
+    release = paths.release_file(spec.name)
     lease = Path(spec.lease_file)
     seen, since = _mtime(lease), time.monotonic()
     renewed = since
@@ -231,7 +237,17 @@ def hold(holding: Holding, stop: threading.Event) -> str:
             if now - renewed > min(30.0, spec.lease_seconds / 10):
                 holding.slot.renew()
                 renewed = now
+        if shelf is not None:
+            keep_requests(shelf, stop)
         stop.wait(POLL_SECONDS)
+
+
+def keep_requests(shelf: Shelf, stop: threading.Event) -> None:
+    """Bring the request sets that were named since the last time, and tell of it."""
+    done = shelf.refresh(stop)
+    if done is not None:
+        say(f"{done.sets} request sets are beside the weights: {done.bytes} bytes {done.why}")
+        write_outcome(EvaluationPaths(shelf.spec.evaluation_dir), done)
 
 
 def _mtime(path: Path) -> int | None:
@@ -247,15 +263,16 @@ def clear(holding: Holding, reason: str, *, stop: threading.Event | None = None)
     With `linger_seconds` the last holder stays that long with the files retired, for the next checkpoint to take over
     (writing over pages is some 3x faster than getting fresh ones), and `stop` cuts it short.
     """
-    freed = 0
+    freed, shelf = 0, holding.shelf()
     if holding.slot is not None:
+        freed += shelf.clear() if shelf is not None else 0
         linger = holding.spec.linger_seconds if stop is not None and not stop.is_set() else 0.0
         if linger > 0:
-            freed = publishing.linger(
+            freed += publishing.linger(
                 holding.slot, linger, stop or threading.Event(), patience=READER_PATIENCE
             )
         else:
-            freed = node_memory.leave(holding.slot, patience=READER_PATIENCE)
+            freed += node_memory.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
 
 
@@ -337,78 +354,4 @@ def main(spec: StageSpec) -> int:
             cleared = clear(holding, reason, stop=stop)
             say(f"cleared {cleared.freed_bytes} bytes: {reason}")
         write_outcome(paths, cleared)
-    return 0
-
-
-# --- the trial's side ------------------------------------------------------------------------------------------------
-
-
-class NotStaged(FileNotFoundError):  # noqa: N818 (a fact about a path)
-    """A staged path whose checkpoint is not (or no longer) whole."""
-
-
-def slot_of(model_path: str | Path) -> Path | None:
-    """The checkpoint folder that a staged model path lies in; None where the path is not staged."""
-    path = Path(model_path)
-    ours = (
-        path.name == node_memory.MODEL
-        and node_memory.DIGEST.fullmatch(path.parent.name)
-        and re.fullmatch(r"evalspan-\d+", path.parent.parent.name)
-    )
-    return path.parent if ours else None
-
-
-@contextlib.contextmanager
-def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Keep staged weights from being written over while this process maps them; nothing for other paths.
-
-    Hold it from before the load until the model is gone. Waits up to `wait_seconds` for a copy under way, with
-    progress in the log. Raises NotStaged.
-    """
-    slot = slot_of(model_path)
-    if slot is None:
-        yield
-        return
-    deadline, said = time.monotonic() + wait_seconds, 0.0
-    while (lock := _reader_lock(slot)) is None:
-        if time.monotonic() >= deadline:
-            raise NotStaged(errno.ENOENT, "no whole staged checkpoint", str(model_path))
-        if time.monotonic() - said > 5.0:
-            said = time.monotonic()
-            say(f"waiting for {model_path}: {_copied(slot) / 1e9:.2f} GB are there")
-        time.sleep(0.05)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def _reader_lock(slot: Path) -> int | None:
-    """A shared lock on a whole checkpoint; None where there is none (yet)."""
-    path = slot / node_memory.READERS_LOCK
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        if (
-            os.fstat(lock).st_uid == os.geteuid()
-            and node_memory.try_flock(lock, shared=True)
-            and os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False))
-            and (slot / node_memory.MANIFEST).exists()
-        ):
-            kept, lock = lock, -1
-            return kept
-    except FileNotFoundError:
-        return None
-    finally:
-        if lock >= 0:
-            os.close(lock)
-    return None
-
-
-def _copied(slot: Path) -> int:
-    """Bytes of a copy under way (pages there, not promised)."""
-    with contextlib.suppress(OSError):
-        return sum(f.stat().st_blocks * 512 for f in (slot / node_memory.INCOMING).rglob("*"))
     return 0

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evaljobs import engine, harness
+from evaljobs import engine, harness, node_requests
 from evaljobs.contract import (
     Failed,
     LaneSpec,
@@ -33,6 +33,7 @@ from evaljobs.contract import (
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.files import FrameWriter, write_outcome
 from evaljobs.paths import EvaluationPaths, parse_shard
+from evaljobs.reading import NotStaged, reading, slot_of
 from evaljobs.shards import RequestSet, run_shard
 from evaljobs.work_queue import QueueUnavailable, WorkQueue
 
@@ -126,6 +127,7 @@ class Trial:
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[str, RequestSet] = {}
         self._batch_size = spec.batch_size
+        self._slot = slot_of(spec.model_path)
         self._terminated = False
         self._uninterruptible = False
 
@@ -161,9 +163,7 @@ class Trial:
     # --- the work ------------------------------------------------------------------------------------------------
 
     def _work(self) -> str:
-        from evaljobs.stage import NotStaged, reading, slot_of  # noqa: PLC0415
-
-        slot = slot_of(self.spec.model_path)
+        slot = self._slot
         seen = slot is None or slot.exists()
         patience = STAGING_PATIENCE_SECONDS if seen else UNSEEN_PATIENCE_SECONDS
         with contextlib.ExitStack() as held:
@@ -270,7 +270,9 @@ class Trial:
                     f"a shard of task {task} was claimed, which this trial has no request set of"
                 )
             assert self._batch_size != "auto"
-            self._open[task] = RequestSet(self._sets[task], self._batch_size)
+            folder = self._sets[task]
+            copy = node_requests.copy_of(self._slot, self.spec.evaluation_dir, folder, self._batch_size)
+            self._open[task] = RequestSet(folder, self._batch_size, copy=copy)
         return self._open[task]
 
     # --- queue ---------------------------------------------------------------------------------------------------

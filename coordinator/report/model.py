@@ -32,6 +32,7 @@ from evaljobs.contract import (
     Built,
     Executed,
     Record,
+    RequestsStaged,
     Scored,
     Staged,
     TrialEnded,
@@ -111,7 +112,7 @@ class Report(Record):
     nodes: dict[str, str]  # node -> rung it was staged on
     # node -> seconds that its weights were there before its GPUs came free
     staged_ahead: dict[str, float] = Field(default_factory=dict)
-    staged_bytes: int
+    staged_bytes: int  # weights, and request sets where a node keeps them
     storage_bytes: int
     shards: tuple[ShardSpan, ...]
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
@@ -170,6 +171,7 @@ class _Gathered:
         self.started: dict[tuple[str, int], float] = {}
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
+        self.requests_staged: list[RequestsStaged] = []
         self.staged_at: list[tuple[float, float]] = []
         self.there_at: dict[str, float] = {}  # node -> first staged
         self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
@@ -213,6 +215,8 @@ class _Gathered:
                 self.staged.append(outcome)
                 self.staged_at.append((at - outcome.seconds, at))
                 self.there_at.setdefault(outcome.node, at)
+            case RequestsStaged():
+                self.requests_staged.append(outcome)
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
@@ -319,6 +323,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
     makespan = (now if running else end or now) - gathered.accepted_at
+    copied: list[Staged | RequestsStaged] = [*gathered.staged, *gathered.requests_staged]
     gpus = []
     for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
         job, _, index = trial.name.rpartition(".")
@@ -348,8 +353,8 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
             if at < gathered.offered_at.get(node, end or now)
         },
         nodes={n.name: n.rung or n.status for n in state.nodes.values()},
-        staged_bytes=sum(s.bytes for s in gathered.staged),
-        storage_bytes=sum(s.storage_bytes for s in gathered.staged),
+        staged_bytes=sum(s.bytes for s in copied),
+        storage_bytes=sum(s.storage_bytes for s in copied),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         entries=tuple(EntryLine(name=e.name, status=e.status, error=e.error) for e in state.entries),

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.checkpoint import inspect
 from coordinator.redis_server import RedisServer
-from evaljobs import engine, requests
+from evaljobs import engine, requests, stage
 from evaljobs.contract import (
     BatchIndex,
     BuildSpec,
@@ -24,6 +25,7 @@ from evaljobs.contract import (
     LaneSpec,
     ModelOptions,
     Probed,
+    StageSpec,
     SuiteSpec,
     TaskEntry,
     TrialEnded,
@@ -177,6 +179,36 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
     assert not snapshot.claims
     for trial, progress in snapshot.trials.items():
         assert progress.response_bytes == evaluation.paths.response_file(trial).stat().st_size
+
+
+@pytest.mark.model
+def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_path: Path) -> None:
+    """With copies of them beside the staged weights, every shard is run although storage holds the sets no more."""
+    told = evaluation.paths.request_sets
+    write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
+    root = tmp_path / "memory"
+    root.mkdir(mode=0o700)
+    spec = StageSpec(
+        name="stage",
+        evaluation_dir=str(evaluation.paths.root),
+        node="here",
+        checkpoint=inspect(evaluation.model),
+        roots=(str(root),),
+        lease_file=str(tmp_path / "lease"),
+        requests_mb=1,
+        request_sets_file=str(told),
+    )
+    holding = stage.stage_only(spec)
+    shelf = holding.shelf()
+    assert shelf is not None
+    assert shelf.refresh() is not None
+    shutil.rmtree(evaluation.sets[TASK])
+    evaluation.fill()
+    trial = evaluation.spec(model_path=holding.staged.path)
+    assert Trial(trial, trial.lanes[0]).run() == 0
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+    stage.clear(holding, "test")
+    assert list(root.iterdir()) == []
 
 
 @pytest.mark.model

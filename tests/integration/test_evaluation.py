@@ -70,7 +70,11 @@ def assert_every_shard_counts_once(site: Any) -> None:
 
 
 def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected: Expected) -> None:
-    """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards."""
+    """Split over slots, finished out of order: the same digits; node memory, jobs and Redis are gone afterwards.
+
+    Request sets lie beside the weights, too, and are counted among what was staged.
+    """
+    local_site.env["EVALSPAN_STAGE_REQUESTS_MB"] = "8"
     done = local_site.run(local_site.evaluate("--shards-per-task", "3"))
     assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
     results = json.loads(done.stdout)
@@ -89,6 +93,10 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert told["status"] == "done"
     assert told["makespan_seconds"] >= told["lower_bound_seconds"] > 0
     assert sum(g["shards"] for g in told["gpus"]) == len(told["shards"])
+    (kept,) = (json.loads(p.read_text()) for p in local_site.work.glob("*/outcomes/*.requests-staged.json"))
+    (staged,) = (json.loads(p.read_text()) for p in local_site.work.glob("*/outcomes/*.staged.json"))
+    assert (kept["sets"], kept["why"]) == (len(expected), "")
+    assert told["staged_bytes"] == staged["bytes"] + kept["bytes"] > staged["bytes"]
 
 
 def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) -> None:

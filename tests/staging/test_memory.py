@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from coordinator.checkpoint import inspect
 from evaljobs import stage
 from evaljobs.contract import StageSpec
+from evaljobs.reading import reading
 
 def anonymous():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
@@ -36,7 +37,7 @@ checkpoint = inspect(folder)
 holding = stage.stage_only(StageSpec.model_validate(fields | {"checkpoint": checkpoint.model_dump()}))
 assert holding.staged.rung == "shm", holding.staged.why
 before = anonymous()
-with stage.reading(holding.staged.path):
+with reading(holding.staged.path):
     model = transformers.LlamaForCausalLM.from_pretrained(holding.staged.path, dtype="auto")
     extra = anonymous() - before
 size = sum(p.numel() * p.element_size() for p in model.parameters())

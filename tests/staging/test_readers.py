@@ -13,6 +13,7 @@ from staging.world import ROOT, World, wait_for
 
 from evaljobs import clean, node_memory, stage
 from evaljobs.contract import CheckpointSpec
+from evaljobs.reading import NotStaged, reading
 
 # Maps the weights as a trial does (the descriptor is closed, only the mapping stays), says so, and checks them at the end.
 TRIAL = """
@@ -20,7 +21,7 @@ import ctypes, ctypes.util, os, sys
 from contextlib import nullcontext
 from pathlib import Path
 from evaljobs.copying import hash_file
-from evaljobs.stage import reading
+from evaljobs.reading import reading
 model, locked = Path(sys.argv[1]), sys.argv[2] == "locked"
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -112,7 +113,7 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world: World) -> None:
     """A holder that clears gives a reader time: names go only after it has let go."""
     process = world.start(world.spec(world.checkpoint()))
     staged = world.staged()
-    with stage.reading(staged.path):
+    with reading(staged.path):
         process.terminate()
         # the holder has given its lease back before it waits for readers
         wait_for(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
@@ -141,7 +142,7 @@ def test_a_hard_link_is_never_written_through(world: World) -> None:
 def test_reading_a_path_that_is_not_staged_does_nothing(world: World) -> None:
     """Storage paths, and names that only look like ours, take no lock and need none."""
     for path in ("/storage/step-1", "HuggingFaceTB/SmolLM2-135M", str(world.folder / "model")):
-        with stage.reading(path):
+        with reading(path):
             pass
 
 
@@ -153,14 +154,14 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Wor
     """Before the manifest there is no reading; with patience it waits for the copy, then has all of it."""
     checkpoint = world.checkpoint(size=8 << 20)
     path = staged_path(world, checkpoint)
-    with pytest.raises(stage.NotStaged), stage.reading(path):
+    with pytest.raises(NotStaged), reading(path):
         pytest.fail("read what is not there")
     slot = node_memory.join(world.root, checkpoint.digest, "t", lease_seconds=60)
     path.mkdir(mode=0o700)  # as a killed precursor leaves it: a folder by the right name, without a manifest
-    with pytest.raises(stage.NotStaged), stage.reading(path):
+    with pytest.raises(NotStaged), reading(path):
         pytest.fail("read half a model")
     process = world.start(world.spec(checkpoint))
-    with stage.reading(path, wait_seconds=60.0):
+    with reading(path, wait_seconds=60.0):
         assert world.copy_is_exact(checkpoint)
     world.release()
     process.communicate(timeout=30)
@@ -173,7 +174,7 @@ def test_map_of_a_staged_file_is_of_the_file_itself(world: World) -> None:
     checkpoint = world.checkpoint(shards=1)
     holding = stage.stage_only(world.spec(checkpoint))
     with (
-        stage.reading(holding.staged.path),
+        reading(holding.staged.path),
         (Path(holding.staged.path) / "model.safetensors").open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view,
     ):

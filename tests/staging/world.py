@@ -19,6 +19,7 @@ from evaljobs.contract import (
     CheckpointSpec,
     Cleared,
     Failed,
+    RequestsStaged,
     Staged,
     StageSpec,
 )
@@ -119,12 +120,12 @@ class World:
             stderr=subprocess.PIPE,
         )
 
-    def outcome(self, kind: str, name: str = "stage-a") -> Staged | Cleared | Failed | None:
+    def outcome(self, kind: str, name: str = "stage-a") -> Staged | RequestsStaged | Cleared | Failed | None:
         place = self.paths.outcome(kind, name)
         if not place.exists():
             return None
         found = OUTCOME.validate_json(place.read_bytes())
-        assert isinstance(found, Staged | Cleared | Failed)
+        assert isinstance(found, Staged | RequestsStaged | Cleared | Failed)
         return found
 
     def staged(self, name: str = "stage-a") -> Staged:
