@@ -137,7 +137,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # cpus = 1
 # memory_mb = 4096
 # bootstrap_iters = 100000
-# item_seconds = 60.0         # of one program
+# item_seconds = 60.0         # of one program, or of one item's metric
 # allow_unsafe = false        # true: run generated programs even where no sandbox can be made
 
 [judge]

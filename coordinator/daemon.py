@@ -150,7 +150,12 @@ class Coordinator:
         self.running[evaluation_id].take([CancelAsked(at=clock.now(), reason=reason)])
 
     def retry(self, evaluation_id: str) -> None:
-        self.running[evaluation_id].take([RetryAsked(at=clock.now())])
+        running = self.running[evaluation_id]
+        for note in running.paths.verdicts.glob(
+            "*.hand"
+        ):  # what died with an item: somebody has mended something
+            note.unlink(missing_ok=True)
+        running.take([RetryAsked(at=clock.now())])
 
     def revive(self, evaluation_id: str) -> None:
         """Take up an evaluation of this folder again, also one that has ended. KeyError where there is none."""

@@ -359,8 +359,11 @@ def _cancel(state: State, event: CancelAsked) -> list[Action]:
 
 
 def _retry(state: State, _event: RetryAsked) -> list[Action]:
-    if not any(e.status == "failed" for e in state.entries):
+    if not state.failed_entries() and not state.unscored_items:
         return []
+    for entry in state.entries:
+        if entry.status == "scored" and entry.unscored:
+            entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
     state.fatal = state.cancelled = ""
     state.results_asked = state.results_written = False
     state.ended_at = None

@@ -221,7 +221,7 @@ class CancelAsked(Event):
 
 
 class RetryAsked(Event):
-    """Failed entries shall be tried again."""
+    """Failed entries shall be tried again, and those scored that have items without a score."""
 
     kind: Literal["retry-asked"] = "retry-asked"
 

@@ -121,7 +121,7 @@ def _probed(state: State, outcome: Probed) -> list[Action]:
 def _executed(state: State, outcome: Executed) -> list[Action]:
     _metric_done(state, outcome.name)
     for item, why in sorted(outcome.failed.items())[:5]:
-        state.warnings.append(f"{outcome.task}: item {item} failed: {why}")
+        state.warnings.append(_item_failed(outcome.task, item, why))
     return []
 
 
@@ -140,7 +140,15 @@ def _scored(state: State, outcome: Scored) -> list[Action]:
     entry = state.entries[outcome.entry]
     if _metric_done(state, outcome.name) and entry.status == "scoring":
         entry.status, entry.result_file = "scored", outcome.result_file
+        entry.unscored = outcome.unscored
+        for item, why in list(outcome.unscored.items())[:5]:
+            task, _, document = item.rpartition(" ")
+            state.warnings.append(_item_failed(task, document, why))
     return []
+
+
+def _item_failed(task: str, document: str, why: str) -> str:
+    return f"{task}: item {document} failed: {why}"
 
 
 def _failed(state: State, outcome: Failed, at: float) -> list[Action]:

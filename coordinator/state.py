@@ -36,6 +36,7 @@ class EntryState:
     score_tries: int = 0
     error: str = ""
     result_file: str = ""
+    unscored: Mapping[str, str] = field(default_factory=dict)  # items that count in no mean, with the reason
 
     @property
     def terminal(self) -> bool:
@@ -201,6 +202,10 @@ class State:
             info.job.node == node and info.members[0 if info.job.purpose == "host" else member] == "running"
             for info, member in members
         )
+
+    @property
+    def unscored_items(self) -> int:
+        return sum(len(e.unscored) for e in self.entries if e.status == "scored")
 
     def failed_entries(self) -> dict[int, str]:
         return {e.index: e.error for e in self.entries if e.status == "failed"}

@@ -428,6 +428,7 @@ class Scored(Record):
     seconds: float
     programs_run: int = 0
     asked: int = 0
+    unscored: dict[str, str] = {}  # items that count in no mean, "task document", with the reason
 
 
 class Failed(Record):

@@ -13,7 +13,7 @@ import difflib
 import functools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Tasks:
 
     manager: Any
     loaded: dict[str, Any] = field(default_factory=dict)
+    on_load: Callable[[str, Any], None] | None = None  # called with each leaf task once it is loaded
 
     @property
     def task_index(self) -> Any:
@@ -58,6 +59,9 @@ class Tasks:
             self.loaded = self.manager.load(names)
         except Exception as error:
             raise _explained(error, names) from error
+        if self.on_load is not None:
+            for name, task in self.loaded["tasks"].items():
+                self.on_load(name, task)
         return self.loaded
 
 

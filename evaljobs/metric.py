@@ -3,7 +3,7 @@
 Rule: a score is lm-eval's own run with a model that replays (`replay`), so filters, metrics, aggregation and bootstrap are
 lm-eval's code. Programs are run by the sandbox, all of a task's at once, and a judge is asked by `judges`; verdicts and
 judgements are kept by content, so an `execute` job for some documents and the later `score` share them, and nothing
-is run or asked twice.
+is run or asked twice. An item whose metric hangs or kills its process has no score (`items`); all others have theirs.
 
 It does not know: RQ, queues, which GPU answered. Imports no torch.
 """
@@ -16,7 +16,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,16 @@ from evaljobs.contract import (
 )
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome
-from evaljobs.instances import instances_digest
+from evaljobs.items import Items
 from evaljobs.judges.asking import Judges, judges_of
 from evaljobs.judges.records import Ask, Reply
 from evaljobs.paths import EvaluationPaths, request_set_manifest, slug
+from evaljobs.recording import record_programs
 from evaljobs.requests import read_head
 from evaljobs.results import BY_NAME
-from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs
-from evaljobs.sandbox.code_eval import CodeEval, with_prompt
+from evaljobs.sandbox import Program, Verdict
+from evaljobs.sandbox.code_eval import CodeEval
+from evaljobs.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +89,16 @@ def execute(spec: ExecuteSpec) -> Executed:
     """Run the programs of some whole documents, or ask the judge of them, and keep what is found. Raises JobError, or
     what a task raises.
     """
+    with Items(spec) as items:
+        return _execute(spec, items)
+
+
+def _execute(spec: ExecuteSpec, items: Items) -> Executed:
     started = time.monotonic()
     paths = EvaluationPaths(spec.evaluation_dir)
     tasks = _built_tasks(spec)
     leaf = _answers(paths, spec.request_set, spec.frames)
-    recorded = record_programs(tasks.loaded["tasks"][spec.task], leaf, spec.documents)
+    recorded = record_programs(tasks.loaded["tasks"][spec.task], leaf, spec.documents, items)
     book = Verdicts(
         paths, [spec.task], spec.name, item_seconds=spec.item_seconds, allow_unsafe=spec.allow_unsafe
     )
@@ -120,143 +127,6 @@ def _unjudged(judges: Judges, asks: Mapping[str, Sequence[Ask]]) -> dict[str, st
     }
 
 
-@dataclass(slots=True)
-class Recorded:
-    """Programs that a task's metric asks for, by key; what it asks the judge, by document; documents whose metric
-    raised, with the reason.
-    """
-
-    programs: dict[str, Program] = field(default_factory=dict)
-    asks: dict[str, list[Ask]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    prompt: str | None = (
-        None  # of the document whose metric runs: its helpers are no completion's to redefine
-    )
-    document: str = ""  # in hand
-
-    def note(self, programs: list[Program]) -> list[Verdict]:
-        self.programs |= {program.id: with_prompt(program, self.prompt) for program in programs}
-        return [Verdict(id=p.id, verdict="fail", seconds=0.0, isolation="none") for p in programs]
-
-    def note_asks(self, asks: Sequence[Ask]) -> list[Reply]:
-        self.asks.setdefault(self.document, []).extend(asks)
-        return [Reply(value=None, error="not asked yet") for _ in asks]
-
-
-def record_programs(task: Any, leaf: replay.Answers, documents: Sequence[int] | None) -> Recorded:
-    """Let a task's filters and metric run on its answers with seams that only write programs and asks down.
-
-    Filters see the given documents alone. One that looks across documents may then ask for other programs than the
-    score will; those are run by the score.
-    """
-    if instances_digest(task.instances) != leaf.head.digests:
-        raise replay.ReplayError(
-            f"task {leaf.head.task}: the rebuilt task asks other prompts than those answered: evaluate again"
-        )
-    recorded = Recorded()
-    by_document = _answered(task, leaf, documents)
-    chosen = [instance for instances in by_document.values() for instance in instances]
-    if not chosen:
-        return recorded
-    with (
-        seam.SEAM.computing(CodeEval(recorded.note).compute),
-        seam.JUDGES.answering(recorded.note_asks),
-    ):
-        for ensemble in task._filters:  # noqa: SLF001 (evaluate() does the same on the whole list)
-            ensemble.apply(chosen)
-        for document, instances in by_document.items():
-            recorded.document = str(document)
-            instances.sort(key=lambda instance: instance.idx)
-            prompt = instances[0].doc.get("prompt") if isinstance(instances[0].doc, dict) else None
-            recorded.prompt = prompt if isinstance(prompt, str) else None
-            for name in instances[0].filtered_resps:
-                try:
-                    task.process_results(instances[0].doc, [i.filtered_resps[name] for i in instances])
-                except Exception as error:  # noqa: BLE001 (the score will raise it again, with the real verdicts)
-                    recorded.failed[str(document)] = one_line(error)
-    return recorded
-
-
-def _answered(task: Any, leaf: replay.Answers, documents: Sequence[int] | None) -> dict[int, list[Any]]:
-    """The instances of the given documents (all, if None) with their responses set, by document in build order."""
-    wanted = None if documents is None else set(documents)
-    chosen: dict[int, list[Any]] = {}
-    index = 0
-    for instance in task.instances:
-        places = range(index, index + int(instance.repeats or 1))
-        index = places.stop
-        if wanted is not None and instance.doc_id not in wanted:
-            continue
-        if not all(replay.has_answer(leaf.answers, place) for place in places):
-            raise replay.ReplayError(f"document {instance.doc_id} of {leaf.head.task} lacks responses")
-        instance.resps = [leaf.answers[place] for place in places]
-        chosen.setdefault(instance.doc_id, []).append(instance)
-    return chosen
-
-
-class Verdicts:
-    """Verdicts of some leaf tasks by program key, read from every job's file and added to in one of this job's own."""
-
-    def __init__(
-        self,
-        paths: EvaluationPaths,
-        tasks: Sequence[str],
-        job: str,
-        *,
-        item_seconds: float,
-        allow_unsafe: bool,
-        workers: int | None = None,
-    ) -> None:
-        self._folder = paths.verdicts
-        self._prefixes = [f"{slug(task)}@" for task in tasks]
-        self._own = self._folder / f"{self._prefixes[0]}{slug(job)}.jsonl"
-        self._item_seconds = item_seconds
-        self._allow_unsafe = allow_unsafe
-        self._workers = workers
-        self._known: dict[str, Verdict] = {}
-        self._ours: dict[str, Verdict] = {}
-        self._read()
-
-    def _read(self) -> None:
-        for file in sorted(self._folder.glob("*.jsonl")):
-            if not file.name.startswith(tuple(self._prefixes)):
-                continue
-            for line in file.read_text().splitlines():
-                verdict = Verdict(**json.loads(line))
-                self._known[verdict.id] = verdict
-                if file == self._own:
-                    self._ours[verdict.id] = verdict
-
-    def run_missing(self, programs: Iterable[Program]) -> int:
-        """Run the programs that have no verdict yet, in parallel; returns how many."""
-        missing = [program for program in programs if program.id not in self._known]
-        if not missing:
-            return 0
-        limited = [_within(program, self._item_seconds) for program in missing]
-        try:
-            found = list(run_programs(limited, workers=self._workers, allow_unsafe=self._allow_unsafe))
-        except SandboxUnavailableError as error:
-            raise OperatorError(one_line(error)) from error
-        self._known |= {verdict.id: verdict for verdict in found}
-        self._ours |= {verdict.id: verdict for verdict in found}
-        lines = [verdict.line() for verdict in self._ours.values()]
-        write_atomic(self._own, ("\n".join(lines) + "\n").encode())
-        return len(missing)
-
-    def of(self, programs: list[Program]) -> list[Verdict]:
-        """Verdicts of these programs; any that is not known is run now."""
-        self.run_missing(programs)
-        return [self._known[program.id] for program in programs]
-
-
-def _within(program: Program, seconds: float) -> Program:
-    if program.timeout_seconds <= seconds:
-        return program
-    from dataclasses import replace  # noqa: PLC0415
-
-    return replace(program, timeout_seconds=seconds)
-
-
 # --- score -------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +135,11 @@ def score(spec: ScoreSpec) -> Scored:
 
     Raises ReplayError where a response is missing or prompts changed: nothing is written then.
     """
+    with Items(spec) as items:
+        return _score(spec, items)
+
+
+def _score(spec: ScoreSpec, items: Items) -> Scored:
     started = time.monotonic()
     paths = EvaluationPaths(spec.evaluation_dir)
     entry = spec.suite.tasks[spec.entry]
@@ -274,8 +149,9 @@ def score(spec: ScoreSpec) -> Scored:
     }
     for leaf in leaves.values():
         replay.check_whole(leaf.head, leaf.answers)
-    executed = _executed(spec, paths, leaves)
+    executed = _executed(spec, paths, leaves, items)
     tasks = harness.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    tasks.on_load = items.guard
 
     def compute_when_loaded(**arguments: Any) -> Any:
         return executed.compute(**arguments) if tasks.loaded else seam.unrun(**arguments)
@@ -305,6 +181,7 @@ def score(spec: ScoreSpec) -> Scored:
         seconds=time.monotonic() - started,
         programs_run=executed.ran,
         asked=executed.asked,
+        unscored={**executed.unjudged, **items.reasons()},
     )
 
 
@@ -320,9 +197,12 @@ class _Executed:
     replies: Callable[[Sequence[Ask]], list[Reply]] = _no_judge
     ran: int = 0
     asked: int = 0
+    unjudged: Mapping[str, str] = field(default_factory=dict)
 
 
-def _executed(spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay.Answers]) -> _Executed:
+def _executed(
+    spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay.Answers], items: Items
+) -> _Executed:
     """Verdicts and judgements of an entry, those missing having been run and asked for in parallel first."""
     executing = [
         task
@@ -336,17 +216,29 @@ def _executed(spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, repl
         item_seconds=spec.item_seconds,
         allow_unsafe=spec.allow_unsafe,
     )
+
+    def verdicts(programs: list[Program]) -> list[Verdict]:
+        with items.apart():
+            return book.of(programs)
+
     if not executing:
-        return _Executed(compute=CodeEval(book.of).compute)
+        return _Executed(compute=CodeEval(verdicts).compute)
     tasks = _built_tasks(spec).loaded["tasks"]
-    wanted = [record_programs(tasks[task], leaves[task], None) for task in executing]
-    ran = book.run_missing({key: p for some in wanted for key, p in some.programs.items()}.values())
-    asks = [ask for some in wanted for asked in some.asks.values() for ask in asked]
+    wanted = {task: record_programs(tasks[task], leaves[task], None, items) for task in executing}
+    ran = book.run_missing({key: p for some in wanted.values() for key, p in some.programs.items()}.values())
+    asks = [ask for some in wanted.values() for asked in some.asks.values() for ask in asked]
     if not asks:
-        return _Executed(compute=CodeEval(book.of).compute, ran=ran)
+        return _Executed(compute=CodeEval(verdicts).compute, ran=ran)
     judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
     asked = judges.ask_missing(asks)
-    return _Executed(compute=CodeEval(book.of).compute, replies=judges.replies, ran=ran, asked=asked)
+    unjudged = {
+        f"{task} {document}": why
+        for task, some in wanted.items()
+        for document, why in _unjudged(judges, some.asks).items()
+    }
+    return _Executed(
+        compute=CodeEval(verdicts).compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged
+    )
 
 
 def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) -> Path:

@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import socket
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ from evaljobs.contract import (
 )
 from evaljobs.errors import one_line
 from evaljobs.files import write_outcome
+from evaljobs.items import Watch
 from evaljobs.metric_jobs import EXECUTE, HEARTBEAT_SECONDS, HEARTBEAT_TTL, SCORE, GuardedJob
 from evaljobs.paths import EvaluationPaths
 from evaljobs.redis_address import QueueUnavailable, RedisAddress, explained
@@ -195,6 +197,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         self.file = file
         self.address = address
         self._spec: ExecuteSpec | ScoreSpec | None = None
+        self._watch: Watch | None = None
         self._ended_by_us = ""
 
     # --- one job ---------------------------------------------------------------------------------------------------
@@ -207,6 +210,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
             self._refuse(job, queue, one_line(error))
             return
         job.timeout = deadline_seconds(self._spec)
+        self._watch = Watch(self._spec)
         self._ended_by_us = ""
         try:
             # RQ's work-horse says so later: were both killed before, nobody would know whose job it was
@@ -215,7 +219,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
         except AWAY as error:
             self.log.warning("Redis went away at the end of %s (%s): its outcome is on disk", job.id, error)
         finally:
-            self._spec = None
+            self._spec = self._watch = None
 
     def _refuse(self, job: MetricJob, queue: Any, why: str) -> None:
         """Not run. Where it is ours all the same (its own spec file is unreadable), its failure is an outcome."""
@@ -276,6 +280,10 @@ class MetricWorker(Worker):  # type: ignore[misc]
         """Called in a signal handler, where Redis may be in the middle of another answer."""
 
     def maintain_heartbeats(self, job: MetricJob) -> None:
+        hung = self._watch.overdue(time.monotonic()) if self._watch is not None else ""
+        if hung:  # the next process takes it for deadly, and goes on with the others
+            self.log.warning("%s: the metric of %s hangs where no signal reaches it: ended", job.id, hung)
+            super().kill_horse()
         try:
             super().maintain_heartbeats(job)
         except AWAY as error:

@@ -1,6 +1,6 @@
 """The command line: thin. Each command reads arguments, calls one function of the coordinator, shows what came of it.
 
-Exit codes: 0 all asked for is done; 1 the evaluation has failed entries; 2 bad input, refused before anything was
+Exit codes: 0 all asked for is done; 1 the evaluation has failed entries, or items without a score; 2 bad input, refused before anything was
 submitted; 3 a fault of ours; 130 cancelled.
 """
 

@@ -156,7 +156,7 @@ def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | 
         )
     if state.cancelled:
         raise typer.Exit(130)
-    if any(e.status == "failed" for e in state.entries):
+    if state.failed_entries() or state.unscored_items:
         raise typer.Exit(1)
 
 

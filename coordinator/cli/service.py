@@ -283,7 +283,7 @@ def cancel(
 
 @app.command()
 def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Try the failed tasks of an evaluation again; what is done is kept.
+    """Try the failed tasks of an evaluation again, and items without a score; what is done is kept.
 
     Example:
 

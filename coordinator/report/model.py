@@ -84,9 +84,12 @@ class Stages(Record):
 
 
 class EntryLine(Record):
+    """A task of the suite. `unscored`: its items that count in no mean (the warnings name the first of them)."""
+
     name: str
     status: str
     error: str = ""
+    unscored: int = 0
 
 
 class Report(Record):
@@ -357,6 +360,9 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         storage_bytes=sum(s.storage_bytes for s in copied),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
-        entries=tuple(EntryLine(name=e.name, status=e.status, error=e.error) for e in state.entries),
+        entries=tuple(
+            EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
+            for e in state.entries
+        ),
         warnings=tuple(dict.fromkeys(state.warnings)),
     )

@@ -224,5 +224,9 @@ def show(
     for entry in report.entries:
         if entry.status == "failed":
             parts.append(Text(f"FAILED {entry.name}: {entry.error}", style="bold red"))
+        elif entry.unscored:
+            items = "item counts" if entry.unscored == 1 else "items count"
+            text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
+            parts.append(Text(text, style="bold red"))
     parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
     console.print(Group(*parts))

@@ -21,7 +21,9 @@ from evaljobs.contract import (
     ScoreSpec,
 )
 from evaljobs.files import write_record
+from evaljobs.items import Items
 from evaljobs.paths import EvaluationPaths
+from evaljobs.recording import record_programs
 from evaljobs.results import merge_results
 
 
@@ -122,7 +124,9 @@ def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_
     leaf = metric._answers(
         EvaluationPaths(tmp_path / "a"), spec.request_sets["toy_programs"], spec.frames["toy_programs"]
     )
-    for program in metric.record_programs(task, leaf, None).programs.values():
+    with Items(spec) as items:
+        recorded = record_programs(task, leaf, None, items)
+    for program in recorded.programs.values():
         assert program.entry_point, "its prompt was not told apart"
         assert program.prompt.startswith(f"def {program.entry_point}")
     assert score["results"]["toy_programs"]["pass@1,create_test"] == 0.5

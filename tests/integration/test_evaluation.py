@@ -99,6 +99,33 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert told["staged_bytes"] == staged["bytes"] + kept["bytes"] > staged["bytes"]
 
 
+def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_site: Any) -> None:
+    """Each try of the score loses its worker to one item, and another hangs: both are named, the rest has a score, the exit
+    code says that something lacks; once that is mended a retry scores all without a GPU."""
+    site = local_site
+    site.suite.write_text(
+        site.suite.read_text().partition("[[task]]")[0] + '[[task]]\nname = "toy_hostile"\n'
+    )
+    config = site.folder / "evalspan.toml"
+    config.write_text(config.read_text().replace("[metric]", "[metric]\nitem_seconds = 1.0"))
+    site.env["HOSTILE"] = "worker"
+    done = site.run(site.evaluate())
+    assert done.returncode == 1, f"{done.stderr}\n{logs(site)}"
+    value = json.loads(done.stdout)["results"]["toy_hostile"]["letters,none"]
+    told = json.loads((site.root() / "report.json").read_text())
+    assert (told["status"], told["entries"][0]["unscored"]) == ("done", 2)
+    assert any("item 2 failed" in w and "processes died" in w for w in told["warnings"])
+    assert any("item 5 failed" in w and "longer than 1 s" in w for w in told["warnings"])
+    shown = site.run(site.command("report", site.root().name)).stdout
+    assert "PARTLY toy_hostile: 2 items count in no mean" in shown
+    del site.env["HOSTILE"]
+    again = site.run(site.command("retry", site.root().name))
+    assert again.returncode == 0, again.stderr
+    assert json.loads((site.root() / "report.json").read_text())["entries"][0]["unscored"] == 0
+    assert site.results()["results"]["toy_hostile"]["letters,none"] != value
+    assert_every_shard_counts_once(site)
+
+
 def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) -> None:
     """SIGKILL of the coordinator in mid-inference: its jobs go on, the next one takes them up; nothing runs twice."""
     first = local_site.start(local_site.evaluate("--shards-per-task", "4"))

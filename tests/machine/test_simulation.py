@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from world import Faults, World, record, replay
 
+from coordinator import messages as m
 from coordinator.facts import MAX_LOSSES
 
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
@@ -192,3 +193,21 @@ def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
                     rests.append((node.asides, node.aside_until - world.now))
     assert {n for n, _ in rests} >= {1, 2}, "no node was set aside twice: other dice are needed"
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> None:
+    """Entries that were scored without some of their items are scored once more from the responses that are there."""
+    world = World(seed, Faults(item_fails=1.0))
+    finished(world)
+    assert world.state.unscored_items == len(world.state.entries)
+    assert world.state.warnings
+    frames = dict(world.frames)
+    world.faults.item_fails = 0.0
+    world.workers_stopped = False
+    world.take([m.RetryAsked(at=world.now)])
+    finished(world)
+    assert world.state.unscored_items == 0
+    assert world.frames == frames
+    assert set(world.scored_with.values()) == {2}

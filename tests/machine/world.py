@@ -57,6 +57,7 @@ class Faults:
     convert_fails: float = 0.0
     stage_fails: float = 0.0
     metric_fails: float = 0.0
+    item_fails: float = 0.0  # a score leaves an item out
     metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
 
@@ -392,7 +393,10 @@ class World:
                     planned = self.state.leaves[task].planned
                     assert len(frames) == len(planned.shards), "a partial score"
                 self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
-                self.leave(Scored(name=name, entry=metric.entry, result_file="/r", seconds=1))
+                unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
+                self.leave(
+                    Scored(name=name, entry=metric.entry, result_file="/r", seconds=1, unscored=unscored)
+                )
 
     # --- one tick ------------------------------------------------------------------------------------------------------
 

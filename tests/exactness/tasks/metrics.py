@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import evaluate
 
 # as lm-eval's own humaneval does: load the metric, and try it, when the task is read
@@ -21,3 +26,20 @@ def with_prompt(resps: list[list[str]], docs: list[dict]) -> list[list[str]]:
         [doc["prompt"] + answer.replace("\n", " ") for answer in answers]
         for answers, doc in zip(resps, docs, strict=True)
     ]
+
+
+def hostile(doc: dict[str, str], results: list[str]) -> dict[str, float]:
+    """Kills its process on one question and hangs on another; HOSTILE=worker: its parent, a metric worker, goes first."""
+    number = int(doc["number"])
+    if number == 2 and "HOSTILE" in os.environ:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+        if os.environ["HOSTILE"] == "worker" and b"evaljobs" in parent and b"worker" in parent:
+            os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 5 and "HOSTILE" in os.environ:
+        while True:
+            try:
+                time.sleep(3600)
+            except Exception:  # noqa: BLE001 (as real ones do)
+                return {"letters": -1.0}
+    return {"letters": float(len(results[0]))}

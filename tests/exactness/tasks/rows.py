@@ -92,6 +92,14 @@ def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, dat
     return {"test": datasets.Dataset.from_list(made), "train": datasets.Dataset.from_list(made[::-1])}
 
 
+def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, datasets.Dataset]:
+    """Questions that know their number."""
+    rng = random.Random(seed)
+    return {
+        "test": datasets.Dataset.from_list([{"question": sentence(rng), "number": i} for i in range(rows)])
+    }
+
+
 def pages(*, rows: int = 12, seed: int = 4, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Texts of 1 to several context windows."""
     rng = random.Random(seed)

@@ -1,0 +1,166 @@
+"""An item whose metric hangs or kills costs its own score and no other's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline import Case
+from test_metric import dumped
+
+from evaljobs import items, metric
+from evaljobs.contract import ModelOptions, Scored, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.errors import RetryError
+from evaljobs.items import Items, Watch
+from evaljobs.paths import EvaluationPaths
+
+
+def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:
+    return ScoreSpec(
+        name="score-0-0",
+        evaluation_dir=str(folder),
+        suite=SuiteSpec(name="s", tasks=(TaskEntry(name="t"),)),
+        entry=0,
+        request_sets={},
+        frames={},
+        model_dir="/nowhere",
+        model=ModelOptions(),
+        item_seconds=seconds,
+    )
+
+
+@pytest.mark.model
+def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's process dies twice with an item in hand: the third leaves it out, ends another at its deadline though its
+    metric catches every Exception, names both, and means the rest."""
+    monkeypatch.setenv("HOSTILE", "horse")
+    spec = dumped(model_dir, Case(task="toy_hostile"), tmp_path).model_copy(update={"item_seconds": 0.5})
+    deaths = 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            metric.perform(spec)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        deaths += 1
+    assert deaths == 2
+    outcome = Scored.model_validate_json(EvaluationPaths(tmp_path).outcome("scored", "score").read_bytes())
+    assert list(outcome.unscored) == ["toy_hostile 2", "toy_hostile 5"]
+    assert "2 processes died" in outcome.unscored["toy_hostile 2"]
+    assert "longer than 0.5 s" in outcome.unscored["toy_hostile 5"]
+    (samples,) = (tmp_path / "samples").glob("*.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    values = [line["letters"] for line in lines if "letters" in line]
+    assert len(values) == 6
+    found = json.loads(Path(outcome.result_file).read_text())["results"]["toy_hostile"]
+    assert found["letters,none"] == pytest.approx(statistics.mean(values))
+    monkeypatch.delenv("HOSTILE")
+    again = metric.perform(spec)
+    assert isinstance(again, Scored)
+    assert list(again.unscored) == ["toy_hostile 2"], "what died is not run again, whatever became of it"
+
+
+def test_where_no_item_is_left_there_is_no_score(tmp_path: Path) -> None:
+    """A task all of whose items fail is a failure that names the first reason."""
+
+    class Task:
+        def doc_iterator(self):
+            return iter(enumerate("ab"))
+
+        def process_results(self, _doc, _results):
+            time.sleep(3600)
+
+    task = Task()
+    with Items(spec_in(tmp_path)) as some, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "FIRST_SECONDS", 0.0)
+        some.guard("t", task)
+        documents = task.doc_iterator()
+        for _ in range(2):
+            task.process_results(next(documents)[1], [])
+        with pytest.raises(RetryError, match=r"no item could be scored.*longer than 0.2 s"):
+            next(documents)
+    assert list(some.reasons()) == ["t 0", "t 1"]
+
+
+def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
+    """RQ's own limit on a job goes on through items that set and clear alarms of their own."""
+    rang = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    try:
+        with Items(spec_in(tmp_path, 60.0)) as some:
+            for number in range(3):
+                assert some.value(("t", number), lambda: {"left": signal.alarm(0)})
+            deadline = time.monotonic() + 20
+            while not rang:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@given(in_hand=st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8))
+def test_only_an_item_in_hand_at_two_deaths_is_deadly(
+    tmp_path_factory: pytest.TempPathFactory, in_hand: list[int | None]
+) -> None:
+    """Whatever processes die with: an item is left out from its second death on, and a job that ends well leaves no note
+    unless something died."""
+    folder = tmp_path_factory.mktemp("note")
+    spec = spec_in(folder)
+    for number in in_hand:
+        dying = Items(spec).__enter__()
+        if number is not None:
+            dying.take(("t", number))
+        os.close(dying._note)
+    with Items(spec) as some:
+        left = {n for n in range(4) if not some.value(("t", n), lambda: {"x": 1})}
+    assert left == {n for n in range(4) if in_hand.count(n) >= 2}
+    assert bool(list(folder.rglob("*.hand"))) == any(n is not None for n in in_hand)
+
+
+def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path: Path) -> None:
+    """The same job twice at once: the second blames nothing on the first."""
+    spec = spec_in(tmp_path)
+    with Items(spec) as first:
+        first.take(("t", 1))
+        for _ in range(3):
+            with Items(spec) as second:
+                assert second.value(("t", 1), lambda: {"x": 1})
+
+
+def test_who_looks_sees_what_hangs(tmp_path: Path) -> None:
+    """The same item in hand for longer than twice its deadline and what imports may take is overdue; a new one is not."""
+    spec = spec_in(tmp_path, 60.0)
+    watch = Watch(spec)
+    assert watch.overdue(0.0) == ""
+    with Items(spec) as some:
+        some.take(("t", 1))
+        assert watch.overdue(1.0) == ""
+        assert watch.overdue(420.0) == ""
+        assert watch.overdue(422.0) == "t 1"
+        some.take(("t", 2))
+        assert watch.overdue(423.0) == ""
+        some.put_down()
+        assert watch.overdue(9999.0) == ""
+
+
+def test_notes_of_garbage_blame_nobody(tmp_path: Path) -> None:
+    """A note that another version or a full disk left is as none."""
+    spec = spec_in(tmp_path)
+    file = items.note_file(spec)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xff{[" * 400)
+    with Items(spec) as some:
+        assert some.value(("t", 0), lambda: {"x": 1})
