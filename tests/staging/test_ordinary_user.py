@@ -1,0 +1,200 @@
+"""Node memory as an ordinary user has it: a root like /dev/shm, where others may have been first, and no right to all files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from staging.world import World, names
+
+from evaljobs import clean, node_memory, stage
+from evaljobs.contract import CheckpointSpec
+from evaljobs.reading import reading
+
+USER = 64321  # belongs to nobody
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+
+
+def as_user(act: Callable[[], None]) -> None:
+    """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(USER, USER, USER)
+            os.setresuid(USER, USER, USER)
+            act()
+        except BaseException:  # noqa: BLE001 (an assertion, too, is told to the parent)
+            os.write(tell, traceback.format_exc().encode()[-4000:])
+            os._exit(1)
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as file:
+        said = file.read()
+    assert os.waitpid(pid, 0)[1] == 0, said
+
+
+@pytest.fixture
+def shared(world: World) -> Iterator[World]:
+    """A root that is everybody's and sticky, as /dev/shm is, and a folder of the user's for his checkpoints."""
+    # what Python imports on first use is imported now: its folder may be closed to the user
+    stage.clear(stage.stage_only(world.spec(world.checkpoint("warm"))), "test")
+    world.root.chmod(0o1777)
+    folder = Path(tempfile.mkdtemp(prefix="staging-user-", dir="/dev/shm"))
+    try:
+        for path in (folder, world.paths.root.parent):
+            path.chmod(0o755)
+        os.chown(folder, USER, USER)
+        yield replace(world, folder=folder)
+    finally:
+        as_root_remove(folder)
+
+
+def as_root_remove(folder: Path) -> None:
+    parent = os.open(folder.parent, os.O_RDONLY)
+    node_memory.remove_tree(parent, folder.name)
+    os.close(parent)
+
+
+def home(world: World) -> Path:
+    return world.root / node_memory.home_name(USER)
+
+
+def put_files_over(world: World, old: CheckpointSpec, new: CheckpointSpec) -> bool:
+    """Stage `old`, retire it, stage `new`; whether its pages were taken over."""
+    first = stage.stage_only(world.spec(old, "a"))
+    with node_memory.locked_home(world.root) as held:
+        node_memory.retire(held, old.digest)
+    second = stage.stage_only(world.spec(new, "b"))
+    assert world.copy_is_exact(new)
+    stage.clear(first, "test")
+    stage.clear(second, "test")
+    return second.staged.recycled
+
+
+def test_stages_reads_takes_over_and_clears(shared: World) -> None:
+    """All of it without any privilege: copy, read, pages written over, clear; another user's memory is not touched."""
+    other = shared.root / node_memory.home_name(0)
+    (other / ("a" * 32)).mkdir(parents=True)
+    (other / ("a" * 32) / "weights").write_text("root's")
+
+    def act() -> None:
+        old, new = shared.checkpoint("old", seed=1), shared.checkpoint("new", seed=2)
+        holding = stage.stage_only(shared.spec(old))
+        assert (holding.staged.rung, holding.staged.why) == ("shm", "")
+        with reading(holding.staged.path):
+            assert shared.copy_is_exact(old)
+        stage.clear(holding, "test")
+        assert put_files_over(shared, old, new)
+        assert clean.clean(shared.root, everything=True).problems == ()
+
+    as_user(act)
+    assert names(shared.root) == [other.name, "foreign"]
+    assert (other / ("a" * 32) / "weights").read_text() == "root's"
+
+
+def plant_link(shared: World) -> None:
+    (shared.folder / "trap").mkdir(mode=0o777)
+    home(shared).symlink_to(shared.folder / "trap")
+
+
+def plant_own_link(shared: World) -> None:
+    plant_link(shared)
+    os.lchown(home(shared), USER, USER)
+
+
+def plant_file(shared: World) -> None:
+    home(shared).write_text("somebody else's")
+
+
+def plant_folder(shared: World) -> None:
+    home(shared).mkdir()
+    home(shared).chmod(0o777)
+
+
+def plant_open_folder(shared: World) -> None:
+    plant_folder(shared)
+    os.chown(home(shared), USER, USER)
+
+
+@pytest.mark.parametrize(
+    ("plant", "word"),
+    [
+        (plant_link, "a link or no folder"),
+        (plant_own_link, "a link or no folder"),
+        (plant_file, "a link or no folder"),
+        (plant_folder, "belongs to uid 0"),
+        (plant_open_folder, "mode 777"),
+    ],
+)
+def test_what_others_planted_is_named_and_left_alone(
+    shared: World, plant: Callable[[World], None], word: str
+) -> None:
+    """At our home's name there is a link, a file, another's folder or one open to all: refused, and as it was afterwards."""
+    plant(shared)
+    before = os.lstat(home(shared))
+
+    def act() -> None:
+        checkpoint = shared.checkpoint()
+        holding = stage.stage_only(shared.spec(checkpoint))
+        assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
+        assert str(home(shared)) in holding.staged.why
+        assert word in holding.staged.why
+        assert len(clean.clean(shared.root, everything=True).problems) == 1
+
+    as_user(act)
+    after = os.lstat(home(shared))
+    assert (after.st_ino, after.st_mode, after.st_uid) == (before.st_ino, before.st_mode, before.st_uid)
+    trap = shared.folder / "trap"
+    for folder in (trap, home(shared)):
+        assert not folder.is_dir() or list(folder.iterdir()) == []
+
+
+def test_a_checkpoint_that_he_may_not_read_is_the_operators(shared: World) -> None:
+    """Denied by storage: a failure that says so and who must act; nothing is left in node memory."""
+
+    def act() -> None:
+        checkpoint = shared.checkpoint()
+        (Path(checkpoint.source) / "model-00002-of-00003.safetensors").chmod(0)
+        assert stage.main(shared.spec(checkpoint)) == 1
+        failed = shared.outcome("failed")
+        assert failed is not None
+        assert failed.kind == "failed"
+        assert failed.blame == "operator"
+        assert "give this user the right to" in failed.error
+
+    as_user(act)
+    assert names(shared.root) == ["foreign"]
+
+
+def test_files_of_another_owner_are_not_written_over(shared: World) -> None:
+    """A retired file that somebody with more rights put there is not taken over, though it lies in our own folder."""
+
+    def first() -> None:
+        old = shared.checkpoint("old", seed=1)
+        stage.stage_only(shared.spec(old, "a"))
+
+    as_user(first)
+    (digest,) = [n for n in names(home(shared)) if node_memory.DIGEST.fullmatch(n)]
+    for path in (home(shared) / digest / node_memory.MODEL).glob("*.safetensors"):
+        os.chown(path, 0, 0)
+        path.chmod(0o666)
+
+    def second() -> None:
+        new = shared.checkpoint("new", seed=2)
+        with node_memory.locked_home(shared.root) as held:
+            node_memory.retire(held, digest)
+        holding = stage.stage_only(shared.spec(new, "b"))
+        assert not holding.staged.recycled
+        assert shared.copy_is_exact(new)
+        stage.clear(holding, "test")
+        clean.clean(shared.root)
+
+    as_user(second)
+    assert names(shared.root) == ["foreign"]
