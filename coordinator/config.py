@@ -132,9 +132,9 @@ class RedisConfig(Record):
 
 
 class MetricConfig(Record):
-    """CPU workers that execute programs and score."""
+    """CPU workers that execute programs and score: as many as their predicted seconds are worth, `workers` at most."""
 
-    workers: Positive = 2
+    workers: Positive = 8
     cpus: Positive = 1
     memory_mb: Positive = 4096
     bootstrap_iters: Count = 100_000  # lm-eval's own

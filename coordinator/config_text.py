@@ -133,7 +133,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # key_file = "client.key"     # example: its key
 
 [metric]
-# workers = 2                 # CPU jobs that execute programs and score
+# workers = 8                 # at most, of the CPU jobs that execute programs and score
 # cpus = 1
 # memory_mb = 4096
 # bootstrap_iters = 100000

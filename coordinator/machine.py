@@ -245,6 +245,7 @@ def _planned(state: State, event: Planned) -> list[Action]:
     state.lower_bound_seconds = event.lower_bound_seconds
     state.work_seconds_95 = max(state.work_seconds_95, event.work_seconds_95)
     state.load_seconds_95 = max(state.load_seconds_95, event.load_seconds_95)
+    state.workers = max(state.workers, event.workers)
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
         known = state.leaves.get(leaf.task)

@@ -157,6 +157,7 @@ class Planned(Event):
     # at the 95th percentile: inference on one lane after the other, and one trial's load; 0: not predicted
     work_seconds_95: float = 0.0
     load_seconds_95: float = 0.0
+    workers: int = 0  # for metrics, to start with; 0: not predicted
 
 
 class PlanFailed(Event):

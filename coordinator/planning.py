@@ -6,6 +6,7 @@ It does not know: how batches are placed (packing) or how rates are learnt (prio
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
+from coordinator.packing.crew import Crew
 from coordinator.packing.planner import plan
 from coordinator.packing.work import UNLIMITED, Lane, PlannedShard, WorkSet
 from coordinator.records import EvaluationRecord
@@ -22,6 +24,7 @@ from priors.estimate import (
     JUDGES_AT_ONCE,
     Features,
     Learnt,
+    MetricPrediction,
     load_percentile_95,
     percentile_95,
     predict_batches,
@@ -73,6 +76,7 @@ def _work_set(
     *,
     hardware: str,
     history: Learnt,
+    metric: MetricPrediction,
     judged: bool,
 ) -> WorkSet:
     features = Features(
@@ -83,7 +87,6 @@ def _work_set(
         batch_size=index.batch_size,
     )
     batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
-    metric = predict_metric(manifest.task, manifest.documents, manifest.executes, history)
     # one job of ours asks as much at once as the judge's own cap lets it
     at_once = JUDGES_AT_ONCE if judged else metric.at_once
     return WorkSet(
@@ -107,24 +110,42 @@ def make_plan(
     entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
     folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
     sets = read_sets(folder_of, wanted.batch_size)
+    metrics = {
+        task: predict_metric(task, manifest.documents, manifest.executes, history)
+        for task, (manifest, _) in sets.items()
+    }
     work = {
         task: _work_set(
             record,
             *found,
             hardware=hardware,
             history=history,
+            metric=metrics[task],
             judged=record.suite.tasks[entry_of[task]].judge,
         )
         for task, found in sets.items()
     }
+    load_seconds = predict_load(record.checkpoint.bytes, hardware, history)
+    asked = [work[task] for task, (_, index) in sets.items() if index.requests]
     made = plan(
-        [work[task] for task, (_, index) in sets.items() if index.requests],
+        asked,
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
-        load_seconds=predict_load(record.checkpoint.bytes, hardware, history),
+        load_seconds=load_seconds,
         shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
-        cpu_slots=max(1, record.options.workers * record.options.worker_cpus),
+        cpu_slots=record.options.workers * record.options.worker_cpus,
         shards_per_task=record.options.shards_per_task,
     )
+    crew = functools.partial(
+        Crew,
+        made,
+        asked,
+        load_seconds=load_seconds,
+        shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
+        cores=record.options.worker_cpus,
+    )
+    late = crew(metric_seconds={task: percentile_95(one.seconds, one.sigma) for task, one in metrics.items()})
+    workers = late.fewest(record.options.workers)
+    likely = crew(metric_seconds={task: one.seconds for task, one in metrics.items()})
     shards: dict[str, list[PlannedShard]] = defaultdict(list)
     for lane in made.lanes:
         for shard in lane.shards:
@@ -162,12 +183,13 @@ def make_plan(
             )
             for lane in made.lanes
         ),
-        predicted_makespan_seconds=made.makespan_seconds,
+        predicted_makespan_seconds=max(made.makespan_seconds, likely.end(workers)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
         # as if every prior were off at once: a limit that is too short costs a load, one too long a place in a gap
         work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
         load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
+        workers=workers,
     )
 
 

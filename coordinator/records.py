@@ -31,7 +31,7 @@ class RunOptions(Record):
     shards_per_task: int | None = None  # None: the planner decides
     build_jobs: int = 2
     convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
-    workers: int = 2
+    workers: int = 2  # at most
     worker_cpus: int = 1
     worker_memory_mb: int = 4096
     execute_documents: int = 50  # documents of one `execute` job

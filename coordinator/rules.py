@@ -7,6 +7,8 @@ It does not know: the order of events, clocks, files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES
 from coordinator.messages import (
     Action,
@@ -32,7 +34,8 @@ from coordinator.specs import (
 )
 from coordinator.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, State
 
-MAX_WORKER_JOBS = 20
+MAX_WORKER_JOBS = 20  # that ended before the metrics did
+WAITING_SECONDS = 30.0  # that metric jobs wait before more workers are sent for
 ASIDE_SECONDS = 60.0  # that a failing node rests the first time; doubled each time
 MAX_ASIDE_SECONDS = 3600.0
 
@@ -293,17 +296,38 @@ def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
 
 
 def _workers(state: State, site: Site, now: float) -> list[Action]:
-    """Workers start with the trials (their imports overlap the first shards) and are kept while anything is open."""
-    wanted = bool(state.outstanding) or any(
-        i for i in state.live if state.jobs[i].job.purpose in ("trial", "host")
-    )
-    if not state.leaves or not wanted or any(True for _ in state.live_jobs("metric")):
+    """Workers start when the first trial does (their imports overlap its load) and are kept while anything is open."""
+    if not state.leaves or not (state.outstanding or _infers(state)):
         return []
+    there = [phase for i in state.live_jobs("metric") for phase in i.members.values() if phase != "ended"]
+    if there:
+        more = _more_workers(state, there, now)
+        return [_submit(state, worker_job(state, site, more), now)] if more else []
     if state.worker_tries >= MAX_WORKER_JOBS:
         state.fatal = f"{state.worker_tries} worker jobs ended before the metrics did; see their logs"
         return []
     state.worker_tries += 1
-    return [_submit(state, worker_job(state, site), now)]
+    state.grown_at = now
+    return [_submit(state, worker_job(state, site, state.workers or state.record.options.workers), now)]
+
+
+def _infers(state: State) -> bool:
+    """Is a trial running, and not only queued?"""
+    return any(
+        "running" in info.members.values()
+        for i in state.live
+        if (info := state.jobs[i]).job.purpose in ("trial", "host")
+    )
+
+
+def _more_workers(state: State, there: Sequence[str], now: float) -> int:
+    """The prediction was wrong where jobs wait though all workers run: as many more as wait, within the settings."""
+    most = min(state.record.options.workers, len(state.outstanding))
+    if most <= len(there) or "pending" in there or now - state.grown_at < WAITING_SECONDS:
+        return 0
+    state.grown_at = now
+    waiting = sum(now - state.metrics[name].enqueued_at >= WAITING_SECONDS for name in state.outstanding)
+    return most - len(there) if waiting > len(there) else 0
 
 
 def _finish(state: State, now: float) -> list[Action]:

@@ -275,8 +275,8 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
     return _info(job, {name: spec}, lanes=tuple(lanes), trials=trials)
 
 
-def worker_job(state: State, site: Site) -> JobInfo:
-    """CPU jobs that score: an array of RQ workers."""
+def worker_job(state: State, site: Site, count: int) -> JobInfo:
+    """CPU jobs that score: an array of `count` RQ workers."""
     options = state.record.options
     paths = site.of(state)
     name = job_token(state.evaluation_id, "metric", "workers", state.next_attempt("metric", "workers"))
@@ -297,7 +297,7 @@ def worker_job(state: State, site: Site) -> JobInfo:
             str(workers_stop_file(paths)),
         ),
         log=str(paths.logs / f"{name}.%i.log"),
-        count=options.workers,
+        count=count,
         cpus=options.worker_cpus,
         memory_mb=options.worker_memory_mb,
         time_limit_seconds=options.trial_time_limit_seconds + 3600,

@@ -155,6 +155,8 @@ class State:
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
     barren: int = 0  # trial failures in a row without a shard dumped in between
     worker_tries: int = 0
+    workers: int = 0  # metric workers that the plans are worth; 0: not predicted
+    grown_at: float = 0.0  # when more of them were last looked for
     counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail
     fatal: str = ""
     cancelled: str = ""

@@ -294,7 +294,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     return measured_lower_bound(
         sets,
         gpus=lanes,
-        cpu_slots=max(1, state.record.options.workers),
+        cpu_slots=max(1, state.workers or state.record.options.workers),
         load_seconds=min(loads),
         before_seconds=max(built, staged),
     )

@@ -14,6 +14,7 @@ from world import Faults, World, record, replay
 
 from coordinator import messages as m
 from coordinator.facts import MAX_LOSSES
+from coordinator.rules import WAITING_SECONDS
 
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
 
@@ -211,3 +212,32 @@ def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> 
     assert world.state.unscored_items == 0
     assert world.frames == frames
     assert set(world.scored_with.values()) == {2}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), most=st.integers(1, 6), slow=st.sampled_from([0.0, 0.8, 0.97]))
+def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, slow: float) -> None:
+    """They start once a trial runs, as many as the plan says; more come only where jobs have waited, never beyond the
+    settings; when all is scored none is left."""
+    world = World(seed, Faults(metric_slow=slow), record(entries=8, workers=most))
+    most_seen = 0
+    while world.state.ended_at is None:
+        before = [j for j in world.jobs.values() if j.job.purpose == "metric"]
+        waited = [world.now - m.enqueued_at for m in world.state.metrics.values() if not m.done]
+        world.tick()
+        jobs = [j for j in world.jobs.values() if j.job.purpose == "metric"]
+        if jobs and not before:
+            assert jobs[0].job.count == 1
+            assert any(
+                m.phase != "pending"
+                for j in world.jobs.values()
+                if j.job.purpose == "trial"
+                for m in j.members.values()
+            )
+        elif len(jobs) > len(before):
+            assert max(waited) >= WAITING_SECONDS - 5.0
+        there = sum(m.phase != "ended" for j in jobs for m in j.members.values())
+        most_seen = max(most_seen, there)
+        assert there <= most
+    assert most_seen <= (1 if slow == 0.0 else most)
+    finished(world)

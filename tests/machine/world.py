@@ -57,6 +57,7 @@ class Faults:
     convert_fails: float = 0.0
     stage_fails: float = 0.0
     metric_fails: float = 0.0
+    metric_slow: float = 0.0  # a worker does not get to a job this tick
     item_fails: float = 0.0  # a score leaves an item out
     metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
@@ -269,6 +270,7 @@ class World:
             predicted_makespan_seconds=1,
             lower_bound_seconds=1,
             gpu_seconds=1,
+            workers=1,
             work_seconds_95=4000,
             load_seconds_95=20,
         )
@@ -377,6 +379,8 @@ class World:
             self.end_member(job, index, member)
             return
         for name in sorted(self.rq):
+            if self.faults.metric_slow and self.dice.random() < self.faults.metric_slow:
+                continue
             self.rq.discard(name)
             metric = self.state.metrics[name]
             if self.faults.metric_dies and self.dice.random() < self.faults.metric_dies:
