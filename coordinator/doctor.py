@@ -169,7 +169,7 @@ def judge_partitions(rules: SiteRules, config: Config) -> list[Finding]:
                 findings.append(fail(role, text, todo))
             elif partition.max_memory_per_cpu_mb:
                 text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
-                todo = "a precursor of a large model is given several CPUs: leave some free beside the trials"
+                todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"
                 findings.append(warn(role, text, todo))
             else:
                 findings.append(ok(role, text))

@@ -28,6 +28,7 @@ from coordinator.errors import EvalspanError, OperatorError
 from coordinator.hook import PIN_PREFIX
 from coordinator.records import EvaluationRecord
 from coordinator.running import Running
+from coordinator.site_rules import Hosting
 from evaljobs.contract import Record
 from evaljobs.files import write_atomic
 from evaljobs.paths import WorkPaths
@@ -98,7 +99,7 @@ class Service:
         )
         # pins of an earlier daemon: the first look takes away those that nothing needs any more
         self._pinned: set[str] = set(_pins_left(self.paths))
-        self._host_reason: str | None = None
+        self._hosting: Hosting | None = None
 
     @property
     def waiting(self) -> bool:
@@ -168,9 +169,9 @@ class Service:
 
     def _accept(self, record: EvaluationRecord, gate: _Gate) -> bool:
         try:
-            if self._host_reason is None:  # the site's rules are asked for once
-                self._host_reason = setup.host_reason(self.config, self.coordinator.cluster)
-            self.coordinator.accept(setup.with_hosts(record, self._host_reason))
+            if self._hosting is None:  # the site's rules are asked for once
+                self._hosting = setup.hosting(self.config, self.coordinator.cluster)
+            self.coordinator.accept(setup.with_hosts(record, self._hosting))
         except (OSError, ClusterError) as error:
             log.warning("%s cannot be accepted yet: %s", record.evaluation_id, error)
             return False

@@ -35,8 +35,8 @@ from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
-from coordinator.site_rules import ask_host_reason
-from coordinator.specs import Site
+from coordinator.site_rules import Hosting, Wants, ask_hosting
+from coordinator.specs import Site, holder_memory_mb
 from evaljobs.contract import JudgeOptions, ModelOptions
 from evaljobs.errors import JobError
 from evaljobs.judges.endpoint import read_key
@@ -193,17 +193,26 @@ def judge_options(config: Config) -> JudgeOptions | None:
     return options
 
 
-def host_reason(config: Config, cluster: Cluster) -> str:
-    """What of the site asks for one job a node that stages and hosts its trials; empty where nothing does, or the
-    settings have decided. ClusterError where the site cannot be asked.
+def hosting(config: Config, cluster: Cluster) -> Hosting:
+    """What of the site asks for one job a node that stages and hosts its trials; nothing where the settings have decided.
+
+    ClusterError where the site cannot be asked.
     """
     if config.stage.host_trials != "auto" or isinstance(cluster, LocalCluster):
-        return ""
-    return ask_host_reason(cluster, config.cluster.partition, stage=config.stage.enabled)
+        return Hosting()
+    return ask_hosting(cluster, config.cluster.partition, stage=config.stage.enabled)
 
 
-def with_hosts(record: EvaluationRecord, reason: str) -> EvaluationRecord:
-    """The record with trials hosted for `reason`; unchanged where there is none."""
+def with_hosts(record: EvaluationRecord, site: Hosting) -> EvaluationRecord:
+    """The record with trials hosted where the site asks for it, and the reason; else unchanged."""
+    reason = site.reason_for(
+        Wants(
+            holder_mb=holder_memory_mb(record),
+            trial_mb=record.options.trial_memory_mb,
+            trial_cpus=record.options.trial_cpus,
+            trial_gpus=record.options.gpus_per_trial,
+        )
+    )
     if not reason:
         return record
     options = record.options.model_copy(update={"host_trials": True, "host_why": reason})

@@ -1,10 +1,11 @@
 """What a Slurm site's own rules mean for staging: does a precursor serve the trials beside it, or must one job host them?
 
-    refused beside GPU jobs, or whole nodes only, or /dev/shm private to each job  ->  host (rung 2)
+    refused beside GPU jobs, or whole nodes only, or /dev/shm private to each job,
+    or a precursor's memory costs CPUs that the node's trials need               ->  host (rung 2)
 
 Rule: parsers and decisions are pure and stand first; the two `scontrol` calls and the one `sbatch --test-only` are made
 once per coordinator, at its start or its first evaluation. What cannot be told changes nothing: the precursor is tried.
-It does not know: nodes (doctor probes those), checkpoints, jobs in flight. A private /dev/shm that no setting of Slurm
+It does not know: what nodes are really like (doctor probes those), checkpoints, jobs in flight. A private /dev/shm that no setting of Slurm
 shows (a site's own prolog or SPANK plug-in) is found by `evalspan doctor`, or by the first trial that sees nothing.
 
 Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
+from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
 
 SCONTROL_SECONDS = 30.0
 HOLDER_MEMORY_MB = 512
@@ -139,6 +141,40 @@ def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage:
     return f"{PRIVATE} ({plugin})" if plugin else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """What jobs of an evaluation ask of a node: memory of its precursor, and what each trial asks. MiB."""
+
+    holder_mb: int
+    trial_mb: int
+    trial_cpus: int
+    trial_gpus: int
+
+
+def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: Wants) -> str:
+    """Why a precursor would keep trials off its node where one job would host them all; empty where it would not.
+
+    Slurm raises a job's CPUs to its memory / MaxMemPerCPU: a precursor of a large model is given many, a job that hosts
+    trials uses the memory that their CPUs bring along.
+    """
+    limits = [p.max_memory_per_cpu_mb or rules.number("MaxMemPerCPU") for p in rules.chosen(partition)]
+    per_cpu = min((limit for limit in limits if limit), default=0)
+    holder = ceil(wants.holder_mb / per_cpu) if per_cpu else 1
+    if holder <= 1:
+        return ""
+    trial = max(wants.trial_cpus, ceil(wants.trial_mb / per_cpu))
+    for node in nodes:
+        lanes = node.gpus // max(1, wants.trial_gpus)
+        beside = min(lanes, max(0, node.cpus - holder) // trial)
+        hosted = max(lanes * wants.trial_cpus, ceil((lanes * wants.trial_mb + wants.holder_mb) / per_cpu))
+        if node.usable and beside < lanes and hosted <= node.cpus:
+            return (
+                f"a precursor is given {holder} CPUs for its memory (MaxMemPerCPU={per_cpu}):"
+                f" {beside} of {lanes} trials would fit beside it on {node.name}"
+            )
+    return ""
+
+
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
@@ -186,8 +222,30 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str]) -> str:
     return ""
 
 
-def ask_host_reason(cluster: Cluster, partition: str | None, *, stage: bool = True) -> str:
-    """`host_reason` of this site. Raises ClusterError where the cluster cannot be asked."""
-    gpu_nodes = [n.name for n in cluster.nodes() if n.usable and n.gpus]
-    refusal = precursor_refusal(cluster, gpu_nodes) if stage else ""
-    return host_reason(ask_rules(), partition, refusal, stage=stage)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """What was asked of a site once: why every node's trials are hosted there, else what tells it for an evaluation."""
+
+    reason: str = ""
+    partition: str | None = None
+    rules: SiteRules | None = None
+    nodes: tuple[NodeState, ...] = ()
+
+    def reason_for(self, wants: Wants) -> str:
+        """Why one job must host the trials of a node of such an evaluation; empty where a precursor serves."""
+        if self.reason or self.rules is None:
+            return self.reason
+        return crowding(self.rules, self.partition, self.nodes, wants)
+
+
+def ask_hosting(cluster: Cluster, partition: str | None, *, stage: bool = True) -> Hosting:
+    """What this site's rules mean for staging. Raises ClusterError where the cluster cannot be asked."""
+    nodes = tuple(n for n in cluster.nodes() if n.usable and n.gpus)
+    refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage else ""
+    rules = ask_rules()
+    return Hosting(
+        reason=host_reason(rules, partition, refusal, stage=stage),
+        partition=partition,
+        rules=rules if stage else None,
+        nodes=nodes,
+    )

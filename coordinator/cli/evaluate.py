@@ -75,7 +75,7 @@ def evaluate(
         check_tasks(record.suite, site)
         check_cluster(coordinator.cluster, record)
         try:
-            record = setup.with_hosts(record, setup.host_reason(settings, coordinator.cluster))
+            record = setup.with_hosts(record, setup.hosting(settings, coordinator.cluster))
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
     running = _drive(coordinator, record, Console(stderr=as_json))

@@ -33,6 +33,12 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--exclusive", action="store_true", help="a job gets GPU nodes whole")
     up.add_argument("--gpu-jobs-only", action="store_true", help="GPU partitions refuse jobs without a GPU")
     up.add_argument(
+        "--cpu-memory-mb",
+        type=int,
+        default=default.cpu_memory_mb,
+        help="MiB that raise a job's CPUs by one on GPU nodes (MaxMemPerCPU)",
+    )
+    up.add_argument(
         "--spare-mode", default=default.spare_mode, help="partition spare: REQUEUE or CANCEL when preempted"
     )
     up.add_argument(
@@ -90,6 +96,7 @@ def _up(options: argparse.Namespace) -> int:
         private_shm=options.private_shm,
         exclusive=options.exclusive,
         gpu_jobs_only=options.gpu_jobs_only,
+        cpu_memory_mb=options.cpu_memory_mb,
         spare_mode=options.spare_mode,
         grace_s=options.grace,
         slurmd_timeout_s=options.slurmd_timeout,

@@ -103,6 +103,7 @@ def _nodes(spec: ClusterSpec, port: int) -> list[str]:
 
 def _partitions(spec: ClusterSpec) -> list[str]:
     share = " OverSubscribe=EXCLUSIVE" if spec.exclusive else ""
+    share += f" MaxMemPerCPU={spec.cpu_memory_mb}" if spec.cpu_memory_mb else ""
     gpu_nodes = f"Nodes=n[1-{spec.nodes}] DefaultTime=60 MaxTime=INFINITE State=UP{share}"
     lines = [
         f"PartitionName=gpu Default=YES PriorityTier=10 PreemptMode=OFF {gpu_nodes}",

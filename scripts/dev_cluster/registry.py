@@ -65,7 +65,11 @@ def _path(name: str) -> Path:
 
 def write(record: Record) -> None:
     part = _path(record.spec.name).with_suffix(".part")
-    part.write_text(json.dumps(dataclasses.asdict(record), default=str, indent=1) + "\n")
+    data = dataclasses.asdict(record)
+    # checkouts of other versions read it, too: they need not know a field that is as it always was
+    default = dataclasses.asdict(ClusterSpec())
+    data["spec"] = {key: value for key, value in data["spec"].items() if value != default[key]}
+    part.write_text(json.dumps(data, default=str, indent=1) + "\n")
     part.replace(_path(record.spec.name))
 
 
@@ -78,8 +82,9 @@ def read(name: str) -> Record | None:
 
 def _parse(data: dict[str, Any]) -> Record:
     exposures = tuple(Exposure(source=Path(e["source"]), target=Path(e["target"])) for e in data["exposures"])
+    known = {field.name for field in dataclasses.fields(ClusterSpec)}
     return Record(
-        spec=ClusterSpec(**data["spec"]),
+        spec=ClusterSpec(**{key: value for key, value in data["spec"].items() if key in known}),
         exposures=exposures,
         owner=None if data["owner"] is None else Proc(**data["owner"]),
         warnings=tuple(data["warnings"]),

@@ -30,6 +30,7 @@ class ClusterSpec:
     private_shm: bool = False
     exclusive: bool = False
     gpu_jobs_only: bool = False
+    cpu_memory_mb: int = 0  # MaxMemPerCPU of the GPU partitions; 0: none
     spare_mode: str = "REQUEUE"
     grace_s: int = 5
     slurmd_timeout_s: int = 20
@@ -46,6 +47,7 @@ class ClusterSpec:
             "--cpus": (self.cpus, 1, 1024),
             "--memory-mb": (self.memory_mb, 100, 10_000_000),
             "--shm-mb": (self.shm_mb, 1, 10_000_000),
+            "--cpu-memory-mb": (self.cpu_memory_mb, 0, 10_000_000),
             "--grace": (self.grace_s, 0, 65_533),
             "--slurmd-timeout": (self.slurmd_timeout_s, 3, 65_533),
         }

@@ -61,14 +61,21 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
 
 
 @pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-odd-sites runs these")
-@pytest.mark.parametrize("oddity", ["private_shm", "exclusive", "gpu_jobs_only", "unnoticed"])
+@pytest.mark.parametrize(
+    "oddity", ["private_shm", "exclusive", "gpu_jobs_only", "cpu_memory_mb", "unnoticed"]
+)
 def test_each_oddity_alone(oddity: str, make_site: Any, expected: dict[str, Any]) -> None:
-    """Each makes hosts of nodes, with equal scores; "unnoticed": a private /dev/shm that only the trials find out."""
+    """Each makes hosts of nodes, with equal scores; "unnoticed": a private /dev/shm that only the trials find out.
+
+    "cpu_memory_mb": a precursor is given two CPUs, and the second trial of a node would wait for them.
+    """
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)
     unnoticed = oddity == "unnoticed"
-    shape = {"private_shm" if unnoticed else oddity: True}
+    shape: dict[str, Any] = {"private_shm" if unnoticed else oddity: True}
+    if oddity == "cpu_memory_mb":
+        shape = {"cpus": 18, "cpu_memory_mb": 256}  # 8 CPUs a trial, 3 the precursor, 18 for all in one job
     with dev_cluster(nodes=1, gpus=2, cpu_nodes=1, **shape) as cluster:
         site = make_site(cluster, more="[stage]\nhost_trials = false\n" if unnoticed else "")
         results, seen = finish(site)

@@ -21,14 +21,17 @@ from coordinator.site_rules import (
 ASK = """
 from coordinator.cluster.script import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.site_rules import ask_host_reason
-print(ask_host_reason(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu"))
+from coordinator.site_rules import Wants, ask_hosting
+site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu")
+print(site.reason_for(Wants(holder_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)))
 """
 ODDITIES = {
     "private_shm": "JobContainerType=job_container/tmpfs",
     "exclusive": "OverSubscribe=EXCLUSIVE",
     "gpu_jobs_only": "takes only jobs that ask for a GPU",
+    "cpu_memory_mb": "a precursor is given 2 CPUs for its memory (MaxMemPerCPU=1000): 0 of 1 trials would fit",
 }
+SHAPES: dict[str | None, dict[str, object]] = {"cpu_memory_mb": {"cpu_memory_mb": 1000}, None: {}}
 
 
 @pytest.mark.slurm
@@ -38,7 +41,7 @@ def test_each_oddity_of_a_real_slurm_asks_for_a_host(oddity: str | None) -> None
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)
-    shape = {oddity: True} if oddity else {}
+    shape = SHAPES.get(oddity, {oddity: True})
     with dev_cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=4, **shape) as cluster:
         done = cluster.run_as_user([cluster.python, "-c", ASK], cwd=cluster.repo, check=True)
     if oddity is None:
