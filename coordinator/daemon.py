@@ -21,6 +21,7 @@ from typing import Protocol
 from coordinator import ahead, clock
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
+from coordinator.errors import OperatorError
 from coordinator.messages import CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
 from coordinator.observe import Grace
 from coordinator.perform import Performer
@@ -95,9 +96,18 @@ class Coordinator:
         self._lock = WorkLock(performer.site.paths.lock)
 
     @contextmanager
-    def in_charge(self) -> Iterator[None]:
-        """Hold the work folder's lock and keep Redis up."""
-        self._lock.acquire()
+    def in_charge(self, patient: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Hold the work folder's lock and keep Redis up. OperatorError where another coordinator holds it and `patient()`,
+        asked each second, is False (by default: at once).
+        """
+        while True:
+            try:
+                self._lock.acquire()
+                break
+            except OperatorError:
+                if not patient():
+                    raise
+                time.sleep(1.0)
         try:
             self._touch_lease()
             self.keeper.ensure()

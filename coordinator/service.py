@@ -58,6 +58,32 @@ def leave_command(paths: WorkPaths, command: Command) -> None:
     write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
 
 
+def obey_commands(coordinator: Coordinator) -> None:
+    """Do what `evalspan cancel | retry | release` left in the spool folder for whoever is in charge."""
+    folder = coordinator.performer.site.paths.spool / "commands"
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            command = Command.model_validate_json(path.read_bytes())
+            _obey(coordinator, command)
+        except OSError as error:
+            log.warning("the command in %s cannot be obeyed yet: %s", path, error)
+            continue
+        except (ValidationError, KeyError, ValueError) as error:
+            log.warning("the command in %s is passed over: %s", path, error)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _obey(coordinator: Coordinator, command: Command) -> None:
+    if command.command == "cancel":
+        coordinator.cancel(command.evaluation_id, command.reason)
+    elif command.command == "retry":
+        coordinator.revive(command.evaluation_id)
+        coordinator.retry(command.evaluation_id)
+    else:
+        coordinator.release(command.node, command.gpus, command.reason)
+
+
 @dataclass(slots=True)
 class _Gate:
     """A checkpoint that is announced and not yet whole."""
@@ -117,7 +143,7 @@ class Service:
         for key, gate in list(self._gates.items()):
             if self._pass(gate, now):
                 del self._gates[key]
-        self._commands()
+        obey_commands(self.coordinator)
         self._drop_stale()
         self._pins()
 
@@ -178,30 +204,7 @@ class Service:
         gate.done()
         return True
 
-    # --- commands and housekeeping -----------------------------------------------------------------------------------
-
-    def _commands(self) -> None:
-        folder = self.paths.spool / "commands"
-        for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-            try:
-                command = Command.model_validate_json(path.read_bytes())
-                self._obey(command)
-            except OSError as error:
-                log.warning("the command in %s cannot be obeyed yet: %s", path, error)
-                continue
-            except (ValidationError, KeyError, ValueError) as error:
-                log.warning("the command in %s is passed over: %s", path, error)
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-    def _obey(self, command: Command) -> None:
-        if command.command == "cancel":
-            self.coordinator.cancel(command.evaluation_id, command.reason)
-        elif command.command == "retry":
-            self.coordinator.revive(command.evaluation_id)
-            self.coordinator.retry(command.evaluation_id)
-        else:
-            self.coordinator.release(command.node, command.gpus, command.reason)
+    # --- housekeeping -----------------------------------------------------------------------------------
 
     def _drop_stale(self) -> None:
         open_ones = [r for r in self.coordinator.running.values() if r.state.ended_at is None]

@@ -70,13 +70,30 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                yield EVENT.validate_json(line)
-            except ValidationError as error:
-                what = error.errors()[0]["msg"]
-                raise OperatorError(
-                    f"{path}:{number} is no event of this version ({what}); move the folder away to start afresh"
-                ) from error
+            yield _event(line, f"{path}:{number}")
+
+
+def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
+    """The whole events from byte `offset` on, and the offset after them; for whoever follows a journal as it grows."""
+    events = []
+    with path.open("rb") as lines:
+        lines.seek(offset)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            events.append(_event(line, f"{path}, byte {offset}"))
+            offset += len(line)
+    return events, offset
+
+
+def _event(line: bytes, where: str) -> AnyEvent:
+    try:
+        return EVENT.validate_json(line)
+    except ValidationError as error:
+        what = error.errors()[0]["msg"]
+        raise OperatorError(
+            f"{where} is no event of this version ({what}); move the folder away to start afresh"
+        ) from error
 
 
 class WorkLock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,9 @@ from coordinator.config import Config
 from coordinator.errors import OperatorError
 from coordinator.messages import Accepted, AnyEvent
 from coordinator.setup import site_of
+from coordinator.specs import Site
 from coordinator.state import State
-from coordinator.store import read_events
+from coordinator.store import events_after, read_events
 from evaljobs.paths import EvaluationPaths
 
 app = typer.Typer(
@@ -59,11 +62,49 @@ def replay(events: list[AnyEvent], config: Config) -> State:
     """The state that a journal shows. Reads only."""
     if not events or not isinstance(events[0], Accepted):
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
-    site = site_of(config)
     state, _ = machine.start(events[0])
-    for event in events[1:]:
-        try:
-            machine.step(state, site, event)
-        except machine.IllegalEventError:
-            continue  # the coordinator that wrote it passed over it too
+    go_on(state, events[1:], site_of(config))
     return state
+
+
+def go_on(state: State, events: Iterable[AnyEvent], site: Site) -> None:
+    """Take further events of the journal in."""
+    for event in events:
+        with contextlib.suppress(
+            machine.IllegalEventError
+        ):  # the coordinator that wrote it passed over it too
+            machine.step(state, site, event)
+
+
+class Follower:
+    """The states of a work folder's evaluations as their journals grow: each line is read once, nothing is written."""
+
+    def __init__(self, config: Config, only: str | None = None) -> None:
+        """`only`: the id of one evaluation."""
+        self._root = Path(config.work_dir)
+        self._site = site_of(config)
+        self._only = only
+        self._read: dict[Path, tuple[State, int]] = {}
+
+    def states(self) -> list[State]:
+        """Those that have not ended, oldest first."""
+        for journal in self._root.glob(f"{self._only or '*'}/journal.jsonl"):
+            with contextlib.suppress(OSError):  # storage that is away for a moment
+                self._follow(journal, journal.stat().st_size)
+        states = [state for state, _ in self._read.values() if state.ended_at is None]
+        return sorted(states, key=lambda state: state.record.accepted_at)
+
+    def _follow(self, journal: Path, size: int) -> None:
+        known = self._read.get(journal)
+        if known is not None and size == known[1]:
+            return
+        if known is None or size < known[1]:  # a failed write was taken back
+            events, offset = events_after(journal, 0)
+            if events and isinstance(events[0], Accepted):
+                state, _ = machine.start(events[0])
+                go_on(state, events[1:], self._site)
+                self._read[journal] = state, offset
+            return
+        events, offset = events_after(journal, known[1])
+        go_on(known[0], events, self._site)
+        self._read[journal] = known[0], offset

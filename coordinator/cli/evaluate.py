@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from coordinator import preparing, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cli.interrupt import Interrupt
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Signals
@@ -24,6 +24,7 @@ from coordinator.report.live import Watcher
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
 from coordinator.running import Running
+from coordinator.service import obey_commands
 from coordinator.state import State
 from coordinator.trackers.live import Exporter
 
@@ -115,33 +116,33 @@ def _record(
 
 
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
-    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels."""
-    with coordinator.in_charge(), Signals() as signals, Watcher(console) as watcher:
-        coordinator.accept(record)
-        asked = 0
+    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels; so does SIGTERM, at once."""
+    with Signals() as signals, coordinator.in_charge(), Watcher(console) as watcher:
+        running = coordinator.accept(record)
+        interrupt = Interrupt(signals, watcher, sys.stdin)
+        # of an earlier run: whoever asks for the same again wants it to go on
+        cancelled_before = bool(running.state.cancelled)
 
         def tick() -> None:
-            nonlocal asked
-            watcher.show(list(coordinator.running.values()), coordinator.trouble)
-            if len(signals.received) > asked:
-                asked = len(signals.received)
-                if signals.received[-1] == signal.SIGTERM or _wants_to_cancel(watcher):
-                    for running in list(coordinator.running):
-                        coordinator.cancel(running, "interrupted")
+            interrupt.show(list(coordinator.running.values()), coordinator.trouble)
+            obey_commands(coordinator)
+            if interrupt.wanted():
+                for evaluation_id in list(coordinator.running):
+                    coordinator.cancel(evaluation_id, "interrupted")
 
         def over() -> bool:
+            nonlocal cancelled_before
             running = coordinator.running.get(record.evaluation_id)
-            return running is not None and running.state.ended_at is not None
+            if running is None or running.state.ended_at is None:
+                return False
+            if cancelled_before and not interrupt.cancelled:
+                cancelled_before = False
+                coordinator.retry(record.evaluation_id)
+                return running.state.ended_at is not None
+            return True
 
         coordinator.run(over, tick)
         return coordinator.running[record.evaluation_id]
-
-
-def _wants_to_cancel(watcher: Watcher) -> bool:
-    if not sys.stdin.isatty():
-        return True
-    with watcher.paused():
-        return typer.confirm("Cancel this evaluation? (no: it goes on)", default=False, err=True)
 
 
 def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | None) -> None:

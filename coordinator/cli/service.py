@@ -7,15 +7,18 @@ import json
 import logging
 import os
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
 
 from coordinator import setup
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, replay, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, Follower, app, find_evaluation, replay, stdout
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Signals
 from coordinator.errors import OperatorError
@@ -31,6 +34,7 @@ from coordinator.trackers.live import Exporter, failures
 from coordinator.triggers import Notice, spool
 from evaljobs.paths import EvaluationPaths, WorkPaths
 
+log = logging.getLogger(__name__)
 EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
 
 
@@ -40,6 +44,9 @@ def daemon(
     work_dir: WORK_DIR = None,
     until_idle: Annotated[
         bool, typer.Option(help="End once nothing is left to do, e.g. in a batch job.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Where another one has the work folder, wait until it ends.")
     ] = False,
 ) -> None:
     """Run until told to stop: evaluate every checkpoint that the hook, `submit` or a watched folder announces.
@@ -51,20 +58,30 @@ def daemon(
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
     settings = setup.load(config, {"work_dir": work_dir})
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    screen = Console(stderr=True)
+    _log_to(screen)
     coordinator = setup.coordinator_of(settings)
     service = Service(coordinator, settings)
     exporter = Exporter(settings)
-    quiet_since = time.monotonic()
-    with coordinator.in_charge(), Signals() as signals, Watcher(Console(stderr=True)) as watcher:
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        try:
+            stack.enter_context(coordinator.in_charge(lambda: wait and not signals.received))
+        except OperatorError:
+            if signals.received:
+                return  # told to stop while it waited
+            raise
+        watcher = stack.enter_context(Watcher(screen))
+        quiet_since = time.monotonic()
         coordinator.resume_all()
 
         def tick() -> None:
             nonlocal quiet_since
             service.tick()
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
-            if len(running) < len(coordinator.running):
+            for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
+                log.info("%s has ended: evalspan report %s", ended.evaluation_id, ended.evaluation_id)
             exporter.tick()
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
@@ -75,6 +92,15 @@ def daemon(
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
 
         coordinator.run(over, tick)
+
+
+def _log_to(screen: Console) -> None:
+    """A terminal's log goes above the live screen; anywhere else, lines with their time."""
+    if screen.is_terminal:
+        handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
+        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
 @app.command()
@@ -221,20 +247,19 @@ def watch(
     """
     settings = setup.load(config, {"work_dir": work_dir})
     coordinator = setup.coordinator_of(settings)
-    with Signals() as signals, Watcher(Console()) as watcher:
+    only = find_evaluation(settings, evaluation)[0].evaluation_id if evaluation else None
+    follower = Follower(settings, only)
+    with Signals() as signals, Watcher(stdout()) as watcher:
         while not signals.received:
-            states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
             views = [
-                Running.view(state, coordinator.performer, coordinator.grace)
-                for state in states
-                if state.ended_at is None
+                Running.view(state, coordinator.performer, coordinator.grace) for state in follower.states()
             ]
             watcher.show(views, "")
             if not views:
                 break
             time.sleep(0.5)
     if not signals.received:
-        stdout().print("nothing runs (any more): `evalspan status` lists what there is")
+        stdout().print("nothing runs (any more): `evalspan status` lists what there is", soft_wrap=True)
 
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:

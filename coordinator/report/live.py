@@ -1,15 +1,18 @@
 """The live screen of running evaluations: stages, shards, lanes, metrics, scores as they come, ETA against the prior.
 
-Rule: reads states and snapshots, computes nothing but sums for display; where there is no terminal it prints a line
-when something has changed and at most every few seconds.
+Rule: reads states, snapshots and the files of scores that are there, computes nothing but sums for display; fits the
+terminal, whatever its width. Where there is no terminal it prints a line for each evaluation that has changed, at most
+every few seconds, and a line for each score.
 It does not know: how the evaluation is driven.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,18 +20,24 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.report.series import ScoreValue, scores_of
 from coordinator.report.terminal import seconds
 from coordinator.running import Running
-from coordinator.state import State
+from coordinator.state import EntryState, State
 
-MAX_LANES = 16
+MAX_LANES = 16  # beyond that a line is a node
+MAX_ENTRIES = 12
 LINE_SECONDS = 5.0
+WIDE = 100  # columns from which on two lanes share a line
+STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
 
 
 def stage_of(state: State) -> str:
     """The stage in one word, the furthest that is under way."""
     if state.ended_at is not None or state.results_written:
         return "clearing" if state.ended_at is None else "ended"
+    if state.cancelled or state.fatal:
+        return "ending"
     if state.leaves and state.todo == 0:
         return "scoring"
     if any(s.frame is not None for s in state.shards.values()) or state.live_trials:
@@ -42,76 +51,176 @@ def done_shards(state: State) -> int:
     return len(state.shards) - state.todo
 
 
-def eta_seconds(running: Running, now: float) -> float | None:
-    """Predicted seconds left: what the prior says of the shards to do, scaled by how the done ones compare to it."""
-    state = running.state
-    if state.planned_at is None or not state.shards:
+def eta_seconds(state: State, now: float) -> float | None:
+    """Predicted seconds until the last shard is done; None before there is a plan and after the last one.
+
+    At first the prior's word, then more and more what the shards so far took: each counts by the share that is done.
+    """
+    if state.planned_at is None or not state.shards or state.todo == 0:
         return None
     total = sum(s.seconds for s in state.shards.values()) or 1e-9
     done = sum(s.seconds for s in state.shards.values() if s.frame is not None)
-    elapsed = now - state.planned_at
+    elapsed = max(0.0, now - state.planned_at)
+    by_prior = max(0.0, state.predicted_makespan_seconds - elapsed)
     if done <= 0:
-        return max(0.0, state.predicted_makespan_seconds - elapsed)
-    return elapsed * (total - done) / done
+        return by_prior
+    share = done / total
+    return share * elapsed * (total - done) / done + (1 - share) * by_prior
 
 
-def _lanes(running: Running) -> Table | None:
-    if running.snapshot is None:
+class Scores:
+    """The scores of tasks as their files appear; each file is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[ScoreValue, ...]] = {}
+
+    def of(self, entry: EntryState) -> tuple[ScoreValue, ...]:
+        """Of a scored entry: its groups' values where it has groups, else its tasks'."""
+        if not entry.result_file:
+            return ()
+        if entry.result_file not in self._read:
+            try:
+                results = json.loads(Path(entry.result_file).read_bytes())
+            except (OSError, ValueError):
+                return ()  # storage that is away for a moment
+            if results.get("groups"):
+                results = {**results, "results": {}}
+            self._read[entry.result_file] = scores_of(results)
+        return self._read[entry.result_file]
+
+
+def _value(score: ScoreValue) -> str:
+    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+    return f"{score.metric}{'' if score.filter == 'none' else ',' + score.filter} {score.value:.4f}{error}"
+
+
+def _lanes(running: Running, width: int) -> Table | None:
+    """What each trial does now; with many of them, what those of a node do."""
+    trials = running.snapshot.trials if running.snapshot is not None else {}
+    lanes = {lane: t for t, lane in running.state.trial_lane.items() if t in running.state.live_trials}
+    now = {lane: trials.get(lanes[lane]) for lane in sorted(lanes, key=_natural)}
+    if not now:
         return None
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    for shown, trial in enumerate(sorted(running.state.live_trials)):
-        progress = running.snapshot.trials.get(trial)
-        if shown == MAX_LANES:
-            table.add_row(f"... and {len(running.state.live_trials) - shown} more", "", "")
-            break
-        lane = running.state.trial_lane[trial]
-        if progress is None:
-            table.add_row(lane, "pending", "")
-        else:
-            table.add_row(lane, progress.phase, (progress.shard or "").replace("|", " "))
+    table = Table.grid(padding=(0, 1))
+    if len(now) > MAX_LANES:
+        nodes: dict[str, Counter[str]] = {}
+        for lane, progress in now.items():
+            phases = nodes.setdefault(lane.rsplit("/", 1)[0], Counter())
+            phases[progress.phase if progress is not None else "pending"] += 1
+        for node, phases in list(nodes.items())[:MAX_LANES]:
+            told = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
+            table.add_row(f"  {node}", told)
+        if len(nodes) > MAX_LANES:
+            table.add_row("  ...", f"and {len(nodes) - MAX_LANES} more nodes")
+        return table
+    cells = []
+    for lane, progress in now.items():
+        phase = progress.phase if progress is not None else "pending"
+        what = ""
+        if progress is not None and progress.shard:
+            batches = f" {progress.batches_done}/{progress.batches}" if progress.batches else ""
+            what = progress.shard.replace("|", " ") + batches
+        cells.append((Text(f"  {lane}"), Text(phase, style=STYLES.get(phase, "yellow")), Text(what)))
+    abreast = 2 if width >= WIDE and len(cells) > 4 else 1
+    for _ in range(abreast):
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for first in range(0, len(cells), abreast):
+        row = [cell for one in cells[first : first + abreast] for cell in one]
+        table.add_row(*row)
     return table
 
 
-def screen(runnings: Sequence[Running], trouble: str, width: int) -> RenderableType:
+def _natural(lane: str) -> list[tuple[bool, int, str]]:
+    """n2 before n10."""
+    parts = "".join(c if c.isdigit() else f"\0{c}\0" for c in lane).replace("\0\0", "").split("\0")
+    return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
+
+
+def _metrics(state: State) -> Text | None:
+    """The queue of metric jobs: how many are under way, of what."""
+    if not state.metrics:
+        return None
+    waiting = [state.metrics[name] for name in sorted(state.outstanding)]
+    done = len(state.metrics) - len(waiting)
+    counts = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in waiting)
+    text = Text("  metrics", style="dim")
+    text.append(f" {len(waiting)} queued, {done} done")
+    for what, count in counts.most_common(4):
+        text.append(f"  {what}" + (f" x {count}" if count > 1 else ""), style="cyan")
+    if len(counts) > 4:
+        text.append("  ...")
+    return text
+
+
+def _entries(state: State, scores: Scores) -> Iterator[Text]:
+    """A line per scored or failed task, the last ones where there are many; then what is still open, in a line."""
+    ended = [e for e in state.entries if e.terminal]
+    yield Text(f"  {sum(e.status == 'scored' for e in ended)}/{len(state.entries)} tasks scored", style="dim")
+    if len(ended) > MAX_ENTRIES:
+        yield Text(f"    ... and {len(ended) - MAX_ENTRIES} before these", style="dim")
+    for entry in ended[-MAX_ENTRIES:]:
+        if entry.status == "failed":
+            yield Text(
+                f"    {entry.name}: {entry.error}", style="bold red", no_wrap=True, overflow="ellipsis"
+            )
+            continue
+        values = scores.of(entry)
+        tasks = {v.task for v in values}
+        told = "  ".join(f"{'' if tasks == {entry.name} else v.task + ' '}{_value(v)}" for v in values[:4])
+        more = "  ..." if len(values) > 4 else ""
+        yield Text.assemble(
+            (f"    {entry.name}", "green"), f"  {told}{more}", no_wrap=True, overflow="ellipsis"
+        )
+    open_ones = [e for e in state.entries if not e.terminal]
+    if open_ones:
+        named = [f"{e.name} ({e.status})" for e in open_ones[:6]]
+        more = f" and {len(open_ones) - 6} more" if len(open_ones) > 6 else ""
+        yield Text(f"    {', '.join(named)}{more}", style="dim")
+
+
+def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
+    state = running.state
+    age = seconds(now - state.record.accepted_at)
+    yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
+    if state.shards:
+        eta = eta_seconds(state, now)
+        lanes = sum(n.lanes for n in state.nodes.values() if n.status in ("ready", "staging"))
+        figures = f"{done_shards(state)}/{len(state.shards)} shards  {len(state.live_trials)}/{lanes} trials"
+        if eta is not None:
+            figures += f"  ETA {seconds(eta)}"
+        room = width - len(figures) - 4
+        if room >= 8:
+            bar = ProgressBar(total=len(state.shards), completed=done_shards(state), width=min(40, room))
+            line = Table.grid(padding=(0, 1))
+            line.add_row(" ", bar, figures)
+            yield line
+        else:
+            yield Text(f"  {figures}")
+    table = _lanes(running, width)
+    if table is not None:
+        yield table
+    metrics = _metrics(state)
+    if metrics is not None:
+        yield metrics
+    yield from _entries(state, scores)
+    for warning in list(dict.fromkeys(state.warnings))[-3:]:
+        yield Text(f"  ! {warning}", style="yellow")
+
+
+def screen(
+    runnings: Sequence[Running], trouble: str, width: int, *, now: float, scores: Scores
+) -> RenderableType:
     """The whole screen."""
-    now = time.time()
     parts: list[RenderableType] = []
     for running in runnings:
-        state = running.state
-        head = Text.assemble(
-            (state.evaluation_id, "bold"), f"  {stage_of(state)}  {seconds(now - state.record.accepted_at)}"
-        )
-        parts.append(head)
-        if state.shards:
-            eta = eta_seconds(running, now)
-            line = Table.grid(padding=(0, 1))
-            bar = ProgressBar(
-                total=len(state.shards), completed=done_shards(state), width=max(10, min(40, width - 44))
-            )
-            slots = sum(n.lanes for n in state.nodes.values() if n.status in ("ready", "staging"))
-            line.add_row(
-                bar,
-                f"{done_shards(state)}/{len(state.shards)} shards",
-                f"{len(state.live_trials)}/{slots} GPUs",
-                f"ETA {seconds(eta)}" if eta is not None else "",
-            )
-            parts.append(line)
-        lanes = _lanes(running)
-        if lanes is not None and lanes.row_count:
-            parts.append(lanes)
-        parts.append(_entries(state))
-        parts += [Text(f"  ! {w}", style="yellow") for w in list(dict.fromkeys(state.warnings))[-3:]]
+        if parts:
+            parts.append(Text(""))
+        parts += _block(running, scores, now, width)
     if trouble:
         parts.append(Text(f"  ! {trouble}", style="yellow"))
     return Group(*parts)
-
-
-def _entries(state: State) -> Text:
-    text = Text("  ")
-    styles = {"scored": "green", "failed": "bold red", "scoring": "cyan"}
-    for entry in state.entries:
-        text.append(f"{entry.name}: {entry.status}  ", style=styles.get(entry.status, "dim"))
-    return text
 
 
 class Watcher:
@@ -122,8 +231,9 @@ class Watcher:
         self._live = (
             Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         )
-        self._last = ""
-        self._said_at = 0.0
+        self._scores = Scores()
+        self._said: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, and when
+        self._told: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
 
     def __enter__(self) -> Watcher:
         if self._live is not None:
@@ -134,30 +244,42 @@ class Watcher:
         if self._live is not None:
             self._live.stop()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> None:
         """Leave the screen to a question."""
         if self._live is not None:
             self._live.stop()
-        try:
-            yield
-        finally:
-            if self._live is not None:
-                self._live.start()
+
+    def go_on(self) -> None:
+        if self._live is not None:
+            self._live.start()
 
     def show(self, runnings: Sequence[Running], trouble: str) -> None:
-        if self._live is not None:
-            self._live.update(screen(runnings, trouble, self.console.width))
-            return
         now = time.time()
-        lines = []
+        if self._live is not None:
+            self._live.update(screen(runnings, trouble, self.console.width, now=now, scores=self._scores))
+            return
         for running in runnings:
-            state = running.state
-            scored = sum(e.status == "scored" for e in state.entries)
-            shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
-            lines.append(f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored")
-        line = ("; ".join(lines) or "nothing runs") + (f"  ! {trouble}" if trouble else "")
-        if line != self._last and (now - self._said_at >= LINE_SECONDS or not self._last):
-            elapsed = seconds(now - min(r.state.record.accepted_at for r in runnings)) if runnings else ""
-            self.console.print(f"[{elapsed:>9}] {line}", highlight=False, markup=False)
-            self._last, self._said_at = line, now
+            self._say(running.state, now)
+        self._line("", f"! {trouble}" if trouble else "", now)
+
+    def _say(self, state: State, now: float) -> None:
+        scored = sum(e.status == "scored" for e in state.entries)
+        shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
+        age = f"[{seconds(now - state.record.accepted_at):>9}] {state.evaluation_id}"
+        for entry in state.entries:
+            if entry.terminal and (state.evaluation_id, entry.name) not in self._told:
+                self._told.add((state.evaluation_id, entry.name))
+                told = entry.error or "  ".join(map(_value, self._scores.of(entry)))
+                self._print(f"{age}: {entry.name}: {told}")
+        line = f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored"
+        self._line(state.evaluation_id, line, now, age + ": ")
+
+    def _line(self, whose: str, line: str, now: float, head: str = "") -> None:
+        last, said_at = self._said.get(whose, ("", 0.0))
+        if line != last and (now - said_at >= LINE_SECONDS or not last):
+            if line:
+                self._print(head + line)
+            self._said[whose] = (line, now)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,14 +1,17 @@
-"""Laws of the sbatch wrappers: training is sacred, and a daemon near its time limit comes back.
+"""Laws of the sbatch wrappers: training is sacred, and a coordinator near its time limit comes back.
 
-`evalspan` is a small program of the test's here: what is tested is what the wrappers do around it.
+Beside a real Slurm `evalspan` is the real one; elsewhere a small program of the test's, as are Slurm's commands: there
+what is tested is what the wrappers do around them.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +46,7 @@ def test_the_jobs_exit_code_is_the_trainings(tmp_path, code):
     program, log = _program(tmp_path)
     wait_for_daemon = f'until [ -s "{log}" ]; do sleep 0.05; done; exit {code}'
     assert _train(tmp_path, program, "sh", "-c", wait_for_daemon).wait(timeout=30) == code
-    assert log.read_text().splitlines() == [f'daemon|["{tmp_path / "ckpt"}"]|core|slurm', "ended"]
+    assert log.read_text().splitlines() == [f'daemon --wait|["{tmp_path / "ckpt"}"]|core|slurm', "ended"]
 
 
 def test_a_daemon_that_cannot_start_does_not_touch_training(tmp_path):
@@ -63,6 +66,58 @@ def test_signals_reach_training_and_its_own_exit_code_counts(tmp_path):
     assert train.wait(timeout=30) == 7
 
 
+def _slurm(folder: Path) -> tuple[dict[str, str], Path]:
+    """The environment of a batch job whose `sbatch` and `scontrol` write down how they were called; and where."""
+    called = folder / "slurm"
+    for name in ("sbatch", "scontrol"):
+        program = folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" >> "{called}"\n')
+        program.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "EVALSPAN_BIN": str(_program(folder)[0]),
+    }, called
+
+
+@pytest.mark.parametrize("finish", ["--partition=cpu -A x", "no"])
+def test_what_is_open_when_training_ends_is_finished_by_a_job_of_its_own(tmp_path, finish):
+    """A daemon that ends when it is idle, with the user's options, and told of the folder; or none, where asked so."""
+    env, called = _slurm(tmp_path)
+    argv = ["bash", SCRIPTS / "train-with-eval.sbatch", tmp_path / "ckpt", "core", "--", "false"]
+    done = subprocess.run(argv, cwd=tmp_path, env={**env, "EVALSPAN_FINISH": finish}, timeout=30, check=False)
+    assert done.returncode == 1, "training's own"
+    if finish == "no":
+        assert not called.exists()
+        return
+    words = called.read_text().splitlines()
+    assert words[0] == "sbatch"
+    assert words[-5:-2] == ["--partition=cpu", "-A", "x"]
+    assert f"{tmp_path / 'evalspan'} daemon --until-idle" in words[-1]
+
+
+@pytest.mark.parametrize(("number", "heard"), [(signal.SIGUSR1, []), (signal.SIGTERM, ["ended"])])
+def test_an_evaluation_near_its_time_limit_is_queued_again_and_a_cancelled_one_is_not(
+    tmp_path, number, heard
+):
+    """Slurm's warning leaves the evaluation's jobs alone and requeues; scancel's signal cancels them."""
+    env, called = _slurm(tmp_path)
+    argv = ["bash", SCRIPTS / "evaluate.sbatch", "ckpt", "core", "--batch-size", "4"]
+    log = tmp_path / "calls"
+    job = subprocess.Popen(argv, cwd=tmp_path, env=env)
+    wait_until(lambda: log.exists() and "eval" in log.read_text(), "the coordinator runs", 30)
+    job.send_signal(number)
+    assert job.wait(timeout=30) == 0
+    assert (
+        log.read_text().splitlines()[0].startswith("eval ckpt --suite core --cluster slurm --batch-size 4|")
+    )
+    assert log.read_text().splitlines()[1:] == heard
+    requeued = called.read_text() if called.exists() else ""
+    assert requeued == ("" if heard else "scontrol\nrequeue\n7\n")
+
+
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "train-with-eval.sbatch"])
 def test_a_wrong_call_says_how_to_call(script):
     """Exit code 2 and the usage, before anything runs."""
@@ -72,51 +127,69 @@ def test_a_wrong_call_says_how_to_call(script):
 
 
 @pytest.fixture(scope="module")
-def site():
+def site() -> Iterator[Cluster]:
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     with dev_cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=4) as cluster:
         yield cluster
 
 
-def _submit(site: Cluster, log: Path) -> str:
+def _furnish(site: Cluster, model: Path) -> None:
+    """What a user has: a checkpoint, settings, the wrapper, and a program `evalspan`."""
+    home = site.user_dir
+    texts = {
+        "evalspan.toml": 'work_dir = "work"\n[cluster]\nkind = "slurm"\npartition = "gpu"\npoll_seconds = 1.0\n',
+        "evalspan": f'#!/bin/sh\nexec {site.python} -m coordinator "$@"\n',
+        "daemon.sbatch": (SCRIPTS / "evalspan-daemon.sbatch").read_text(),
+    }
+    for name, text in texts.items():
+        site.run_as_user(["tee", home / name], input=text, check=True)
+    site.run_as_user(["chmod", "755", home / "evalspan"], check=True)
+    site.run_as_user(["mkdir", home / "step-5"], check=True)
+    for file in model.iterdir():  # the user cannot read root's temporary folders
+        shutil.copyfile(file, home / "step-5" / file.name)
+        (home / "step-5" / file.name).chmod(0o644)
+
+
+@pytest.mark.slurm
+@pytest.mark.model
+def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
+    """It serves a submit; near its limit it is queued again and resumes what it had; a second one waits its turn.
+    Cancelled it stays away, and the second takes the evaluation over and obeys a command.
+    """
+    _furnish(site, tiny_model_dir)
     program = site.user_dir / "evalspan"
-    program.write_text(FAKE.format(log=log))
-    program.chmod(0o755)
-    script = site.user_dir / "evalspan-daemon.sbatch"
-    script.write_text((SCRIPTS / "evalspan-daemon.sbatch").read_text())
-    done = site.run_as_user(
-        ["sbatch", "--parsable", "--mem=100", "-p", "cpu", script], env={"EVALSPAN_BIN": str(program)}
+    journals = (site.user_dir / "work").glob
+
+    def events(kind: str) -> int:
+        lines = [line for file in journals("*/journal.jsonl") for line in file.read_text().splitlines()]
+        return sum(json.loads(line)["kind"] == kind for line in lines)
+
+    def daemon() -> str:
+        argv = ["sbatch", "--parsable", "--mem=100", "-p", "cpu", "daemon.sbatch"]
+        return site.run_as_user(argv, env={"EVALSPAN_BIN": str(program)}, check=True).stdout.strip()
+
+    first = daemon()
+    told = site.run_as_user(
+        [program, "submit", "step-5", "--suite", "quickstart", "--json"], env={"NO_COLOR": "1"}, check=True
     )
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.strip()
-    wait_until(lambda: log.exists() and "daemon" in log.read_text(), "the daemon runs")
-    return job
-
-
-@pytest.mark.slurm
-def test_near_its_time_limit_the_daemon_stands_in_the_queue_again(site):
-    """Slurm's warning ends the daemon in order, and the same job waits for its next run."""
-    log = site.user_dir / "limit"
-    job = _submit(site, log)
-    site.run_as_user(["scancel", "--batch", "--signal=USR1", job], check=True)
-    wait_until(lambda: "ended" in log.read_text(), "the daemon ended in order")
-    wait_state(site, job, "PENDING")
-    restarts = site.run_as_user(["scontrol", "show", "job", job]).stdout
-    assert "Restarts=1" in restarts
-    site.run_as_user(["scancel", job], check=True)
-    wait_until(lambda: state(site, job) in ("CANCELLED", ""), "the job is gone")
-
-
-@pytest.mark.slurm
-def test_a_cancelled_daemon_stays_away(site):
-    """`scancel` ends the daemon in order, and for good."""
-    log = site.user_dir / "cancelled"
-    job = _submit(site, log)
-    site.run_as_user(["scancel", job], check=True)
-    wait_until(lambda: state(site, job) in ("CANCELLED", ""), "the job is cancelled")
-    wait_until(lambda: not site.job_pids(job), "its processes are gone")
-    assert "ended" in log.read_text()
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
-        assert state(site, job) != "PENDING"
+    name = json.loads(told.stdout)["evaluation_id"]
+    wait_until(lambda: events("accepted") == 1, "the evaluation is accepted")
+    site.run_as_user(["scancel", "--batch", "--signal=USR1", first], check=True)
+    wait_state(site, first, "PENDING")
+    assert "Restarts=1" in site.run_as_user(["scontrol", "show", "job", first]).stdout
+    # Slurm holds a requeued job back for a while
+    site.run_as_user(["scontrol", "update", f"jobid={first}", "StartTime=now"], check=True)
+    wait_until(lambda: events("restarted") == 1, "the requeued daemon has taken it up")
+    second = daemon()
+    assert (state(site, first), state(site, second)) == ("RUNNING", "PENDING")
+    site.run_as_user(["scancel", first], check=True)
+    wait_until(lambda: events("restarted") == 2, "the second daemon has taken it up")
+    assert state(site, first) == "CANCELLED"
+    site.run_as_user([program, "cancel", name], check=True)
+    ours = ["squeue", "--noheader", "--format=%j"]
+    wait_until(lambda: site.run_as_user(ours).stdout.split() == ["evalspan-daemon"], "its jobs are gone")
+    wait_until((site.user_dir / "work" / name / "results.json").exists, "its end is written")
+    site.run_as_user(["scancel", second], check=True)
+    wait_until(lambda: state(site, second) == "CANCELLED", "the second daemon has ended")
+    wait_until(lambda: not site.job_pids(second), "its processes are gone")
