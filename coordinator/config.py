@@ -114,6 +114,8 @@ class StageConfig(Record):
     readers: Positive = 16
     # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage, shard by shard
     requests_mb: Count = 0
+    # that a released holder keeps its pages where another checkpoint of that size waits for GPUs; 0: it never does
+    linger_seconds: Annotated[float, Field(ge=0)] = 60.0
     # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
     prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 

@@ -94,6 +94,7 @@ class Coordinator:
         self._due = _Due()
         self._broken: dict[str, Path] = {}
         self._lock = WorkLock(performer.site.paths.lock)
+        performer.linger = self._linger
 
     @contextmanager
     def in_charge(self, patient: Callable[[], bool] = lambda: False) -> Iterator[None]:
@@ -384,6 +385,30 @@ class Coordinator:
 
     def _stage_ahead(self, demands: Sequence[Demand], now: float) -> None:
         """While GPUs are busy, the next checkpoint's weights may come to the nodes that will have them free."""
+        candidates = self._waiting(demands)
+        held = _held(r.state for r in self.running.values())
+        share = self.performer.site.prefetch
+        certain = [
+            n for n in self.nodes if not n.best_effort
+        ]  # weights that wait are not worth being preempted
+        for evaluation_id, names in ahead.choose(
+            certain, candidates, held, self.limits, share=share, kept_back=self.kept_back
+        ).items():
+            event = MemoryOffered(at=now, nodes=names)
+            self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+
+    def _linger(self, state: State, node: str) -> float:
+        """Seconds that a holder released there keeps its pages: some, where one waits that may write them over."""
+        seconds, record = self.performer.site.linger_seconds, state.record
+        if not seconds or node in self.kept_back:
+            return 0.0
+        there = next((n for n in self.nodes if n.name == node), None)
+        waiting = self._waiting(self._demands())
+        digest, memory_mb = record.checkpoint.digest, holder_memory_mb(record)
+        return seconds if ahead.heir(there, digest, memory_mb, waiting, self.limits) else 0.0
+
+    def _waiting(self, demands: Iterable[Demand]) -> list[ahead.Candidate]:
+        """Evaluations that wait for their first GPU and would be served by a precursor."""
         candidates = []
         for demand in demands:
             running = self.running.get(demand.evaluation_id)
@@ -400,16 +425,7 @@ class Coordinator:
                         known=frozenset(running.state.nodes),
                     )
                 )
-        held = _held(r.state for r in self.running.values())
-        share = self.performer.site.prefetch
-        certain = [
-            n for n in self.nodes if not n.best_effort
-        ]  # weights that wait are not worth being preempted
-        for evaluation_id, names in ahead.choose(
-            certain, candidates, held, self.limits, share=share, kept_back=self.kept_back
-        ).items():
-            event = MemoryOffered(at=now, nodes=names)
-            self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+        return candidates
 
     # --- run ---------------------------------------------------------------------------------------------------------
 

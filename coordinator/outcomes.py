@@ -51,7 +51,7 @@ def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]: 
                 state.warnings.append(f"{outcome.node}: {outcome.why}")
             return []
         case Cleared():
-            return []  # the holder's end is seen as its job's end
+            return _cleared(state, outcome)
 
 
 def _built(state: State, outcome: Built) -> list[Action]:
@@ -88,6 +88,16 @@ def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
         node.rung = outcome.rung
     if outcome.rung == "storage":
         state.warnings.append(f"{node.name} reads the weights from storage: {outcome.why}")
+    return []
+
+
+def _cleared(state: State, outcome: Cleared) -> list[Action]:
+    """A holder's end is seen as its job's end, but that of one which lingers: it serves another evaluation now."""
+    info = state.jobs.get(outcome.name)
+    if outcome.lingers and info is not None and info.live and info.released_at is not None:
+        info.members, info.phase = dict.fromkeys(info.members, "ended"), "ended"
+        state.live.discard(info.job.name)
+        facts.job_over(state, info, "CLEARED")
     return []
 
 

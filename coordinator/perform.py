@@ -48,6 +48,7 @@ from coordinator.planning import PlanningError, hardware_of, make_plan
 from coordinator.records import EvaluationRecord
 from coordinator.specs import Site, workers_stop_file
 from coordinator.state import State
+from evaljobs.contract import Release
 from evaljobs.files import write_atomic
 from evaljobs.paths import EvaluationPaths
 from evaljobs.work_queue import QueuedShard, QueueUnavailable, WorkQueue
@@ -65,6 +66,8 @@ class Performer:
         self.cluster = cluster
         self.lm_eval_version = lm_eval_version
         self.observations = observations
+        # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
+        self.linger: Callable[[State, str], float] = lambda _state, _node: 0.0
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
         self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
@@ -166,7 +169,9 @@ class Performer:
             self._uncancelled.clear()
 
     def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
-        write_atomic(self._paths(state).release_file(action.job), b"")
+        node = state.jobs[action.job].job.node
+        said = Release(linger_seconds=self.linger(state, node) if node is not None else 0.0)
+        write_atomic(self._paths(state).release_file(action.job), said.model_dump_json().encode())
         return []
 
     def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:

@@ -49,6 +49,9 @@ class Site:
     prefetch: float = (
         0.5  # share of a node's free memory that weights staged ahead of GPUs may take; 0: none are
     )
+    linger_seconds: float = (
+        60.0  # that a released holder keeps its pages where one waits that may take them over
+    )
     offline: bool = True
 
     @property

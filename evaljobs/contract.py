@@ -211,9 +211,6 @@ class StageSpec(Record):
     lease_file: str  # touched by the coordinator; older than lease_seconds means nobody will come back
     lease_seconds: float = 900.0
     readers: int = 16
-    linger_seconds: float = (
-        0.0  # once released: stay with the files, for the next checkpoint to write them over
-    )
     share: float | None = None  # of a root's room that may be taken: staged ahead of GPUs, or not at all
     requests_mb: int = (
         0  # MiB of request sets that may lie beside the weights; 0: trials read them from storage
@@ -221,6 +218,14 @@ class StageSpec(Record):
     request_sets_file: str | None = None  # where the coordinator names them
     preimport: str | None = (
         None  # engine to import once while waiting, so that trials find it in the page cache
+    )
+
+
+class Release(Record):
+    """What a release file says to its holder; an empty file says the defaults."""
+
+    linger_seconds: float = (
+        0.0  # that it stays with its retired pages, for the next checkpoint to write them over
     )
 
 
@@ -367,13 +372,17 @@ class RequestsStaged(Record):
 
 
 class Cleared(Record):
-    """The holder let go: its memory is free (or another evaluation still holds it)."""
+    """The holder let go: its memory is free (or another evaluation still holds it).
+
+    With `lingers` its job stays for so many seconds at most, for another checkpoint to take the retired pages over.
+    """
 
     kind: Literal["cleared"] = "cleared"
     name: str
     node: str
     freed_bytes: int
     reason: str
+    lingers: float = 0.0
 
 
 class TrialEnded(Record):

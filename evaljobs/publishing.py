@@ -286,14 +286,18 @@ def _check(checkpoint: CheckpointSpec, sums: dict[str, str], incoming: Path) -> 
 # --- lingering -------------------------------------------------------------------------------------------------------
 
 
-def linger(slot: Slot, seconds: float, stop: threading.Event, *, patience: float) -> int:
+def linger(
+    slot: Slot, seconds: float, stop: threading.Event, *, patience: float, retired: Callable[[], object]
+) -> int:
     """Retire the checkpoint but stay as its holder for `seconds`, so that the next one may take its files over.
 
-    Gives the bytes that were left to free. Where others still hold it, only our lease goes.
+    `retired` is called once that is so. Gives the bytes that were left to free. Where others still hold it, only our
+    lease goes.
     """
     name = node_memory.retire_held(slot, patience=patience)
     if name is None:
         return node_memory.leave(slot, patience=patience)
+    retired()
     deadline = time.monotonic() + seconds
     left = slot.root / node_memory.home_name(os.geteuid()) / name
     while time.monotonic() < deadline and not stop.wait(0.2):

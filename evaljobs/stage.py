@@ -19,8 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from evaljobs.contract import (
     CheckpointSpec,
     Cleared,
     Failed,
+    Release,
     Staged,
     StageSpec,
 )
@@ -40,6 +42,7 @@ from evaljobs.node_room import room
 from evaljobs.paths import EvaluationPaths
 
 POLL_SECONDS = 0.5
+RELEASED = "released"
 READER_PATIENCE = 10.0  # seconds that a trial gets to end (or to finish opening files) before the names go
 MARGIN = 64 << 20  # bytes left free on a root
 ENGINE_MODULES = {
@@ -223,7 +226,7 @@ def hold(holding: Holding, stop: threading.Event) -> str:
     renewed = since
     while True:
         if release.exists():
-            return "released"
+            return RELEASED
         if stop.is_set():
             return "terminated"
         now, stamp = time.monotonic(), _mtime(lease)
@@ -257,23 +260,42 @@ def _mtime(path: Path) -> int | None:
         return None  # absent, or storage is away: no news
 
 
-def clear(holding: Holding, reason: str, *, stop: threading.Event | None = None) -> Cleared:
-    """Give the lease back; the last holder frees the memory.
-
-    With `linger_seconds` the last holder stays that long with the files retired, for the next checkpoint to take over
-    (writing over pages is some 3x faster than getting fresh ones), and `stop` cuts it short.
-    """
+def clear(holding: Holding, reason: str) -> Cleared:
+    """Give the lease back; the last holder frees the memory."""
     freed, shelf = 0, holding.shelf()
     if holding.slot is not None:
         freed += shelf.clear() if shelf is not None else 0
-        linger = holding.spec.linger_seconds if stop is not None and not stop.is_set() else 0.0
-        if linger > 0:
-            freed += publishing.linger(
-                holding.slot, linger, stop or threading.Event(), patience=READER_PATIENCE
-            )
-        else:
-            freed += node_memory.leave(holding.slot, patience=READER_PATIENCE)
+        freed += node_memory.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
+
+
+def released_for(spec: StageSpec) -> float:
+    """Seconds that whoever released this holder wants its pages kept for another checkpoint."""
+    try:
+        said = EvaluationPaths(spec.evaluation_dir).release_file(spec.name).read_bytes()
+        return Release.model_validate_json(said).linger_seconds if said else 0.0
+    except (OSError, ValueError):
+        return 0.0
+
+
+def hand_over(
+    holding: Holding, reason: str, seconds: float, stop: threading.Event, told: Callable[[Cleared], object]
+) -> Cleared:
+    """As `clear`, but the last holder stays for `seconds` with its files retired, for another checkpoint to take over.
+
+    Writing over pages is some 3x faster than getting fresh ones. `told` hears of it once they are retired: the evaluation
+    need not wait for the rest. `stop` cuts it short.
+    """
+    if holding.slot is None or stop.is_set() or seconds <= 0:
+        return clear(holding, reason)
+    shelf = holding.shelf()
+    freed = shelf.clear() if shelf is not None else 0
+    name, node = holding.spec.name, holding.spec.node
+    waits = Cleared(name=name, node=node, freed_bytes=freed, reason=reason, lingers=seconds)
+    freed += publishing.linger(
+        holding.slot, seconds, stop, patience=READER_PATIENCE, retired=partial(told, waits)
+    )
+    return Cleared(name=name, node=node, freed_bytes=freed, reason=reason)
 
 
 def preimport_modules(engine: str | None) -> Sequence[str]:
@@ -351,7 +373,8 @@ def main(spec: StageSpec) -> int:
             with preimporting(spec.preimport):
                 reason = hold(holding, stop)
         finally:
-            cleared = clear(holding, reason, stop=stop)
+            seconds = released_for(spec) if reason == RELEASED else 0.0
+            cleared = hand_over(holding, reason, seconds, stop, lambda waits: write_outcome(paths, waits))
             say(f"cleared {cleared.freed_bytes} bytes: {reason}")
         write_outcome(paths, cleared)
     return 0

@@ -286,13 +286,20 @@ def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None
 
 
 def test_lingering_hands_its_pages_over(world: World) -> None:
-    """A released holder that lingers keeps its pages for the next checkpoint, which writes them over in place."""
+    """A released holder that lingers keeps its pages for the next checkpoint, which writes them over in place.
+
+    Its evaluation is told at once; the holder ends as soon as they are taken.
+    """
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    first = world.start(world.spec(old, "a", linger_seconds=120.0))
+    first = world.start(world.spec(old, "a"))
     model = Path(world.staged("a").path)
     inodes = {p.stat().st_ino for p in model.glob("*.safetensors")}
-    world.release("a")
-    wait_for(lambda: not model.exists())
+    world.release("a", linger=120.0)
+    wait_for(lambda: world.outcome("cleared", "a"))
+    waits = world.outcome("cleared", "a")
+    assert isinstance(waits, Cleared)
+    assert (waits.lingers, model.exists()) == (120.0, False)
+    assert clean.clean(world.root).removed == ()
     holding = stage.stage_only(world.spec(new, "b"))
     assert holding.staged.recycled
     assert {p.stat().st_ino for p in Path(holding.staged.path).glob("*.safetensors")} == inodes
@@ -301,4 +308,24 @@ def test_lingering_hands_its_pages_over(world: World) -> None:
     assert first.returncode == 0
     assert isinstance(world.outcome("staged", "a"), Staged)
     stage.clear(holding, "test")
+    assert world.nothing_left()
+
+
+@pytest.mark.parametrize("end", ["time", "SIGTERM", "clean"])
+def test_lingering_for_nobody_leaves_nothing(world: World, end: str) -> None:
+    """Nobody takes the pages over: they go when the time is up, with SIGTERM, and by `clean --all` before that."""
+    process = world.start(world.spec(world.checkpoint(), "a"))
+    world.staged("a")
+    world.release("a", linger=0.3 if end == "time" else 120.0)
+    if end == "clean":
+        wait_for(lambda: world.outcome("cleared", "a"))
+        assert len(clean.clean(world.root, everything=True).removed) == 1
+    elif end == "SIGTERM":
+        wait_for(lambda: world.outcome("cleared", "a"))
+        process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    cleared = world.outcome("cleared", "a")
+    assert isinstance(cleared, Cleared)
+    assert cleared.lingers == 0.0
     assert world.nothing_left()

@@ -19,10 +19,12 @@ from evaljobs.contract import (
     CheckpointSpec,
     Cleared,
     Failed,
+    Release,
     RequestsStaged,
     Staged,
     StageSpec,
 )
+from evaljobs.files import write_atomic
 from evaljobs.paths import EvaluationPaths
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,8 +136,10 @@ class World:
         assert isinstance(found, Staged), self.outcome("failed", name)
         return found
 
-    def release(self, name: str = "stage-a") -> None:
-        self.paths.release_file(name).touch()
+    def release(self, name: str = "stage-a", *, linger: float | None = None) -> None:
+        """As the coordinator does; without `linger` by an empty file."""
+        said = b"" if linger is None else Release(linger_seconds=linger).model_dump_json().encode()
+        write_atomic(self.paths.release_file(name), said)
 
     def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
         model = self.home / checkpoint.digest / node_memory.MODEL
