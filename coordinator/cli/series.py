@@ -143,6 +143,10 @@ def export(
         raise OperatorError("say --to and --out, or --left")
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
+    if to == "wandb" and evaluation is not None:
+        # of several offline runs of one id only the last is synced: it has to hold the whole training
+        state, _, _ = find_evaluation(settings, evaluation)
+        series, suite = str(Path(state.record.checkpoint.source).parent), state.record.suite.name
     found = _points(settings, evaluation, series, suite, settings.gpu_hour_price)
     done = [p for p in found.points if p.status != "running"]
     if not done:

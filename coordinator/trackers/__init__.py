@@ -72,10 +72,12 @@ def values_of(point: Point) -> dict[str, float]:
 
 
 def steps_of(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """Points with the step to show them at: the training step where all have one, else their order."""
-    if all(p.step is not None for p in points):
-        return sorted(((p.step or 0, p) for p in points), key=lambda pair: pair[0])
-    return list(enumerate(sorted(points, key=lambda p: p.accepted_at)))
+    """Points in order, with the step to show each at: its training step; where none is known, the unix second of its
+    acceptance, which is the same in every export.
+    """
+    return sorted(
+        ((p.step if p.step is not None else int(p.accepted_at), p) for p in points), key=lambda pair: pair[0]
+    )
 
 
 def need(module: str, package: str, extra: str) -> Any:

@@ -1,35 +1,80 @@
 """Points as a TensorBoard run: `tensorboard --logdir OUT`.
 
-Rule: written with the `tensorboard` package alone (no TensorFlow, no torch). TensorBoard cannot replace a value, so an
-export writes a new event file and then removes the ones that earlier exports left in this run.
+Rule: written with the `tensorboard` package alone (no TensorFlow, no torch). What our event files in the run's folder
+hold is read back first: a point that is there is not written again, one that has changed is taken out of its old file,
+and all others stay as they are, in files that a TensorBoard which is looking need not read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coordinator.report.series import Point
 from coordinator.trackers import need, steps_of, values_of
 from evaljobs.paths import slug
 
 SUFFIX = ".evalspan"
+Values = dict[str, float]  # by tag
 
 
 def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:  # noqa: ARG001 (TensorBoard has none)
-    """Event file of one run in `out/run`; the run's folder."""
-    writers = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "tensorboard")
+    """Event files of one run in `out/run`; the run's folder."""
+    loaders = need("tensorboard.backend.event_processing.event_file_loader", "tensorboard", "tensorboard")
     events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "tensorboard")
-    summaries = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "tensorboard")
     folder = out / slug(run)
     folder.mkdir(parents=True, exist_ok=True)
-    before = list(folder.glob(f"*{SUFFIX}"))
-    writer = writers.EventFileWriter(str(folder), filename_suffix=f".{len(before)}{SUFFIX}")
-    for step, point in steps_of(points):
-        rows = [summaries.Summary.Value(tag=tag, simple_value=v) for tag, v in values_of(point).items()]
-        ended = point.accepted_at + (point.makespan_seconds or 0.0)
-        writer.add_event(events.Event(wall_time=ended, step=step, summary=summaries.Summary(value=rows)))
-    writer.close()
-    for old in before:
-        old.unlink(missing_ok=True)
+    wanted = {step: (_ended(point), _rounded(values_of(point))) for step, point in steps_of(points)}
+    there: set[int] = set()
+    for file in sorted(folder.glob(f"*{SUFFIX}")):
+        held = [
+            event
+            for event in map(events.Event.FromString, loaders.RawEventFileLoader(str(file)).Load())
+            if event.HasField("summary")
+        ]
+        kept = []
+        for event in held:
+            values = {v.tag: v.simple_value for v in event.summary.value}
+            changed = event.step in wanted and repr(values) != repr(wanted[event.step][1])
+            if not changed and event.step not in there:
+                there.add(event.step)
+                kept.append(event)
+        if len(kept) < len(held):
+            _write(folder, kept)
+            file.unlink(missing_ok=True)
+    _write(folder, _events({step: wanted[step] for step in sorted(wanted.keys() - there)}))
     return folder
+
+
+def _ended(point: Point) -> float:
+    """Unix seconds: when its evaluation ended."""
+    return point.accepted_at + (point.makespan_seconds or 0.0)
+
+
+def _rounded(values: Mapping[str, float]) -> Values:
+    """As an event holds them, in 32 bits."""
+    return {tag: struct.unpack("f", struct.pack("f", value))[0] for tag, value in values.items()}
+
+
+def _events(rows: Mapping[int, tuple[float, Values]]) -> list[Any]:
+    events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "tensorboard")
+    summaries = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "tensorboard")
+    made = []
+    for step, (ended, values) in rows.items():
+        told = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        made.append(events.Event(wall_time=ended, step=step, summary=summaries.Summary(value=told)))
+    return made
+
+
+def _write(folder: Path, events: Iterable[Any]) -> None:
+    """One new file, if there is anything to write. Its name begins with the time, so TensorBoard reads it last."""
+    events = list(events)
+    if not events:
+        return
+    writers = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "tensorboard")
+    writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
+    for event in events:
+        writer.add_event(event)
+    writer.close()

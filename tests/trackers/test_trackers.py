@@ -87,6 +87,34 @@ def test_tensorboard_reads_the_scores_back(tmp_path):
     assert scalars[0].wall_time == 1_700_000_070.0, "when its evaluation ended"
 
 
+def test_tensorboard_keeps_the_points_that_are_not_exported(tmp_path):
+    """One step exported leaves the others, in files that are not touched; a changed point takes the old one's place."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def shown(folder: Path) -> list[tuple[int, float]]:
+        read = EventAccumulator(str(folder))
+        read.Reload()
+        return [(e.step, round(e.value, 6)) for e in read.Scalars("mini/add/exact_match")]
+
+    def files(folder: Path) -> dict[str, int]:
+        return {f.name: f.stat().st_mtime_ns for f in folder.iterdir()}
+
+    (folder,) = export_points(TRACKERS["tensorboard"], POINTS, tmp_path)
+    before = files(folder)
+    export_points(TRACKERS["tensorboard"], POINTS, tmp_path)
+    export_points(TRACKERS["tensorboard"], POINTS[1:], tmp_path)
+    assert files(folder) == before, "nothing new, nothing written"
+    export_points(TRACKERS["tensorboard"], [point(30, 0.7)], tmp_path)
+    assert shown(folder) == [(10, 0.2), (20, 0.6), (30, 0.7)]
+    assert before.items() <= files(folder).items()
+    export_points(TRACKERS["tensorboard"], [point(20, 0.5)], tmp_path)
+    assert sorted(shown(folder)) == [(10, 0.2), (20, 0.5), (30, 0.7)]
+    export_points(TRACKERS["tensorboard"], [point(None, float("nan"))], tmp_path)
+    export_points(TRACKERS["tensorboard"], [point(None, float("nan"))], tmp_path)
+    assert [step for step, _ in shown(folder)].count(1_700_000_000) == 1
+
+
 def test_mlflow_reads_the_scores_back(tmp_path, monkeypatch):
     """One run in a file store; a second export with one more point doubles nothing."""
     pytest.importorskip("mlflow")
