@@ -16,10 +16,12 @@ from typing import Any
 
 from coordinator.messages import AnyEvent
 from coordinator.planning import BYTES_PER_PARAMETER, hardware_of, read_sets
+from coordinator.report.judged import judge_use
 from coordinator.report.model import Report, ShardSpan, make_report
 from coordinator.state import State
 from coordinator.store import read_events
 from evaljobs.files import read_frames, write_atomic
+from evaljobs.judges.kept import judgements
 from evaljobs.paths import EvaluationPaths, parse_shard
 from evaljobs.results import merge_results
 from priors.table import Observation
@@ -45,12 +47,18 @@ def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
 
 def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] | None = None) -> Report:
     """The report of an evaluation as its folder shows it now."""
-    return make_report(
+    made = make_report(
         state,
         read_events(paths.journal) if events is None else events,
         shard_spans(state, paths),
         time.time(),
     )
+    if state.record.judge is None:
+        return made
+    entries = state.record.suite.tasks
+    task_of = {m.name: m.task or entries[m.entry].name for m in state.metrics.values()}
+    use = judge_use(state.record.judge, judgements(paths.judgements), task_of, state.evaluation_id)
+    return made.model_copy(update={"judge": use})
 
 
 def write_report(state: State, paths: EvaluationPaths) -> Report:

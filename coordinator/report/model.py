@@ -27,6 +27,7 @@ from coordinator.messages import (
 )
 from coordinator.packing.bounds import MeasuredSet, measured_lower_bound
 from coordinator.report.compared import without_evalspan
+from coordinator.report.judged import JudgeUse
 from coordinator.state import State
 from evaljobs.contract import (
     Built,
@@ -120,6 +121,7 @@ class Report(Record):
     shards: tuple[ShardSpan, ...]
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
+    judge: JudgeUse | None = None
     warnings: tuple[str, ...]
 
 

@@ -14,6 +14,7 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.report.judged import JudgeUse
 from coordinator.report.model import GpuUse, Report
 
 GANTT_WIDTH = 50
@@ -130,8 +131,22 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
     yield "  tail", seconds(stages.metric_tail), "after the last response"
     busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
     yield "GPU seconds", seconds(report.gpu_seconds), busy
+    if report.judge is not None:
+        yield from _judge(report.judge)
     if gpu_hour_price is not None:
         yield "cost", f"{report.gpu_seconds / 3600 * gpu_hour_price:.4f}", f"at {gpu_hour_price:g} a GPU hour"
+
+
+def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
+    """What the judge cost, all in all and by task."""
+    most = f" of at most {judge.max_cost:g}" if judge.max_cost is not None else ""
+    yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", f"by {judge.model}{most}"
+    for name, task in judge.tasks.items():
+        parts = [f"{task.judgements} judgements"]
+        parts += [f"{task.reused} paid for elsewhere"] if task.reused else []
+        parts += [f"{task.missing} could not be had"] if task.missing else []
+        parts.append(f"{task.prompt_tokens} + {task.completion_tokens} tokens")
+        yield f"  {name}", f"{task.cost:.4f}" if judge.priced else "-", ", ".join(parts)
 
 
 def gpu_table(report: Report) -> Table:

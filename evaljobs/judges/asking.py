@@ -135,7 +135,7 @@ class Judges:
                 self._request(endpoint, lease, ask, spent)
             except AgainError as error:
                 why, wait = one_line(error), error.after
-                if error.limited and time.monotonic() < limited_until:
+                if error.anew or (error.limited and time.monotonic() < limited_until):
                     continue
                 failures += 1
                 if failures > self._options.retries:

@@ -30,6 +30,7 @@ from evaljobs.judges.records import Ask
 CONNECT_SECONDS: Final = 15.0
 MAX_BYTES: Final = 8 << 20  # of a response; an answer of 2,048 tokens has some 10,000
 MAX_PAUSE: Final = 300.0  # seconds of a Retry-After that are waited at once
+OTHER_LIMIT: Final = "max_completion_tokens"
 _TOLD: Final = 300  # characters of a refusal that are repeated
 
 
@@ -43,12 +44,23 @@ class Answered:
 
 
 class AgainError(Exception):
-    """Trying again may work. `paid`: the other side may have counted it; `limited`: it asked for a pause."""
+    """Trying again may work. `paid`: the other side may have counted it; `limited`: it asked for a pause; `anew`: the
+    next request will be put in other words.
+    """
 
-    def __init__(self, why: str, *, paid: bool, limited: bool = False, after: float | None = None) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        paid: bool,
+        limited: bool = False,
+        anew: bool = False,
+        after: float | None = None,
+    ) -> None:
         super().__init__(why)
         self.paid = paid
         self.limited = limited
+        self.anew = anew
         self.after = after
 
 
@@ -86,10 +98,11 @@ class Endpoint:
     def __init__(self, judge: JudgeOptions, key: str | None) -> None:
         self._judge = judge
         self._key = key
+        self._limit = "max_tokens"  # what the bound of an answer is called here
 
     def ask(self, ask: Ask) -> Answered:
         """The judge's answer. Raises AgainError, NeverError, OperatorError; their texts hold no key."""
-        judge = self._judge
+        judge, limit = self._judge, self._limit
         body = {
             "model": judge.model,
             "messages": [
@@ -97,7 +110,7 @@ class Endpoint:
                 {"role": "user", "content": ask.user},
             ],
             "temperature": judge.temperature,
-            "max_tokens": judge.max_tokens,
+            limit: judge.max_tokens,
         }
         status, headers, data = self._post(json.dumps(body).encode())
         if status == 200:
@@ -115,6 +128,9 @@ class Endpoint:
             raise OperatorError(
                 f"the judge at {judge.url} refuses us (HTTP {status}; check [judge] url, model and key): {told}"
             )
+        if status == 400 and limit != OTHER_LIMIT and OTHER_LIMIT in told:
+            self._limit = OTHER_LIMIT  # newer models of OpenAI's know this name alone
+            raise AgainError(f"HTTP 400: {told}", paid=False, anew=True)
         raise NeverError(f"HTTP {status}: {told}")
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:

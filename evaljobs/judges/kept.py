@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -54,18 +55,21 @@ class Kept:
 
     def spent(self) -> int:
         """Millionths that this evaluation has paid, summed over its files."""
-        total = 0
-        for file in self._folder.glob("*.json"):
-            found = _read(file, file.stem)
-            if found is not None and found.evaluation == self._evaluation:
-                total += found.cost_millionths
-        return total
+        return sum(j.cost_millionths for j in judgements(self._folder) if j.evaluation == self._evaluation)
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{key}.json"
 
     def _shared(self, key: str) -> Path:
         return self._cache / key[:2] / f"{key}.json"
+
+
+def judgements(folder: Path) -> Iterator[Judgement]:
+    """All that an evaluation's folder holds, errors included; what cannot be read is passed over."""
+    for file in folder.glob("*.json"):
+        found = _read(file, file.stem)
+        if found is not None:
+            yield found
 
 
 def _bytes(judgement: Judgement) -> bytes:

@@ -335,3 +335,31 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
     finally:
         server.stop()
     assert json.loads((next((folder / "judgements").glob("*.json"))).read_text())["job"] == "job"
+
+
+def test_an_endpoint_that_knows_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
+    """A refusal that names max_completion_tokens costs no try: the same asks go out again with that name, and all later
+    ones; one that refuses both is refused."""
+
+    def handle(request: Request) -> None:
+        if "max_tokens" in request.body:
+            told = (
+                "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            )
+            request.error(400, told)
+        else:
+            request.answer()
+
+    endpoint.handle = handle
+    asked = judges(job, folder, concurrency=2, retries=0, max_tokens=77)
+    assert asked.ask_missing(asks(9)) == 9
+    assert all(r.value == 7.0 for r in asked.replies(asks(9)))
+    refused = [r for r in endpoint.requests if "max_tokens" in r.body]
+    assert 1 <= len(refused) <= 2
+    assert all(r.body["max_completion_tokens"] == 77 for r in endpoint.requests if r not in refused)
+    endpoint.handle = lambda r: r.error(400, "max_completion_tokens is no parameter either")
+    never = judges(job, folder, retries=0)
+    assert never.ask_missing(asks(1, "other")) == 1
+    (reply,) = never.replies(asks(1, "other"))
+    assert reply.value is None
+    assert "refused" in reply.error

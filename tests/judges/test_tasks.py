@@ -217,8 +217,16 @@ def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> No
 
 @pytest.mark.model
 def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) -> None:
-    """`evalspan eval` on this machine: answers, judgements, scores; the key is in no file."""
-    endpoint.handle = lambda r: r.answer("[[A]]")
+    """`evalspan eval` on this machine: answers, judgements, scores, and what they cost; the key is in no file. One that is
+    refused makes the exit code 1, and a retry asks for it alone."""
+
+    def handle(request: Any) -> None:
+        if request.user == endpoint.requests[0].user:
+            request.error(400, "policy")
+        else:
+            request.answer("[[A]]")
+
+    endpoint.handle = handle
     (tmp_path / "evalspan.toml").write_text(
         f'[trial]\nthreads = 1\ndevice = "cpu"\nmemory_mb = 2000\n[metric]\nbootstrap_iters = 10\n'
         f'[judge]\nurl = "{endpoint.url}"\nmodel = "m"\napi_key_env = "MY_JUDGE_KEY"\n'
@@ -246,9 +254,34 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) ->
         str(tmp_path / "w"),
     ]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)["results"]["mt_bench_turn1_pair"]
-    assert (found["win_rate,none"], found["judged,none"]) == (0.5, 1.0)
-    assert len(endpoint.requests) == len(list(tmp_path.glob("w/*/judgements/*.json"))) == 6
+    assert (found["win_rate,none"], found["judged,none"]) == (0.5, pytest.approx(2 / 3))
+    (root,) = (place.parent for place in tmp_path.glob("w/*/report.json"))
+    told = json.loads((root / "report.json").read_text())
+    assert told["entries"][0]["unscored"] == 1
+    use = told["judge"]["tasks"]["mt_bench_turn1_pair"]
+    assert (use["judgements"], use["missing"], use["prompt_tokens"], use["completion_tokens"]) == (
+        5,
+        1,
+        500,
+        50,
+    )
+    assert told["judge"]["cost"] == use["cost"] == pytest.approx(550e-6)
+    shown = [program, "report", root.name, "--work-dir", str(tmp_path / "w")]
+    wide = {**env, "COLUMNS": "200"}
+    text = subprocess.run(shown, env=wide, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "of at most 1" in text
+    assert "5 judgements, 1 could not be had, 500 + 50 tokens" in text
+    asked = len(endpoint.requests)
+    endpoint.handle = lambda r: r.answer("[[A]]")
+    retry = [program, "retry", root.name, "--work-dir", str(tmp_path / "w")]
+    subprocess.run(retry, env=env, capture_output=True, text=True, timeout=200, check=True)
+    assert len(endpoint.requests) == asked + 1
+    assert (
+        json.loads((root / "results.json").read_text())["results"]["mt_bench_turn1_pair"]["judged,none"]
+        == 1.0
+    )
+    assert len(list(root.glob("judgements/*.json"))) == 6
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"sk-whole-secret" not in path.read_bytes(), path
