@@ -51,7 +51,7 @@ class Bench:
             folder.mkdir(parents=True, exist_ok=True)
         self.queue = MetricQueue(self.work.redis_address, self.evaluation)
 
-    def write_spec(self, name: str, *, held: bool = False) -> Path:
+    def write_spec(self, name: str, *, held: bool = False, item_seconds: float = 60.0) -> Path:
         """A score of a request set that is empty, or (`held`) a pipe that nobody writes yet."""
         folder = self.paths.root / "sets" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,7 @@ class Bench:
             frames={},
             model_dir="/nowhere",
             model=ModelOptions(),
+            item_seconds=item_seconds,
         )
         path = self.paths.spec(name)
         write_atomic(path, spec.model_dump_json().encode())

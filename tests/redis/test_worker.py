@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import rq.registry
 
 from coordinator.redis_server import RedisServer
 from evaljobs import metric_jobs, redis_address
+from evaljobs.contract import ScoreSpec
+from evaljobs.items import NOTE_BYTES, note_file
 from evaljobs.paths import WorkPaths
 from tests.redis.jobs import Bench, children, move, running, until
 
@@ -259,6 +262,32 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
         assert process.wait(60) == 0
     assert bench.failed("only")
     assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
+
+
+IMPATIENT = (
+    "import sys; from evaljobs import items; items.FIRST_SECONDS = 0.0; "
+    "from evaljobs.worker import main; sys.exit(main(sys.argv[5:]))"
+)
+
+
+def test_a_metric_that_hears_no_signal_is_ended_from_outside_and_the_job_goes_on(
+    shared_work: WorkPaths,
+) -> None:
+    """An item in hand for far longer than its deadline: its process is ended, the job is run again and blames the item."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    path = bench.write_spec("deaf", held=True, item_seconds=0.2)
+    with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
+        bench.queue.enqueue("score", "deaf", path)
+        _, horse = busy_worker(bench, process.pid, "deaf")
+        note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
+        until(note.exists)
+        with note.open("r+b") as file:
+            file.write(b'["t", 7]')
+        busy_worker(bench, process.pid, "deaf", before=horse)
+        until(lambda: b'["t", 7]' in note.read_bytes()[NOTE_BYTES:])
+        assert b"7" not in note.read_bytes()[:NOTE_BYTES]
+        bench.let_go("deaf")
+        until(lambda: bench.failed("deaf"))
 
 
 def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
