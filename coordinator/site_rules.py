@@ -154,18 +154,17 @@ class Wants:
 def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: Wants) -> str:
     """Why a precursor would keep trials off its node where one job would host them all; empty where it would not.
 
-    Slurm raises a job's CPUs to its memory / MaxMemPerCPU: a precursor of a large model is given many, a job that hosts
-    trials uses the memory that their CPUs bring along.
+    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a precursor of a large model is given many. Tried on 22.05: a
+    job that asks for GPUs and CPUs keeps the CPUs that it asked for, and runs only where the node has the raised number.
     """
     limits = [p.max_memory_per_cpu_mb or rules.number("MaxMemPerCPU") for p in rules.chosen(partition)]
     per_cpu = min((limit for limit in limits if limit), default=0)
     holder = ceil(wants.holder_mb / per_cpu) if per_cpu else 1
     if holder <= 1:
         return ""
-    trial = max(wants.trial_cpus, ceil(wants.trial_mb / per_cpu))
     for node in nodes:
         lanes = node.gpus // max(1, wants.trial_gpus)
-        beside = min(lanes, max(0, node.cpus - holder) // trial)
+        beside = min(lanes, max(0, node.cpus - holder) // wants.trial_cpus)
         hosted = max(lanes * wants.trial_cpus, ceil((lanes * wants.trial_mb + wants.holder_mb) / per_cpu))
         if node.usable and beside < lanes and hosted <= node.cpus:
             return (

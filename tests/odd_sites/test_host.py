@@ -75,9 +75,14 @@ def test_each_oddity_alone(oddity: str, make_site: Any, expected: dict[str, Any]
     unnoticed = oddity == "unnoticed"
     shape: dict[str, Any] = {"private_shm" if unnoticed else oddity: True}
     if oddity == "cpu_memory_mb":
-        shape = {"cpus": 18, "cpu_memory_mb": 256}  # 8 CPUs a trial, 3 the precursor, 18 for all in one job
+        shape = {
+            "cpus": 4,
+            "cpu_memory_mb": 450,
+        }  # of the node's CPUs each trial has two, and a precursor would
     with dev_cluster(nodes=1, gpus=2, cpu_nodes=1, **shape) as cluster:
         site = make_site(cluster, more="[stage]\nhost_trials = false\n" if unnoticed else "")
+        if oddity == "cpu_memory_mb":
+            site.env |= {"EVALSPAN_TRIAL_CPUS": "2", "EVALSPAN_TRIAL_MEMORY_MB": "600"}
         results, seen = finish(site)
         assert dict(results["results"]) == expected
         assert any("-host-" in name for name in seen)

@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from coordinator import config, config_text
 from coordinator.site_rules import (
+    Hosting,
     Partition,
     SiteRules,
+    Wants,
     host_reason,
     parse_config,
     parse_partitions,
     private_memory,
     seconds,
 )
+from coordinator.testing import fake_node
 
 ASK = """
 from coordinator.cluster.script import SlurmOptions
@@ -113,3 +116,28 @@ def test_the_reference_file_names_auto_and_both_answers_are_taken(tmp_path) -> N
     assert config.load(None, {}).stage.host_trials == "auto"
     for said, meant in (("true", True), ("false", False), ("auto", "auto")):
         assert config.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
+
+
+@given(
+    per_cpu=st.integers(0, 4000),
+    cpus=st.integers(1, 64),
+    gpus=st.integers(1, 8),
+    holder_mb=st.integers(512, 100_000),
+    trial_mb=st.integers(100, 8000),
+    trial_cpus=st.integers(1, 16),
+)
+def test_hosts_only_where_that_lets_more_trials_run(  # noqa: PLR0917
+    per_cpu: int, cpus: int, gpus: int, holder_mb: int, trial_mb: int, trial_cpus: int
+) -> None:
+    """A precursor of one CPU serves as ever; one that is given more makes way where all trials then fit, and only there."""
+    partition = Partition(name="gpu", default=True, max_memory_per_cpu_mb=per_cpu or None)
+    node = fake_node("n1", gpus=gpus, cpus=cpus)
+    wants = Wants(holder_mb=holder_mb, trial_mb=trial_mb, trial_cpus=trial_cpus, trial_gpus=1)
+    site = Hosting(rules=SiteRules(config={}, partitions=(partition,)), nodes=(node,))
+    holder = -(-holder_mb // per_cpu) if per_cpu else 1
+    if site.reason_for(wants):
+        assert holder > 1
+        assert cpus - holder < gpus * trial_cpus <= cpus
+        assert gpus * trial_mb + holder_mb <= cpus * per_cpu
+    elif holder > 1 and gpus * trial_cpus <= cpus and gpus * trial_mb + holder_mb <= cpus * per_cpu:
+        assert holder + gpus * trial_cpus <= cpus
