@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evaljobs import node_memory
-from evaljobs.node_memory import LOCK, Home, Refused
+from evaljobs import node_memory, own_files
+from evaljobs.node_memory import LOCK, Home
+from evaljobs.own_files import Refused
 
 READER_PATIENCE = 2.0  # seconds that a trial which is opening files gets before their names go
 
@@ -52,7 +53,7 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = READE
 def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:
     now = time.time()
     freed, removed, kept, problems = 0, [], [], []
-    for name in node_memory.names_in(home.fd):
+    for name in own_files.names_in(home.fd):
         ours = node_memory.DIGEST.fullmatch(name) is not None
         if name == LOCK:
             continue
@@ -74,14 +75,14 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
 
 def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:
     if not retire:
-        return node_memory.remove_tree(home.fd, name)
-    slot = node_memory.open_folder(home.fd, name, where=str(home.path))
+        return own_files.remove_tree(home.fd, name)
+    slot = own_files.open_folder(home.fd, name, where=str(home.path))
     try:
         with node_memory.readers_gone(slot, patience):
             left = node_memory.retire(home, name)
     finally:
         os.close(slot)
-    return node_memory.remove_tree(home.fd, left)
+    return own_files.remove_tree(home.fd, left)
 
 
 def clean_main(argv: Sequence[str]) -> int:

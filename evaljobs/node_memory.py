@@ -20,18 +20,30 @@ It does not know: what is copied, from where, or why. Works on any file system w
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaljobs.own_files import (
+    DIR_FLAGS,
+    FILE_FLAGS,
+    Refused,
+    flock_within,
+    names_in,
+    open_folder,
+    open_lock,
+    open_root,
+    read_json,
+    remove_tree,
+    still_there,
+    try_flock,
+)
 from evaljobs.paths import slug
 
 MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
@@ -39,99 +51,13 @@ STAGE_LOCK, READERS_LOCK, LOCK = "stage.lock", "readers.lock", "lock"
 RETIRED = "retired-"
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something hangs
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Refused(Exception):  # noqa: N818 (a fact about the node)
-    """This memory cannot be used, in one line: what was found there, and what to do about it."""
-
-
-# --- opening ---------------------------------------------------------------------------------------------------------
+# --- the home and its lock -------------------------------------------------------------------------------------------
 
 
 def home_name(uid: int) -> str:
     return f"evalspan-{uid}"
-
-
-def open_root(root: str | Path) -> int:
-    """A descriptor of `root`, a folder in which nobody else can rename or replace what is ours. Raises Refused."""
-    try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Refused(f"{root}: {error.strerror}") from error
-    found = os.fstat(descriptor)
-    if found.st_uid not in (0, os.geteuid()):
-        os.close(descriptor)
-        raise Refused(f"{root} belongs to uid {found.st_uid}, who could replace what is put there")
-    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-        os.close(descriptor)
-        raise Refused(f"{root} is writable by others and not sticky: they could replace what is put there")
-    return descriptor
-
-
-def open_folder(parent: int, name: str, *, where: str, create: bool = False) -> int:
-    """Open (or make, 0700) our folder `name` in `parent`, following no link. FileNotFoundError; Refused if not ours."""
-    if create:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=parent)
-    try:
-        descriptor = os.open(name, _DIR, dir_fd=parent)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        kind = "a link or no folder" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
-        raise Refused(
-            f"{where}/{name} is {kind}: it was left alone; remove it if it should not be there"
-        ) from error
-    found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        os.close(descriptor)
-        raise Refused(
-            f"{where}/{name} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}:"
-            " it is not ours and was left alone; remove it if it should not be there"
-        )
-    return descriptor
-
-
-def names_in(folder: int) -> list[str]:
-    """Sorted names in an open folder."""
-    return sorted(os.listdir(folder))
-
-
-def open_lock(parent: int, name: str) -> int:
-    """Open a lock file in a folder of ours, made if need be."""
-    return os.open(name, _FILE | os.O_CREAT, 0o600, dir_fd=parent)
-
-
-def _still_there(descriptor: int, parent: int, name: str) -> bool:
-    try:
-        named = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(descriptor), named)
-
-
-def try_flock(descriptor: int, *, shared: bool = False) -> bool:
-    """Take the lock if it is free; whether it was taken."""
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def flock_within(descriptor: int, seconds: float, *, shared: bool = False) -> bool:
-    """Take the lock, waiting up to `seconds`; whether it was taken."""
-    deadline = time.monotonic() + seconds
-    while not try_flock(descriptor, shared=shared):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-# --- the home and its lock -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +66,30 @@ class Home:
 
     fd: int
     path: Path
+
+
+def _lock_home(
+    stack: contextlib.ExitStack, parent: int, root: str | Path, deadline: float, *, create: bool
+) -> int | None:
+    """Open and lock the home, to be closed with `stack`; None where it was removed meanwhile.
+
+    Whoever empties a home removes it: then the lock that was waited for is no longer its lock.
+    """
+    name = home_name(os.geteuid())
+    with contextlib.ExitStack() as attempt:
+        home = open_folder(parent, name, where=str(root), create=create)
+        attempt.callback(os.close, home)
+        try:
+            lock = open_lock(home, LOCK)
+        except FileNotFoundError:
+            return None  # removed between the two openings
+        attempt.callback(os.close, lock)
+        if not flock_within(lock, deadline - time.monotonic()):
+            raise TimeoutError(f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see who holds it")
+        if not still_there(lock, home, LOCK) or not still_there(home, parent, name):
+            return None
+        stack.push(attempt.pop_all())
+        return home
 
 
 @contextlib.contextmanager
@@ -153,39 +103,13 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
         parent = open_root(root)
         stack.callback(os.close, parent)
         deadline = time.monotonic() + LOCK_SECONDS
-        while (
-            True
-        ):  # whoever empties a home removes it: then the lock that we waited for is no longer its lock
-            with contextlib.ExitStack() as attempt:
-                home = open_folder(parent, name, where=str(root), create=create)
-                attempt.callback(os.close, home)
-                try:
-                    lock = open_lock(home, LOCK)
-                except FileNotFoundError:
-                    continue  # the home was removed between the two openings
-                attempt.callback(os.close, lock)
-                if not flock_within(lock, deadline - time.monotonic()):
-                    raise TimeoutError(
-                        f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see who holds it"
-                    )
-                if _still_there(lock, home, LOCK) and _still_there(home, parent, name):
-                    stack.push(attempt.pop_all())
-                    break
+        home = None
+        while home is None:
+            home = _lock_home(stack, parent, root, deadline, create=create)
         yield Home(fd=home, path=Path(root) / name)
         if names_in(home) == [LOCK]:
             os.unlink(LOCK, dir_fd=home)
             os.rmdir(name, dir_fd=parent)
-
-
-def read_json(parent: int, name: str) -> dict[str, object] | None:
-    """A small JSON object of ours; None where there is none or it is unreadable."""
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        with os.fdopen(descriptor, "rb") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -225,7 +149,7 @@ def lease_record(lease_seconds: float) -> dict[str, object]:
 def _write_lease(leases: int, token: str, record: dict[str, object]) -> int:
     """Leave a lease and hold its lock. The file is locked before it has its name: nobody sees it unheld."""
     temp = f".{token}.{secrets.token_hex(4)}"
-    descriptor = os.open(temp, _FILE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=leases)
+    descriptor = os.open(temp, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=leases)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.write(descriptor, json.dumps(record).encode())
     os.replace(temp, f"{token}.json", src_dir_fd=leases, dst_dir_fd=leases)
@@ -236,7 +160,7 @@ def leases_of(slot: int, *, now: float) -> list[Lease]:
     """All leases of an open checkpoint folder, dead ones too. `now`: unix seconds."""
     found: list[Lease] = []
     try:
-        leases = os.open(LEASES, _DIR, dir_fd=slot)
+        leases = os.open(LEASES, DIR_FLAGS, dir_fd=slot)
     except FileNotFoundError:
         return found
     try:
@@ -330,7 +254,7 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
         with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
             if slot.has_lease():
                 os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
-            name = next((n for n in names_in(home.fd) if _still_there(slot.fd, home.fd, n)), None)
+            name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
             if name is not None and not any(x.alive for x in leases_of(slot.fd, now=time.time())):
                 with readers_gone(slot.fd, patience):
                     left = retire(home, name) if name == slot.digest else name
@@ -355,30 +279,6 @@ def retire(home: Home, digest: str) -> str:
     name = f"{RETIRED}{digest}-{secrets.token_hex(4)}"
     os.rename(digest, name, src_dir_fd=home.fd, dst_dir_fd=home.fd)
     return name
-
-
-def remove_tree(parent: int, name: str) -> int:
-    """Remove `name` and all below it. Links are removed, never followed. Somebody else removing it, too, is fine."""
-    freed = 0
-    try:
-        folder = os.open(name, _DIR, dir_fd=parent)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise
-        with contextlib.suppress(FileNotFoundError):
-            freed = os.stat(name, dir_fd=parent, follow_symlinks=False).st_size
-            os.unlink(name, dir_fd=parent)
-        return freed
-    try:
-        for child in names_in(folder):
-            freed += remove_tree(folder, child)
-    finally:
-        os.close(folder)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(name, dir_fd=parent)
-    return freed
 
 
 def retire_part(home: Home, slot: Slot, part: str) -> None:

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs import node_memory
-from evaljobs.node_memory import Refused
+from evaljobs import node_memory, own_files
 from evaljobs.node_room import cgroup_limits, memory_available, room
+from evaljobs.own_files import Refused
 
 SAMPLE_MB = 256
 _BLOCK = 8 << 20
@@ -67,7 +67,7 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
             "mount": mount_of(root),
             "private_hint": private_hint(root),
         }
-        os.close(node_memory.open_root(root))
+        os.close(own_files.open_root(root))
         with node_memory.locked_home(root, create=True) as home:
             sample = min(sample_mb << 20, there.free // 4)
             record |= measure(home.fd, sample)

@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from evaljobs import copying, node_memory
+from evaljobs import copying, own_files
 from evaljobs.contract import RequestsStaged, StageSpec
 from evaljobs.copying import Copy, copy_files, hash_file
 from evaljobs.errors import JobError, one_line
-from evaljobs.node_memory import Refused, Slot
+from evaljobs.node_memory import Slot
 from evaljobs.node_room import room
+from evaljobs.own_files import Refused
 from evaljobs.paths import batch_file, batch_index_file, slug
 
 REQUESTS, SUMS = "requests", "sums.json"
@@ -136,9 +137,9 @@ class Shelf:
     def clear(self) -> int:
         """Remove the copies; gives the bytes freed. Trials that still want one read storage."""
         with contextlib.suppress(FileNotFoundError, Refused):
-            shelves = node_memory.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path))
+            shelves = own_files.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path))
             try:
-                return node_memory.remove_tree(shelves, self.place.name)
+                return own_files.remove_tree(shelves, self.place.name)
             finally:
                 os.close(shelves)
         return 0
@@ -188,25 +189,23 @@ class Shelf:
         same = all(rows.get(n, (0, 0))[:2] == (f.st_size, f.st_mtime_ns) for n, f in found.items())
         if same and copy_of(self.slot.path, self.spec.evaluation_dir, folder, batch_size) is not None:
             return False  # of this holder's killed predecessor, or of an earlier word
-        shelves = node_memory.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path), create=True)
+        shelves = own_files.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path), create=True)
         try:
-            shelf = node_memory.open_folder(
-                shelves, self.place.name, where=str(self.place.parent), create=True
-            )
+            shelf = own_files.open_folder(shelves, self.place.name, where=str(self.place.parent), create=True)
         finally:
             os.close(shelves)
         name = _set_name(folder, batch_size)
         try:
-            node_memory.remove_tree(shelf, f"{name}.part")
+            own_files.remove_tree(shelf, f"{name}.part")
             os.mkdir(f"{name}.part", 0o700, dir_fd=shelf)
             part = self.place / f"{name}.part"
             sums = _copy(sources, found, part, readers=self.spec.readers, stop=stop)
             rows = {n: (f.st_size, f.st_mtime_ns, sums[n]) for n, f in found.items()}
             (part / SUMS).write_text(json.dumps(rows), encoding="utf-8")
-            node_memory.remove_tree(shelf, name)
+            own_files.remove_tree(shelf, name)
             os.rename(part, name, dst_dir_fd=shelf)
         except BaseException:
-            node_memory.remove_tree(shelf, f"{name}.part")
+            own_files.remove_tree(shelf, f"{name}.part")
             raise
         finally:
             os.close(shelf)

@@ -17,7 +17,7 @@ from typing import Any
 
 from evaljobs import node_probe
 from evaljobs.files import write_atomic
-from evaljobs.node_memory import Refused
+from evaljobs.own_files import Refused
 
 PACKAGES = ("lm_eval", "torch", "transformers", "vllm", "sglang", "redis", "rq")
 REDIS_SECONDS = 5.0

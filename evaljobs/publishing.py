@@ -22,12 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from evaljobs import node_memory
+from evaljobs import node_memory, own_files
 from evaljobs.contract import CheckpointFile, CheckpointSpec
 from evaljobs.copying import Copy, ReadBlock, SourceChanged, Stopped, TargetFailed, copy_files, hash_file
 from evaljobs.files import write_atomic
-from evaljobs.node_memory import INCOMING, MANIFEST, MODEL, Home, Refused, Slot
+from evaljobs.node_memory import INCOMING, MANIFEST, MODEL, Home, Slot
 from evaljobs.node_room import room
+from evaljobs.own_files import Refused
 from evaljobs.weights import BadWeights, identity, is_safe_name
 
 WORTH = 1 << 20  # bytes: smaller files are not worth taking over
@@ -49,7 +50,7 @@ def is_published(slot: Slot) -> bool:
 
 def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list[str]:
     """Names of published files that are not what was copied (or not what was announced). Reads every byte."""
-    manifest = node_memory.read_json(slot.fd, MANIFEST) or {}
+    manifest = own_files.read_json(slot.fd, MANIFEST) or {}
     rows = manifest.get("files")
     if not isinstance(rows, dict) or set(rows) != {f.name for f in checkpoint.files}:
         return [MANIFEST]
@@ -76,7 +77,7 @@ def withdraw(slot: Slot) -> None:
     """Take a damaged copy out of use: the manifest first. Who has mapped it keeps its pages; they are not reused."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(MANIFEST, dir_fd=slot.fd)
-    node_memory.remove_tree(slot.fd, MODEL)
+    own_files.remove_tree(slot.fd, MODEL)
 
 
 # --- room and recycling ----------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ def _take_over(home: Home, slot: Slot, checkpoint: CheckpointSpec) -> dict[str, 
         sources: list[tuple[int, Path]] = []
         for name in node_memory.retired(home):
             with contextlib.suppress(Refused, FileNotFoundError):
-                folder = node_memory.open_folder(home.fd, name, where=str(home.path))
+                folder = own_files.open_folder(home.fd, name, where=str(home.path))
                 stack.callback(os.close, folder)
                 if stack.enter_context(node_memory.readers_gone(folder, 0.0)):
                     sources += _files_below(home.path / name / MODEL) + _files_below(
@@ -184,7 +185,7 @@ def make_room(
         need = sum(f.size for f in checkpoint.files if f.name not in spares) + margin
         for name in node_memory.retired(home):
             if room(slot.root).free < need or not node_memory.is_kept(home, name, now=now):
-                node_memory.remove_tree(home.fd, name)
+                own_files.remove_tree(home.fd, name)
     there = room(slot.root)
     if there.free * (1.0 if share is None else share) < need:
         close_all(spares)
@@ -245,7 +246,7 @@ def copy_in(
     _check(checkpoint, sums, incoming)
     if stop is not None and stop.is_set():
         raise Stopped("asked to stop before the copy was published")
-    node_memory.remove_tree(slot.fd, MODEL)  # left without a manifest by a killed predecessor
+    own_files.remove_tree(slot.fd, MODEL)  # left without a manifest by a killed predecessor
     os.rename(INCOMING, MODEL, src_dir_fd=slot.fd, dst_dir_fd=slot.fd)
     manifest = json.dumps({"digest": checkpoint.digest, "files": sums})
     write_atomic(slot.path / MANIFEST, manifest.encode(), mode=0o600)
@@ -305,7 +306,7 @@ def linger(
             break  # taken over
     try:
         with contextlib.suppress(FileNotFoundError), node_memory.locked_home(slot.root) as home:
-            return node_memory.remove_tree(home.fd, name)
+            return own_files.remove_tree(home.fd, name)
         return 0
     finally:
         slot.close()

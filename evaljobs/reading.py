@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaljobs import node_memory
+from evaljobs import node_memory, own_files
 
 
 class NotStaged(FileNotFoundError):  # noqa: N818 (a fact about a path)
@@ -71,7 +71,7 @@ def _reader_lock(slot: Path) -> int | None:
     try:
         if (
             os.fstat(lock).st_uid == os.geteuid()
-            and node_memory.try_flock(lock, shared=True)
+            and own_files.try_flock(lock, shared=True)
             and os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False))
             and (slot / node_memory.MANIFEST).exists()
         ):

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from evaljobs import copying, node_memory, publishing
+from evaljobs import copying, node_memory, own_files, publishing
 from evaljobs.contract import (
     CheckpointSpec,
     Cleared,
@@ -36,9 +36,10 @@ from evaljobs.contract import (
 )
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.files import write_outcome
-from evaljobs.node_memory import Refused, Slot
+from evaljobs.node_memory import Slot
 from evaljobs.node_requests import Shelf
 from evaljobs.node_room import room
+from evaljobs.own_files import Refused
 from evaljobs.paths import EvaluationPaths
 
 POLL_SECONDS = 0.5
@@ -156,10 +157,10 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
 @contextlib.contextmanager
 def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
     """Be the one process that copies or verifies here: wait for another, take over from a dead one."""
-    lock = node_memory.open_lock(slot.fd, node_memory.STAGE_LOCK)
+    lock = own_files.open_lock(slot.fd, node_memory.STAGE_LOCK)
     try:
         said = False
-        while not node_memory.try_flock(lock):
+        while not own_files.try_flock(lock):
             if not said:
                 say(f"another precursor is staging {slot.path}: waiting for it")
                 said = True

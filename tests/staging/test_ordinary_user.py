@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from staging.world import World, names
 
-from evaljobs import clean, node_memory, stage
+from evaljobs import clean, node_memory, own_files, stage
 from evaljobs.contract import CheckpointSpec
 from evaljobs.reading import reading
 
@@ -58,7 +58,7 @@ def shared(world: World) -> Iterator[World]:
 
 def as_root_remove(folder: Path) -> None:
     parent = os.open(folder.parent, os.O_RDONLY)
-    node_memory.remove_tree(parent, folder.name)
+    own_files.remove_tree(parent, folder.name)
     os.close(parent)
 
 
