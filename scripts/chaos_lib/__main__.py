@@ -1,4 +1,4 @@
-"""scripts/chaos [--seeds N] [--fault NAME|K] [--resume] [--minutes M] [--out FILE], or scripts/chaos metrics …: see docs/chaos.md."""
+"""scripts/chaos [--seeds N] [--fault NAME|K] [--resume] [--minutes M] [--out FILE], or scripts/chaos daemon|metrics …: see docs/chaos.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from dev_cluster.api import DevClusterError, unavailable
 
-from chaos_lib import metrics
+from chaos_lib import metrics, storm
 from chaos_lib.campaign import Verdict, disturbed, undisturbed
 from chaos_lib.faults import FAULTS
 from chaos_lib.site import place
@@ -26,6 +26,8 @@ def main() -> int:
     """0: every run gave the same scores and left nothing; 1: one did not; 2: it cannot be run here."""
     if sys.argv[1:2] == ["metrics"]:
         return metrics.main(sys.argv[2:])
+    if sys.argv[1:2] == ["daemon"]:
+        return storm.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1, help="moments of each fault")
     parser.add_argument("--fault", action="append", help="a name or a number; again for more; default: all")

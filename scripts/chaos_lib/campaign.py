@@ -136,31 +136,35 @@ def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
 
 
 def _judge(run: Run, found: dict[str, Any], scores: dict[str, Any]) -> list[str]:
-    broken = []
-    if scores and found != scores:
-        broken.append(f"other scores: {json.dumps(found)}")
     events = run.site.events()
+    broken = [*laws_broken(events, found, scores)]
+    if run.site.own_clock:
+        broken += _untimely(run, events)
+    broken += [f"left behind: {what}" for what in run.site.wait_clean(CLEAN_S)]
+    return broken
+
+
+def laws_broken(
+    events: Sequence[dict[str, Any]], found: dict[str, Any], scores: dict[str, Any]
+) -> Iterator[str]:
+    """What an evaluation's journal and its scores show that must not be; without `scores` those are not compared."""
+    if scores and found != scores:
+        yield f"other scores: {json.dumps(found)}"
     planned = [s for e in events if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
     counted = Counter(s for e in events if e["kind"] == "shards-dumped" for s, _ in e["shards"])
     again = Counter(e["shard"] for e in events if e["kind"] == "shard-corrupted")
     if len(planned) != len(set(planned)):
-        broken.append("a shard was planned twice")
-    broken += [
-        f"{shard} was counted {counted[shard]} times, corrupted {again[shard]} times"
-        for shard in planned
-        if counted[shard] != 1 + again[shard]
-    ]
+        yield "a shard was planned twice"
+    for shard in planned:
+        if counted[shard] != 1 + again[shard]:
+            yield f"{shard} was counted {counted[shard]} times, corrupted {again[shard]} times"
     entries = [
         e["outcome"]["entry"]
         for e in events
         if e["kind"] == "outcome-seen" and e["outcome"]["kind"] == "scored"
     ]
     if sorted(entries) != sorted(set(entries)):
-        broken.append(f"scored twice: {entries}")
-    if run.site.own_clock:
-        broken += _untimely(run, events)
-    broken += [f"left behind: {what}" for what in run.site.wait_clean(CLEAN_S)]
-    return broken
+        yield f"scored twice: {entries}"
 
 
 def _untimely(run: Run, events: Sequence[dict[str, Any]]) -> Iterator[str]:

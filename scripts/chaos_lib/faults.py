@@ -31,6 +31,16 @@ class Run:
     struck: dict[str, str] = field(default_factory=dict)  # fault -> what was hit
     over: bool = False
 
+    def victim(self, verb: str) -> int | None:
+        """Host pid of one of the site's jobs of this verb, once there is one; None where the evaluation is over."""
+        found: list[int] = []
+
+        def there() -> bool:
+            found[:] = self.site.processes_of(verb)
+            return bool(found)
+
+        return self.dice.choice(found) if self.wait(there) else None
+
     def wait(self, law: Callable[[], bool]) -> bool:
         """False where the evaluation is over before `law` holds."""
         while not law():
@@ -42,12 +52,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`strike` returns what was hit, or None where it was too late. `span`: moments, as shares of an undisturbed run's events."""
+    """`strike` returns what was hit, or None where it was too late. `span`: moments, as shares of an undisturbed run's events.
+
+    `breaks`: parts of the site that no other fault may break at the same time.
+    """
 
     number: int
     name: str
     strike: Callable[[Run], str | None]
     span: tuple[float, float] = (0.0, 0.9)
+    breaks: tuple[str, ...] = ()
     partition: str = "gpu"
     on_small: bool = False
     own_clock: bool = False
@@ -68,7 +82,10 @@ def _wipe_redis(run: Run) -> str | None:
     pid = json.loads(server.read_text())["pid"]
     if not pid:
         return None
-    os.kill(pid, signal.SIGKILL)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it was down already
+        return None
     for pattern in ("redis/**/*.aof*", "redis/**/*.rdb"):
         for path in run.site.work.glob(pattern):
             path.unlink(missing_ok=True)
@@ -91,14 +108,8 @@ def _controller_frozen(run: Run) -> str | None:
 
 def _node_of(run: Run, verb: str) -> str | None:
     """A node that runs a job of this verb."""
-    pid: int | None = None
-
-    def there() -> bool:
-        nonlocal pid
-        pid = run.site.process_of(verb)
-        return pid is not None
-
-    if not run.wait(there):
+    pid = run.victim(verb)
+    if pid is None:
         return None
     return next((n for n in run.site.cluster.gpu_nodes if pid in run.site.cluster.node_pids(n)), None)
 
@@ -124,14 +135,8 @@ def _slurmd_killed(run: Run) -> str | None:
 
 def _signal_of(verb: str, number: signal.Signals) -> Callable[[Run], str | None]:
     def strike(run: Run) -> str | None:
-        pid: int | None = None
-
-        def there() -> bool:
-            nonlocal pid
-            pid = run.site.process_of(verb)
-            return pid is not None
-
-        if not run.wait(there) or pid is None:
+        pid = run.victim(verb)
+        if pid is None:
             return None
         time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
         with contextlib.suppress(ProcessLookupError):
@@ -149,13 +154,16 @@ def _hung(run: Run) -> str | None:
     def there() -> bool:
         nonlocal pid
         files = [f.stem for f in run.site.work.glob("*/responses/*.frames")]
+        run.dice.shuffle(files)
         pid = next((p for name in files if (p := run.site.process_of_trial(name)) is not None), None)
         return pid is not None
 
     if not run.wait(there) or pid is None:
         return None
-    os.kill(pid, signal.SIGSTOP)
-    return f"pid {pid}"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        return f"pid {pid}"
+    return None
 
 
 _TEST_ONLY = 'case "$*" in *--test-only*) exec "$REAL" "$@";; esac\n'
@@ -205,10 +213,10 @@ def _preempted(run: Run) -> str | None:
 
 def _two_at_once(run: Run) -> str | None:
     done = subprocess.run(
-        run.site.evaluate(), env=run.site.env, capture_output=True, text=True, timeout=120, check=False
+        run.site.coordinate(), env=run.site.env, capture_output=True, text=True, timeout=120, check=False
     )
     lines = done.stderr.strip().splitlines()
-    if done.returncode == 0:
+    if done.returncode == 0 and not run.site.daemon:
         return None  # the first was over by then
     if done.returncode != 2 or len(lines) != 1:
         raise AssertionError(f"the second ended with {done.returncode}: {done.stderr[-500:]}")
@@ -231,21 +239,23 @@ def _disk_full(run: Run) -> str | None:
 
 
 def _corrupted(run: Run) -> str | None:
-    """Flip a byte in the answers of the record that was counted last: its task is hardly scored yet."""
-    counted: list[tuple[str, int, int]] = []
+    """Flip a byte in the answers of the record that an evaluation counted last: its task is hardly scored yet."""
+    counted: list[tuple[Path, int, int]] = []
 
     def there() -> bool:
-        for event in run.site.events():
-            if event["kind"] == "shards-dumped":
-                counted.extend((f["file"], f["offset"], f["length"]) for _, f in event["shards"])
+        counted.clear()
+        for folder in run.site.evaluations(open_only=True):
+            mine = [
+                f for e in run.site.events(folder) if e["kind"] == "shards-dumped" for _, f in e["shards"]
+            ]
+            counted.extend((folder / "responses" / f["file"], f["offset"], f["length"]) for f in mine[-1:])
         return bool(counted)
 
     if not run.wait(there):
         return None
-    name, offset, length = counted[-1]
-    (file,) = run.site.work.glob(f"*/responses/{name}")
+    file, offset, length = run.dice.choice(counted)
     flip(file, offset + length * 3 // 4)
-    return f"{name} at {offset}"
+    return f"{file.name} at {offset}"
 
 
 def flip(file: Path, at: int) -> None:
@@ -259,15 +269,21 @@ def flip(file: Path, at: int) -> None:
 
 def _torn(run: Run) -> str | None:
     """A trial dies in mid-write: half of its last record stays."""
-    pid_of = run.site.process_of
-    if not run.wait(lambda: bool(run.site.frames()) and pid_of("trial") is not None):
-        return None
-    pid = pid_of("trial")
-    if pid is None:
+    found: tuple[Path, int] | None = None
+
+    def there() -> bool:
+        nonlocal found
+        files = list({file: None for file, _, _ in run.site.frames()})
+        run.dice.shuffle(files)
+        living = ((f, pid) for f in files if (pid := run.site.process_of_trial(f.stem)) is not None)
+        found = next(living, None)
+        return found is not None
+
+    if not run.wait(there) or found is None:
         return None
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    file, offset, length = run.site.frames()[-1]
+        os.kill(found[1], signal.SIGKILL)
+    file, offset, length = [row for row in run.site.frames() if row[0] == found[0]][-1]
     with file.open("rb") as source:
         source.seek(offset)
         half = source.read(length // 2)
@@ -290,35 +306,70 @@ def _clock_jumps(seconds: int, *, killed: bool = False) -> Callable[[Run], str |
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault(number=1, name="coordinator-killed", strike=_kill_eval),
-        Fault(number=2, name="redis-killed-and-wiped", strike=_wipe_redis, span=(0.1, 0.8)),
-        Fault(number=3, name="slurmctld-down", strike=_controller_down),
-        Fault(number=3, name="slurmctld-frozen", strike=_controller_frozen),
-        Fault(number=4, name="node-killed-in-trial", strike=_node_killed("trial"), span=(0.0, 0.7)),
-        Fault(number=4, name="node-killed-in-precursor", strike=_node_killed("stage"), span=(0.0, 0.3)),
-        Fault(number=4, name="slurmd-killed", strike=_slurmd_killed, span=(0.0, 0.7)),
+        Fault(number=1, name="coordinator-killed", breaks=("coordinator",), strike=_kill_eval),
+        Fault(
+            number=2, name="redis-killed-and-wiped", breaks=("redis",), strike=_wipe_redis, span=(0.1, 0.8)
+        ),
+        Fault(number=3, name="slurmctld-down", breaks=("controller",), strike=_controller_down),
+        Fault(number=3, name="slurmctld-frozen", breaks=("controller",), strike=_controller_frozen),
+        Fault(
+            number=4,
+            name="node-killed-in-trial",
+            breaks=("node",),
+            strike=_node_killed("trial"),
+            span=(0.0, 0.7),
+        ),
+        Fault(
+            number=4,
+            name="node-killed-in-precursor",
+            breaks=("node",),
+            strike=_node_killed("stage"),
+            span=(0.0, 0.3),
+        ),
+        Fault(number=4, name="slurmd-killed", breaks=("node",), strike=_slurmd_killed, span=(0.0, 0.7)),
         Fault(number=5, name="trial-killed", strike=_signal_of("trial", signal.SIGKILL), span=(0.0, 0.6)),
         Fault(number=5, name="trial-hung", strike=_hung, span=(0.0, 0.6)),
         Fault(number=6, name="worker-killed", strike=_signal_of("worker", signal.SIGKILL), span=(0.2, 0.8)),
-        Fault(number=7, name="sbatch-times-out", strike=_wrapped_sbatch(_TIMES_OUT, 1), span=(0.0, 0.4)),
-        Fault(number=7, name="sbatch-fails-3-times", strike=_wrapped_sbatch(_FAILS_3, 3), span=(0.0, 0.3)),
-        Fault(number=8, name="squeue-garbage", strike=_wrapped_squeue("exec head -c 4096 /dev/urandom")),
-        Fault(number=8, name="squeue-nothing", strike=_wrapped_squeue("exit 0")),
+        Fault(
+            number=7,
+            name="sbatch-times-out",
+            breaks=("sbatch",),
+            strike=_wrapped_sbatch(_TIMES_OUT, 1),
+            span=(0.0, 0.4),
+        ),
+        Fault(
+            number=7,
+            name="sbatch-fails-3-times",
+            breaks=("sbatch",),
+            strike=_wrapped_sbatch(_FAILS_3, 3),
+            span=(0.0, 0.3),
+        ),
+        Fault(
+            number=8,
+            name="squeue-garbage",
+            breaks=("squeue",),
+            strike=_wrapped_squeue("exec head -c 4096 /dev/urandom"),
+        ),
+        Fault(number=8, name="squeue-nothing", breaks=("squeue",), strike=_wrapped_squeue("exit 0")),
         Fault(
             number=8,
             name="squeue-unknown-state",
+            breaks=("squeue",),
             strike=_wrapped_squeue('"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''),
         ),
         Fault(number=9, name="preempted", strike=_preempted, span=(0.0, 0.6), partition="spare"),
-        Fault(number=11, name="two-at-once", strike=_two_at_once, span=(0.0, 0.6)),
-        Fault(number=12, name="disk-full", strike=_disk_full, on_small=True),
+        Fault(number=11, name="two-at-once", breaks=("coordinator",), strike=_two_at_once, span=(0.0, 0.6)),
+        Fault(number=12, name="disk-full", breaks=("disk",), strike=_disk_full, on_small=True),
         Fault(number=13, name="record-corrupted", strike=_corrupted, span=(0.2, 0.8)),
         Fault(number=13, name="record-torn", strike=_torn, span=(0.0, 0.7)),
-        Fault(number=14, name="clock-forwards", strike=_clock_jumps(3600), own_clock=True),
-        Fault(number=14, name="clock-backwards", strike=_clock_jumps(-3600), own_clock=True),
+        Fault(number=14, name="clock-forwards", breaks=("clock",), strike=_clock_jumps(3600), own_clock=True),
+        Fault(
+            number=14, name="clock-backwards", breaks=("clock",), strike=_clock_jumps(-3600), own_clock=True
+        ),
         Fault(
             number=14,
             name="clock-backwards-and-killed",
+            breaks=("clock", "coordinator"),
             strike=_clock_jumps(-3600, killed=True),
             own_clock=True,
         ),

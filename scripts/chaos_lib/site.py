@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ poll_seconds = 1.0
 """
 
 
-def toy_model(folder: Path) -> Path:
-    """A checkpoint of a tiny Llama with a tokenizer, the same for the same code."""
+def toy_model(folder: Path, seed: int = 7) -> Path:
+    """A checkpoint of a tiny Llama with a tokenizer, the same for the same code; other weights for another seed."""
     import tiny_model  # noqa: PLC0415
 
     root = Path(__file__).resolve().parents[2]
@@ -62,32 +62,35 @@ def toy_model(folder: Path) -> Path:
         import rows  # noqa: PLC0415
     finally:
         sys.path.pop(0)
-    return Path(tiny_model.make(folder / "tiny", rows.corpus()))
+    return Path(tiny_model.make(folder / f"tiny-{seed}", rows.corpus(), seed=seed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the evaluations of a campaign share. `small`: a file system of 64 MB that user and nodes see."""
+    """What the evaluations of a campaign share. `small`: a small file system that user and nodes see."""
 
     cluster: Cluster
+    models: Path
     model: Path
     small: Path
 
 
 @contextlib.contextmanager
-def place() -> Iterator[Place]:
+def place(small_mb: int = 64) -> Iterator[Place]:
     """A cluster of two GPU nodes and a CPU node; everything is ended and removed afterwards. DevClusterError."""
     with contextlib.ExitStack() as stack:
         models = stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-"))
         small = Path(tempfile.mkdtemp(prefix="evalspan-small-", dir="/var/tmp"))
         stack.callback(small.rmdir)
         # before the cluster: a node sees the mounts that were there when it was booted
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "none", str(small)], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={small_mb}m,mode=1777", "none", str(small)], check=True
+        )
         stack.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
         cluster = stack.enter_context(
             dev_cluster(nodes=2, gpus=2, cpu_nodes=1, slurmd_timeout_s=10, grace_s=0)
         )
-        yield Place(cluster=cluster, model=toy_model(Path(models)), small=small)
+        yield Place(cluster=cluster, models=Path(models), model=toy_model(Path(models)), small=small)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ class Site:
     small: Path
     partition: str
     own_clock: bool = False
+    daemon: bool = False  # its coordinator is a daemon, and its evaluations are those that come to it
 
     @classmethod
     def make(
@@ -110,6 +114,7 @@ class Site:
         partition: str = "gpu",
         on_small: bool = False,
         own_clock: bool = False,
+        hung_seconds: int = HUNG_SECONDS,
     ) -> Site:
         cluster = place.cluster
         folder = Path(cluster.user_dir) / name
@@ -118,7 +123,7 @@ class Site:
             shutil.copyfile(file, folder / "tiny" / file.name)
             (folder / "tiny" / file.name).chmod(0o644)
         texts = {
-            "evalspan.toml": CONFIG.format(hung=HUNG_SECONDS),
+            "evalspan.toml": CONFIG.format(hung=hung_seconds),
             "chaos.toml": SUITE.format(tasks=Path(cluster.repo) / TASKS),
         }
         for file_name, text in texts.items():
@@ -135,6 +140,18 @@ class Site:
         if own_clock:
             site.give_clock()
         return site
+
+    def as_daemon(self) -> Site:
+        """The same place, coordinated by `evalspan daemon`; the config says where its evaluations come from."""
+        with (self.folder / "evalspan.toml").open("a") as config:
+            config.write(f'kind = "slurm"\npartition = "{self.partition}"\n')  # [cluster] is the last table
+        return replace(self, daemon=True)
+
+    def give(self, folder: Path) -> None:
+        """Make a folder and all in it the user's."""
+        account = pwd.getpwnam(self.cluster.user)
+        for path in [folder, *folder.rglob("*")]:
+            os.chown(path, account.pw_uid, account.pw_gid)
 
     @property
     def env(self) -> dict[str, str]:
@@ -180,35 +197,45 @@ class Site:
         with (self.folder / "eval.log").open("a") as log:
             return subprocess.Popen(self.command(*arguments), env=self.env, stdout=log, stderr=log, text=True)
 
+    def coordinate(self) -> list[str]:
+        """The command line of this site's coordinator."""
+        return self.command("daemon") if self.daemon else self.evaluate()
+
     def start(self) -> subprocess.Popen[str]:
-        """`evalspan eval` as the user; run again after a kill, it goes on."""
+        """This site's coordinator as the user; run again after a kill, it goes on."""
         with (self.folder / "eval.log").open("a") as log:
-            return subprocess.Popen(
-                self.evaluate(), env=self.env, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            out = log if self.daemon else subprocess.PIPE  # nobody reads a daemon's
+            return subprocess.Popen(self.coordinate(), env=self.env, stdout=out, stderr=log, text=True)
 
     # --- what its folder shows -----------------------------------------------------------------------------------
 
-    def events(self) -> list[dict[str, Any]]:
-        """Whole lines of the journal; none before the evaluation is accepted."""
-        for journal in self.work.glob("*/journal.jsonl"):
-            lines = journal.read_bytes().splitlines(keepends=True)
+    def evaluations(self, *, open_only: bool = False) -> list[Path]:
+        """Folders of the evaluations that were accepted; or of those without results only."""
+        folders = sorted(journal.parent for journal in self.work.glob("*/journal.jsonl"))
+        return [f for f in folders if not (open_only and (f / "results.json").exists())]
+
+    def events(self, evaluation: Path | None = None) -> list[dict[str, Any]]:
+        """Whole lines of the journal of an evaluation (of the first one); none before it is accepted."""
+        for folder in [evaluation] if evaluation is not None else self.evaluations():
+            lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
             return [json.loads(line) for line in lines if line.endswith(b"\n")]
         return []
 
     def frames(self) -> list[tuple[Path, int, int]]:
-        """Whole response records: file, offset, length."""
+        """Whole response records of evaluations without results: file, offset, length."""
         found = []
-        for file in sorted(self.work.glob("*/responses/*.frames")):
-            found += [(file, ref.offset, ref.length) for ref, _ in read_frames(file, 0)]
+        for folder in self.evaluations(open_only=True):
+            for file in sorted(folder.glob("responses/*.frames")):
+                found += [(file, ref.offset, ref.length) for ref, _ in read_frames(file, 0)]
         return found
 
-    def process_of(self, verb: str) -> int | None:
-        """Host pid of a job of this site that runs `python -m evaljobs VERB`."""
-        for pid, words in _processes():
-            if verb in words and "evaljobs" in words and str(self.work) in " ".join(words):
-                return pid
-        return None
+    def processes_of(self, verb: str) -> list[int]:
+        """Host pids of the jobs of this site that run `python -m evaljobs VERB`."""
+        return [
+            pid
+            for pid, words in _processes()
+            if verb in words and "evaljobs" in words and str(self.work) in " ".join(words)
+        ]
 
     def process_of_trial(self, trial: str) -> int | None:
         """Host pid of a trial by its name, JOB.MEMBER."""
@@ -274,7 +301,8 @@ class Site:
         """A command that runs `script`; $REAL in it is the true one, $ONCE a folder to leave marks in."""
         real = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin")
         marks = self.folder / f"marks-{command}"
-        marks.mkdir(exist_ok=True)
+        shutil.rmtree(marks, ignore_errors=True)
+        marks.mkdir()
         os.chown(marks, pwd.getpwnam(self.cluster.user).pw_uid, -1)
         temporary = self.folder / f".{command}"
         temporary.write_text(f"#!/bin/sh\nREAL={real}\nONCE={marks}\n{script}\n")

@@ -211,6 +211,8 @@ _PASSES: dict[str, bool] = {}
 
 
 def _passes(program: str) -> bool:
+    if "\0" in program:  # no argument can hold it; as a program it is a SyntaxError
+        return False
     if program not in _PASSES:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=10, check=False
