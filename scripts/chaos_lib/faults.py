@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import time
@@ -145,6 +146,19 @@ def _signal_of(verb: str, number: signal.Signals) -> Callable[[Run], str | None]
         return None
 
     return strike
+
+
+def _out_of_memory(run: Run) -> str | None:
+    """From now on the kernel gives a trial no more memory: in its imports, its load or its work an allocation fails."""
+    pid = run.victim("trial")
+    if pid is None:
+        return None
+    time.sleep(run.dice.uniform(0, 6))
+    with contextlib.suppress(OSError):
+        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
+        return f"pid {pid} at {size >> 20} MB"
+    return None
 
 
 def _hung(run: Run) -> str | None:
@@ -328,6 +342,7 @@ FAULTS = {
         ),
         Fault(number=4, name="slurmd-killed", breaks=("node",), strike=_slurmd_killed, span=(0.0, 0.7)),
         Fault(number=5, name="trial-killed", strike=_signal_of("trial", signal.SIGKILL), span=(0.0, 0.6)),
+        Fault(number=5, name="trial-out-of-memory", strike=_out_of_memory, span=(0.0, 0.6)),
         Fault(number=5, name="trial-hung", strike=_hung, span=(0.0, 0.6)),
         Fault(number=6, name="worker-killed", strike=_signal_of("worker", signal.SIGKILL), span=(0.2, 0.8)),
         Fault(

@@ -88,7 +88,7 @@ def announce(site: Any, checkpoint: Path, times: int) -> None:
             spool(paths, notice)
 
 
-def test_announced_twenty_times_while_half_written_and_killed_in_between_it_is_one_evaluation(
+def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_in_between_it_is_one_evaluation(
     site: Any, expected: dict[str, Any]
 ) -> None:
     """The gate waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
@@ -99,11 +99,11 @@ def test_announced_twenty_times_while_half_written_and_killed_in_between_it_is_o
     with daemon(site) as (process, log):
         wait(lambda: "is not taken yet" in log.read_text(), "the gate says what it waits for", log)
         wait((site.work / "redis" / "address.json").exists, "Redis", log)
-        announce(site, checkpoint, 10)
+        announce(site, checkpoint, 50)
         assert not journals(site), "half a checkpoint is not taken"
         assert not pinned(checkpoint)
         (checkpoint / WEIGHTS).write_bytes(whole)
-        announce(site, checkpoint, 10)
+        announce(site, checkpoint, 50)
         wait(lambda: journals(site), "it is taken", log)
         wait(lambda: pinned(checkpoint), "it is pinned", log)
         second = site.run(site.command("daemon"))
