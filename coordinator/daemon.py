@@ -21,7 +21,7 @@ from typing import Protocol
 from coordinator import ahead, clock
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.messages import CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
 from coordinator.observe import Grace
 from coordinator.perform import Performer
@@ -111,7 +111,11 @@ class Coordinator:
                 time.sleep(1.0)
         try:
             self._touch_lease()
-            self.keeper.ensure()
+            try:
+                self.keeper.ensure()
+            except RetryError as error:  # the loop asks again; whoever restarted us may do so once only
+                self.trouble = f"Redis: {error}"
+                log.warning("%s", self.trouble)
             yield
         finally:
             if not self._broken and not any(r.state.live for r in self.running.values()):

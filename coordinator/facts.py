@@ -144,13 +144,26 @@ def count_trial_death(state: State, node_name: str | None, why: str) -> None:
         state.fatal = state.fatal or f"trials keep failing; the last: {why}"
 
 
-def host_instead(state: State, node: NodeUse, now: float) -> list[Action]:
-    """A trial saw nothing of what the living precursor beside it staged: the node's trials are hosted from now on."""
+def staging_stands(state: State, info: JobInfo) -> bool:
+    """Is what the trials of this job read still there? Where its precursor is gone they died of that."""
+    node = state.nodes.get(info.job.node or "")
+    return info.job.purpose != "trial" or node is None or node.holder == info.holder
+
+
+def staging_unseen(state: State, node: NodeUse, now: float) -> list[Action]:
+    """A trial saw nothing of what its precursor staged, and that one is not known to be dead.
+
+    The first time the node may have lost its memory (a power cut that the cluster has not noticed): staged again. Once
+    more, or where another node has shown it: /dev/shm is private to each job, and the node's trials are hosted.
+    """
     holder, node.holder = node.holder, None
-    node.hosted, node.status, node.attempts, node.failures = True, "offered", 0, 0
-    state.barren = 0
-    node.why = "trials do not see what another job stages there: /dev/shm is private to each job"
-    state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {node.why}")
+    node.status, node.failures, state.barren = "offered", 0, 0
+    if node.unseen or any(n.hosted for n in state.nodes.values()):
+        node.hosted, node.attempts = True, 0
+        node.why = "trials do not see what another job stages there: /dev/shm is private to each job"
+        state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {node.why}")
+    else:
+        node.unseen, node.why = True, "what was staged there is gone, or not to be seen by trials"
     info = state.jobs[holder] if holder is not None else None
     if info is None or not info.live:
         return []

@@ -226,7 +226,11 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str)
         actions += [ReleaseClaims(trial=trial) for trial in dead]
         if word == facts.TAKEN:
             actions += facts.gpus_taken(state, info)
-        elif dead and not all(state.counters.get(f"cancel/{trial}") for trial in dead):
+        elif (
+            dead
+            and not all(state.counters.get(f"cancel/{trial}") for trial in dead)
+            and facts.staging_stands(state, info)
+        ):
             # those of a host died one death; those that we cancelled died of us
             blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
             facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")

@@ -205,10 +205,11 @@ def _trial_failed(state: State, outcome: Failed, at: float) -> list[Action]:
     actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if where is not None else []
     node = state.nodes.get(outcome.node or "")
     if outcome.unstaged and node is not None:  # news even where the job's end was seen first
-        if node.status == "ready" and not node.hosted and node.holder in state.live:
-            return actions + facts.host_instead(state, node, at)
-        if node.hosted:
-            return actions  # a sibling has said so
+        info = state.jobs.get(outcome.name.rpartition(".")[0])
+        if info is None or node.hosted or node.holder != info.holder:
+            return actions  # a sibling has said so, or the precursor's own end
+        if node.status == "ready" and node.holder in state.live:
+            return actions + facts.staging_unseen(state, node, at)
     if where is None:
         return []
     if outcome.shard is not None:

@@ -16,6 +16,7 @@ import secrets
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import redis
 
 from coordinator import processes
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.processes import Process
 from coordinator.redis_config import USER, acl_text, config_text
 from evaljobs import redis_address
@@ -83,10 +84,15 @@ def local_address_towards(host: str) -> str:
 class RedisServer:
     """Our own server of one work folder. `ensure()` may be called every few seconds."""
 
-    def __init__(self, work: WorkPaths, bind: str = "127.0.0.1", *, port: int = 0) -> None:
-        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1. `port` 0: a free one."""
+    def __init__(
+        self, work: WorkPaths, bind: str | Callable[[], str] = "127.0.0.1", *, port: int = 0
+    ) -> None:
+        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or what finds it (RetryError while
+        it cannot). `port` 0: a free one.
+        """
         self.work = work
-        self.bind = bind
+        self.bind = bind if isinstance(bind, str) else ""
+        self._find_bind = None if isinstance(bind, str) else bind
         self.port = port
         self.folder = work.redis
         self._record_file = self.folder / "server.json"
@@ -99,9 +105,11 @@ class RedisServer:
     def ensure(self) -> RedisAddress:
         """The address of a server that answers: the running one, or one started now.
 
-        OperatorError where it cannot be started (its own words), or an earlier one is on another host and alive.
+        OperatorError where it cannot be started (its own words), or an earlier one is on another host and alive;
+        RetryError where it is not known yet where it shall listen.
         """
         record = self._record()
+        self._decide(record)
         if record is not None and self._serves(record):
             self._publish(record.address)
             return record.address
@@ -132,6 +140,18 @@ class RedisServer:
         """Of the recorded server while it lives."""
         record = self._record()
         return record.pid if record is not None and self._alive(record) else None
+
+    def _decide(self, record: ServerRecord | None) -> None:
+        """Where to listen, found once; while that cannot be, where an earlier server of this host did."""
+        if self._find_bind is None:
+            return
+        try:
+            self.bind = self._find_bind()
+        except RetryError:
+            if record is None or record.hostname != socket.gethostname():
+                raise
+            self.bind = record.address.host or "unix"
+        self._find_bind = None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

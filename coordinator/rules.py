@@ -211,6 +211,7 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
         free = free[: max(0, min(need, node.lanes - len(busy)))]
         if free:
             info = trial_job(state, site, node, free)
+            info.holder = node.holder
             _register_trials(state, info)
             need -= len(free)
             actions.append(_submit(state, info, now))

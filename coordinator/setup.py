@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -23,14 +23,14 @@ import coordinator.config
 import evaljobs
 import priors
 from coordinator.allocation import Limits
-from coordinator.cluster import Cluster, RefusedError
+from coordinator.cluster import Cluster, RefusedError, slurm_text
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.script import SlurmOptions
 from coordinator.cluster.slurm_api import SlurmApi
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Keeper, Pace
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, RunOptions
@@ -285,9 +285,9 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
         except ValueError as error:
             raise OperatorError(str(error)) from error
         return SiteRedis(work, address)
-    bind = config.redis.bind or "127.0.0.1"
+    bind: str | Callable[[], str] = config.redis.bind or "127.0.0.1"
     if config.redis.bind is None and not isinstance(cluster, LocalCluster):
-        bind = local_address_towards(controller_host())
+        bind = lambda: local_address_towards(controller_host())  # noqa: E731 (once it is needed: the controller may be away)
     return RedisServer(work, bind, port=config.redis.port)
 
 
@@ -307,14 +307,22 @@ def _tls_files(config: Config) -> dict[str, str]:
 
 
 def controller_host() -> str:
-    """Where slurmctld runs: the side of this host that faces it is the one that compute nodes reach."""
-    done = subprocess.run(
-        ["scontrol", "show", "config"], capture_output=True, text=True, timeout=30, check=False
-    )
+    """Where slurmctld runs: the side of this host that faces it is the one that compute nodes reach.
+
+    RetryError while it is away, OperatorError where it does not say.
+    """
+    argv = ["scontrol", "show", "config"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RetryError(f"{' '.join(argv)}: no answer in {error.timeout:g} s") from error
     match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", done.stdout, re.MULTILINE)
     if match is None:
         why = (done.stderr.strip().splitlines() or ["it names no SlurmctldHost"])[-1]
-        raise OperatorError(f"scontrol show config: {why}; set redis.bind to this host's cluster address")
+        said = f"{' '.join(argv)}: {why}"
+        if slurm_text.says(why, slurm_text.AWAY):
+            raise RetryError(said)
+        raise OperatorError(f"{said}; set redis.bind to this host's cluster address")
     return match.group(2) or match.group(1)
 
 

@@ -81,6 +81,7 @@ class NodeUse:
     attempts: int = 0  # holder jobs so far
     best_effort: bool = False  # its jobs may be preempted
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
+    unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
     failures: int = 0  # trials that died there for no shard's fault
     asides: int = 0  # how often it was set aside
     aside_until: float | None = None  # unix seconds; while status is "aside"
@@ -96,6 +97,7 @@ class JobInfo:
     entries: tuple[int, ...] = ()
     lanes: tuple[str, ...] = ()  # trial jobs: member -> lane
     trials: tuple[str, ...] = ()  # trial jobs: member -> trial name
+    holder: str | None = None  # trial jobs: the precursor whose staging they read
     phase: JobPhase = "intended"
     job_id: str = ""
     changed_at: float = 0.0

@@ -9,6 +9,7 @@ from world import record
 from coordinator.allocation import Limits
 from coordinator.cluster import Job
 from coordinator.daemon import Coordinator, Pace
+from coordinator.errors import RetryError
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
@@ -66,3 +67,25 @@ def test_a_promised_gpu_is_not_promised_again(tmp_path: Path) -> None:
     coordinator.cancel(first.state.evaluation_id, "enough")
     coordinator.tick()
     assert second.state.nodes["n1"].lanes == 4
+
+
+class _LateRedis(_NoRedis):
+    """It is not known where Redis shall listen until the controller answers, at the third question."""
+
+    asked = 0
+
+    def ensure(self) -> object:
+        self.asked += 1
+        if self.asked < 3:
+            raise RetryError("scontrol show config: Unable to contact slurm controller")
+        return None
+
+
+def test_a_coordinator_that_starts_while_the_controller_is_away_stays(tmp_path: Path) -> None:
+    """It takes charge, says what is missing, and asks again; nobody would start it a second time."""
+    coordinator = coordinator_on(tmp_path, FakeCluster(fleet=[]))
+    coordinator.keeper = keeper = _LateRedis()
+    with coordinator.in_charge():
+        assert "Unable to contact" in coordinator.trouble
+        while keeper.asked < 3:
+            coordinator.tick()

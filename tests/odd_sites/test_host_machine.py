@@ -136,7 +136,7 @@ class PrivateWorld(HostWorld):
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
 def test_a_node_whose_trials_see_nothing_turns_to_hosting(seed: int, nodes: int) -> None:
-    """Each node's precursor is tried once; then its trials are hosted, everything is scored and nothing is left."""
+    """Two precursors in a row were not seen: hosted, there and elsewhere; everything is scored and nothing is left."""
     world = PrivateWorld(seed, Faults(slow_outcome=0.2, restart=0.05), nodes)
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
@@ -144,6 +144,34 @@ def test_a_node_whose_trials_see_nothing_turns_to_hosting(seed: int, nodes: int)
     used = [n for n in world.state.nodes.values() if n.rung]
     assert any(n.rung == "host" for n in used)
     assert any("private" in w for w in world.state.warnings)
+    assert replay(world.journal) == world.state
+
+
+class PowerCutWorld(World):
+    """A node lost its memory between staging and the first trials, and the cluster has not noticed: once, on each node."""
+
+    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if job.job.name.endswith("-a0"):
+            (spec,) = job.specs.values()
+            trial, node = spec.lanes[index].trial, spec.node
+            self.leave(
+                Failed(name=trial, job="trial", blame="retry", error="nothing", node=node, unstaged=True)
+            )
+            self.end_member(job, index, member)
+        else:
+            super().run_trial(job, index, member)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
+def test_a_node_that_lost_its_memory_is_staged_again(seed: int, nodes: int) -> None:
+    """It is no site whose /dev/shm is private: no trial is hosted, everything is scored."""
+    world = PowerCutWorld(seed, Faults(slow_outcome=0.2, restart=0.05, listing=0.2), nodes=nodes)
+    world.run()
+    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    assert not world.memory
+    assert not any(n.hosted for n in world.state.nodes.values())
+    assert any(n.unseen for n in world.state.nodes.values())
     assert replay(world.journal) == world.state
 
 

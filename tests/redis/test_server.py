@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.redis_server import RedisServer, SiteRedis, check, local_address_towards
 from evaljobs import redis_address
 from evaljobs.paths import WorkPaths
@@ -87,6 +87,33 @@ def test_a_running_server_is_adopted(server: RedisServer, work: WorkPaths) -> No
     assert pid is not None
     until(lambda: zombie(pid))
     assert not work.redis_address.exists()
+
+
+def test_while_nobody_says_where_to_listen_the_server_that_is_there_goes_on(work: WorkPaths) -> None:
+    """None is started until that is known; then an earlier one is adopted, or started again where it was, without asking."""
+    asked: list[str] = []
+
+    def away() -> str:
+        asked.append("away")
+        raise RetryError("the controller is away")
+
+    nobody = RedisServer(work, away)
+    for _ in range(2):
+        with pytest.raises(RetryError, match="away"):
+            nobody.ensure()
+    assert asked == ["away", "away"], "asked again"
+    first = RedisServer(work, lambda: "127.0.0.1")
+    address = first.ensure()
+    pid = first.pid()
+    later = RedisServer(work, away)
+    assert later.ensure() == address
+    assert later.pid() == pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: zombie(pid))
+    assert later.ensure() == address
+    assert later.pid() != pid
+    later.stop()
 
 
 def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
