@@ -12,12 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from itertools import chain
 from math import inf
 
 from coordinator.packing.batches import extremes, running, seconds_of
 from coordinator.packing.bounds import lower_bound
 from coordinator.packing.cpu_stage import FINEST, MetricJob, divided, metrics_end
-from coordinator.packing.shards import Cut, Sizes, cut_evenly, cut_guided, shards_of, sizes_for
+from coordinator.packing.level import levelled
+from coordinator.packing.shards import (
+    LONGEST,
+    OVERHEAD_SHARE,
+    Cut,
+    Sizes,
+    cut_evenly,
+    cut_guided,
+    shards_of,
+    sizes_for,
+)
 from coordinator.packing.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
 
 __all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
@@ -28,6 +39,14 @@ TOP_TAILS = (0.999, 0.5, 0.2)
 """The same as parts of the longest tail, tried where CPU slots hold the end: the few sets that matter go alone."""
 SHARES = (3.0, 6.0)
 """Shards are 1/(shares x lanes) of the work left; tried in this order."""
+EVEN = (1.0, 2.0, 3.0, 4.0)
+"""Where overheads weigh, shards of one size instead: a lane's work in so many parts; tried in this order."""
+URGENT_OR_NOT = (0.01, 1.0)
+"""As URGENT, for those."""
+CLEARLY = 0.98
+"""Another way is taken where its plan, cuts moved, ends this much sooner."""
+CLOSE = 1.01
+"""Nothing else is tried for a plan that ends this close to the bound."""
 NEGLIGIBLE = 0.005
 """A metric job of one shard may take this part of the horizon: shards are not cut for less."""
 MANY_SHARDS = 20_000
@@ -72,11 +91,12 @@ def plan(
 
 def _slots_hold(best: _Try, floor: float) -> bool:
     """Whether the end waits for CPU slots, and more than the bound says it must."""
-    return best.makespan > max(1.01 * floor, *best.lane_ends)
+    return best.makespan > max(CLOSE * floor, *best.lane_ends)
 
 
 def _search(shop: _Shop, shards_per_task: int | None, floor: float) -> tuple[_Try, int]:
     """The best of all ways that the budget allows, and the shards dealt for it."""
+    tries: list[_Try] = []
     best: _Try | None = None
     dealt = 0
     forced = None if shards_per_task is None else _forced(shop, shards_per_task)
@@ -84,12 +104,36 @@ def _search(shop: _Shop, shards_per_task: int | None, floor: float) -> tuple[_Tr
         if rare and best is not None and not _slots_hold(best, floor):
             break
         attempt = shop.deal(_guided(shop, urgent_from, shares) if forced is None else forced, urgent_from)
+        tries.append(attempt)
         if best is None or attempt.makespan < best.makespan:
             best = attempt
         dealt += len(attempt.cuts)
         if dealt > MANY_SHARDS or best.makespan <= floor * (1 + 1e-6):
             break
     assert best is not None
+    if forced is not None or dealt > MANY_SHARDS:
+        return best, dealt
+    return _levelled(shop, floor, best, tries, dealt)
+
+
+def _levelled(shop: _Shop, floor: float, best: _Try, tries: list[_Try], dealt: int) -> tuple[_Try, int]:
+    """The best with its cuts moved; or another, where overheads or what cannot be cut hold its end.
+
+    Near ties stay with the one that was best before its cuts were moved: how its shards fell forgives wrong priors.
+    """
+    ways = [(part * shop.horizon, parts) for parts in EVEN for part in URGENT_OR_NOT]
+    others = chain(
+        (attempt for attempt in tries if attempt is not best),
+        (shop.deal(_guided(shop, urgent_from, 0.0, parts), urgent_from) for urgent_from, parts in ways),
+    )
+    best = shop.level(best)
+    for attempt in others:
+        dealt += len(attempt.cuts)
+        if dealt > MANY_SHARDS or best.makespan <= CLOSE * floor:
+            break
+        moved = shop.level(attempt)
+        if moved.makespan < CLEARLY * best.makespan:
+            best = moved
     return best, dealt
 
 
@@ -225,6 +269,32 @@ class _Shop:
         makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
         return _Try(cuts, lane_of, makespan, lane_ends)
 
+    def level(self, dealt: _Try) -> _Try:
+        """The same shards on the same lanes in the same order, cut so that the lanes end together; or as it was."""
+        chains: dict[int, list[int]] = {}  # of each set its places in the ranks, by documents
+        for place in sorted(range(len(dealt.cuts)), key=lambda place: dealt.cuts[place][1]):
+            chains.setdefault(dealt.cuts[place][0], []).append(place)
+        chains = {index: places for index, places in chains.items() if len(places) > 1}
+        moved = levelled(
+            {i: [(dealt.lane_of[at], dealt.cuts[at][3]) for at in places] for i, places in chains.items()},
+            {index: self.sums(index) for index in chains},
+            dealt.lane_ends,
+            [lane.speed for lane in self.lanes],
+            self.overhead / OVERHEAD_SHARE,
+        )
+        cuts = list(dealt.cuts)
+        for index, stops in moved.items():
+            again = shards_of(index, self.sets[index], self.sums(index), stops, self.cpu_slots)
+            for place, cut in zip(chains[index], again, strict=True):
+                cuts[place] = cut
+        lane_ends = list(self.starts)
+        ends: list[float] = []
+        for cut, lane in zip(cuts, dealt.lane_of, strict=True):
+            lane_ends[lane] += cut[3] / self.lanes[lane].speed + self.overhead
+            ends.append(lane_ends[lane])
+        makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
+        return _Try(cuts, dealt.lane_of, makespan, lane_ends) if makespan < dealt.makespan else dealt
+
     def _metrics_end(self, cuts: list[Cut], ends: list[float]) -> float:
         done: dict[int, float] = {}
         jobs: list[MetricJob] = []
@@ -257,10 +327,15 @@ def _forced(shop: _Shop, shards_per_task: int) -> list[Cut]:
     return cuts
 
 
-def _guided(shop: _Shop, urgent_from: float, shares: float) -> list[Cut]:
+def _guided(shop: _Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Cut]:
     """Cut sets in the order they will mostly run: urgent ones by tail, then the longest first."""
     sizes = sizes_for(
-        total=shop.total, lanes=len(shop.lanes), width=shop.width, overhead=shop.overhead, shares=shares
+        total=shop.total,
+        lanes=len(shop.lanes),
+        width=shop.width,
+        overhead=shop.overhead,
+        shares=shares,
+        longest=parts,
     )
     tails, totals = shop.tails, shop.totals
     order = sorted(

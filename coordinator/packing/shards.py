@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 
 from coordinator.packing.batches import reaching
 from coordinator.packing.work import WorkSet
@@ -37,21 +37,27 @@ class Sizes:
     width: float
     shortest: float
     longest: float
-    shares: float  # of the work left, a shard is 1 / (shares x width)
+    shares: (
+        float  # of the work left, a shard is 1 / (shares x width); 0: all shards are as long as they may be
+    )
 
     def guided(self, left: float) -> float:
+        if not self.shares:
+            return self.longest
         return min(self.longest, max(self.shortest, left / (self.shares * self.width)))
 
 
-def sizes_for(*, total: float, lanes: int, width: float, overhead: float, shares: float) -> Sizes:
-    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`."""
+def sizes_for(
+    *, total: float, lanes: int, width: float, overhead: float, shares: float, longest: float = LONGEST
+) -> Sizes:
+    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; `longest`: parts of a lane's work."""
     lane = total / width
     # guided shards number shares x (1 + ln(lane / (shares x shortest))) a lane: solved for the shortest
-    room = MOST / lanes / shares - 1
+    room = MOST / lanes / shares - 1 if shares else inf
     finest = shares * exp(room) if room < 50 else FINEST
     shortest = max(overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
     return Sizes(
-        total=total, width=width, shortest=shortest, longest=max(shortest, lane / LONGEST), shares=shares
+        total=total, width=width, shortest=shortest, longest=max(shortest, lane / longest), shares=shares
     )
 
 
