@@ -208,6 +208,12 @@ class State:
         )
 
     @property
+    def cpu_slots(self) -> int:
+        """Cores of the metric workers that the plans are worth (the most, where nothing was predicted)."""
+        options = self.record.options
+        return max(1, (self.workers or options.workers) * options.worker_cpus)
+
+    @property
     def unscored_items(self) -> int:
         return sum(len(e.unscored) for e in self.entries if e.status == "scored")
 

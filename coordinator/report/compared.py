@@ -47,7 +47,7 @@ def without_evalspan(
             "schema_version": 1,
             "gpus": sum(lanes),
             "gpus_per_node": max(lanes),
-            "cpu_slots": max(1, state.workers or state.record.options.workers),
+            "cpu_slots": state.cpu_slots,
             "load_seconds": load_seconds,
             "storage_seconds_alone": read_seconds,
             "preprocess_seconds": build_seconds / len(sets),

@@ -171,6 +171,7 @@ class _Gathered:
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.accepted_at = 0.0
+        self.cpus = 1  # of a metric worker
         self.entries: list[str] = []
         self.submitted: dict[str, float] = {}
         self.started: dict[tuple[str, int], float] = {}
@@ -194,6 +195,7 @@ class _Gathered:
             case Accepted():
                 self.accepted_at = event.at
                 self.entries = [t.name for t in event.record.suite.tasks]
+                self.cpus = event.record.options.worker_cpus
             case JobSubmitted():
                 self.submitted.setdefault(event.job, event.at)
             case JobStarted():
@@ -225,7 +227,8 @@ class _Gathered:
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
-                self.metric_seconds[outcome.task] += outcome.seconds
+                # programs run on all cores of their worker; who asks a judge waits on one
+                self.metric_seconds[outcome.task] += outcome.seconds * (self.cpus if outcome.programs else 1)
             case Scored():
                 self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
                 self.scored_at = at
@@ -296,7 +299,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     return measured_lower_bound(
         sets,
         gpus=lanes,
-        cpu_slots=max(1, state.workers or state.record.options.workers),
+        cpu_slots=state.cpu_slots,
         load_seconds=min(loads),
         before_seconds=max(built, staged),
     )

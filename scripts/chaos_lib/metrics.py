@@ -25,11 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from chaos_lib.metric_work import DOCUMENTS, Set, Work
 from coordinator.metric_queue import MetricQueue, QueueUnavailable
 from coordinator.redis_server import RedisServer
 from coordinator.running import METRIC_AUDIT_SECONDS
-from evaljobs import harness, metric, seam
+from evaljobs import harness, metric, metric_jobs, redis_address, seam
 from evaljobs.contract import OUTCOME, ExecuteSpec, Failed, FrameRef, Scored, ScoreSpec
 from evaljobs.files import write_atomic
 from evaljobs.paths import EvaluationPaths, WorkPaths
@@ -226,9 +228,11 @@ def campaign(site: Site, supervisor: int, kills: int, dice: random.Random) -> li
 def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> dict[str, Any] | None:
     """None: there was nothing to strike, or nothing recovered from it."""
     hit: list[str] | None = None
+    before: frozenset[bytes] = frozenset()
 
     def struck() -> bool:
-        nonlocal hit
+        nonlocal hit, before
+        before = executions(site)
         hit = strike(site, supervisor, kind, dice)
         return hit is not None
 
@@ -236,10 +240,33 @@ def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> di
         print(f"nothing was at work: {site.describe()}", file=sys.stderr)
         return None
     at, jobs = time.monotonic(), list(hit or [])
-    if not site.settle(lambda: _recovered(site, kind, jobs)):
+    taken_at: float | None = None
+    again: set[str] = set()
+
+    def recovered() -> bool:
+        nonlocal taken_at
+        for execution in executions(site) - before:
+            again.add(metric_jobs.job_name(site.evaluation, execution.decode().rpartition(":")[0]))
+        if taken_at is None and all(name in again or name not in site.outstanding for name in jobs):
+            taken_at = time.monotonic()
+        return _recovered(site, kind, jobs)
+
+    if not site.settle(recovered):
         print(f"no recovery from {kind} of {jobs}: {site.describe()}", file=sys.stderr)
         return None
-    return {"kind": kind, "jobs": len(jobs), "recovery_s": round(time.monotonic() - at, 2)}
+    now = time.monotonic()
+    row = {"kind": kind, "jobs": len(jobs), "recovery_s": round(now - at, 2)}
+    return row if kind.startswith("redis") else {**row, "taken_s": round((taken_at or now) - at, 2)}
+
+
+def executions(site: Site) -> frozenset[bytes]:
+    """What RQ says is running, under another name each time that a job is begun; nothing while Redis is away."""
+    try:
+        with redis_address.connect(site.server.work.redis_address) as client:
+            queue = metric_jobs.open_queue(client, site.evaluation)
+            return frozenset(client.zrange(metric_jobs.started_registry(queue).key, 0, -1))
+    except (QueueUnavailable, redis.RedisError):
+        return frozenset()
 
 
 def _recovered(site: Site, kind: str, hit: list[str]) -> bool:
@@ -332,8 +359,10 @@ def run(kills: int, seed: int, *, count: int = 2, sets: int = 4) -> dict[str, An
 
 def _of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
     by_kind = {kind: [r["recovery_s"] for r in rows if r["kind"] == kind] for kind in KINDS}
+    taken = {kind: [r["taken_s"] for r in rows if r["kind"] == kind and "taken_s" in r] for kind in KINDS}
     return {
         "kills": {kind: len(seconds) for kind, seconds in by_kind.items()},
+        "longest_taken_s": {kind: max(seconds) for kind, seconds in taken.items() if seconds},
         "longest_recovery_s": {kind: max(seconds) for kind, seconds in by_kind.items() if seconds},
         "median_recovery_s": {
             kind: round(statistics.median(seconds), 2) for kind, seconds in by_kind.items() if seconds
