@@ -69,12 +69,17 @@ def write_report(state: State, paths: EvaluationPaths) -> Report:
 
 
 def merged_results(state: State) -> dict[str, Any]:
-    """lm-eval's results of all scored entries as one, and the failed ones by name with their reason."""
+    """lm-eval's results of all scored entries as one; beside them the failed ones, and the items without a score, by name
+    with their reasons.
+    """
     scored = [Path(e.result_file) for e in state.entries if e.status == "scored"]
     results = merge_results([json.loads(path.read_text()) for path in scored])
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
     if failed:
         results["failed"] = failed
+    unscored = {e.name: dict(e.unscored) for e in state.entries if e.status == "scored" and e.unscored}
+    if unscored:
+        results["unscored"] = unscored
     return results
 
 

@@ -114,6 +114,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
     value = json.loads(done.stdout)["results"]["toy_hostile"]["letters,none"]
     told = json.loads((site.root() / "report.json").read_text())
     assert (told["status"], told["entries"][0]["unscored"]) == ("done", 2)
+    assert list(site.results()["unscored"]["toy_hostile"]) == ["toy_hostile 2", "toy_hostile 5"]
     assert any("item 2 failed" in w and "processes died" in w for w in told["warnings"])
     assert any("item 5 failed" in w and "longer than 1 s" in w for w in told["warnings"])
     shown = site.run(site.command("report", site.root().name)).stdout
@@ -123,6 +124,7 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
     assert again.returncode == 0, again.stderr
     assert json.loads((site.root() / "report.json").read_text())["entries"][0]["unscored"] == 0
     assert site.results()["results"]["toy_hostile"]["letters,none"] != value
+    assert "unscored" not in site.results()
     assert_every_shard_counts_once(site)
 
 
