@@ -52,7 +52,10 @@ def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths
     if len(found) != 1:
         known = ", ".join(ids[-5:]) or "none"
         what = "no evaluation" if not found else f"{len(found)} evaluations"
-        raise OperatorError(f"{what} in {root} begin with {prefix!r} (there are: {known})")
+        verb = "begins" if not found else "begin"
+        raise OperatorError(
+            f"{what} in {root} {verb} with {prefix!r} (there are: {known}): `evalspan status` lists all"
+        )
     paths = EvaluationPaths(root / found[0])
     events = list(read_events(paths.journal))
     return replay(events, config), paths, events

@@ -13,6 +13,7 @@ from rich.text import Text
 from coordinator import checkup, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
 from coordinator.doctor import Checkup
+from coordinator.report.terminal import NARROW
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -51,14 +52,29 @@ def doctor(
 
 
 def show(made: Checkup, work_dir: Path) -> None:
-    """The findings as a table, and what they come to."""
+    """The findings as a table, or as lines where it would be narrow, and what they come to."""
+    if stdout().width < NARROW:
+        for finding in made.findings:
+            line = Text.assemble(
+                (finding.status, STYLES[finding.status]), f" {finding.what}: {finding.found}"
+            )
+            stdout().print(line, soft_wrap=False, overflow="fold")
+            if finding.todo:
+                stdout().print(Text(f"-> {finding.todo}", style=STYLES[finding.status]), overflow="fold")
+        _show_end(made, work_dir)
+        return
     table = Table("", "what", "found, and what to do", box=box.SIMPLE)
     for finding in made.findings:
         told = Text(finding.found)
         if finding.todo:
             told.append(f"\n-> {finding.todo}", style=STYLES[finding.status])
+        told.overflow = "fold"  # a path is never cut
         table.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), told)
     stdout().print(table)
+    _show_end(made, work_dir)
+
+
+def _show_end(made: Checkup, work_dir: Path) -> None:
     bad = sum(1 for f in made.findings if f.status == "fail")
     if bad:
         stdout().print(f"{bad} of these would stop an evaluation in {work_dir}.", style=STYLES["fail"])

@@ -7,12 +7,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
 import coordinator.config
 from coordinator import config_text, request_sets, setup, suite_plan
@@ -22,6 +21,7 @@ from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.errors import OperatorError
 from coordinator.packing import commands as packing
+from coordinator.report.comparison import comparison, lane_table, show_comparison
 from coordinator.report.terminal import size
 from coordinator.suites import load_suite
 from evaljobs.paths import WorkPaths
@@ -97,11 +97,7 @@ def plan(
     stdout().print(
         f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
     )
-    table = Table("GPU", "shards", "first data sets")
-    for lane in made["lanes"]:
-        names = list(dict.fromkeys(s["dataset"] for s in lane["shards"]))
-        table.add_row(str(lane["gpu"]), str(len(lane["shards"])), ", ".join(names[:5]))
-    stdout().print(table)
+    stdout().print(lane_table(made["lanes"]))
     stdout().print(more["sentence"])
 
 
@@ -231,41 +227,7 @@ def compare(
     if as_json:
         _show({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
         return
-    table = Table("task", "metric", *[name.rsplit("-", 1)[-1] for name, _ in columns], "change")
-    for row in rows:
-        values = ["-" if v is None else f"{v:.4f}" for v in row["values"]]
-        change = "-" if row["change"] is None else f"{row['change']:+.4f}"
-        table.add_row(row["task"], row["metric"], *values, change, style="red" if row["regressed"] else "")
-    stdout().print(table)
-
-
-def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task and metric: each evaluation's value, last minus first, and whether that is a real drop.
-
-    A drop is real beyond two standard errors of the difference.
-    """
-    scores = [column["results"] for column in columns]
-    rows = []
-    for task in dict.fromkeys(t for s in scores for t in s):
-        for metric in dict.fromkeys(
-            k for s in scores for k, v in s.get(task, {}).items() if _is_metric(k, v)
-        ):
-            name, _, which = metric.partition(",")
-            values = [s.get(task, {}).get(metric) for s in scores]
-            ends = [s.get(task, {}).get(f"{name}_stderr,{which}") for s in (scores[0], scores[-1])]
-            spread = sum(e * e for e in ends if isinstance(e, float)) ** 0.5
-            change = values[-1] - values[0] if values[0] is not None and values[-1] is not None else None
-            higher = columns[-1].get("higher_is_better", {}).get(task, {}).get(name, True)
-            drop = change is not None and (change < 0 if higher else change > 0)
-            regressed = drop and change is not None and abs(change) > 2 * spread
-            rows.append(
-                {"task": task, "metric": metric, "values": values, "change": change, "regressed": regressed}
-            )
-    return rows
-
-
-def _is_metric(key: str, value: Any) -> bool:
-    return "," in key and not key.partition(",")[0].endswith("_stderr") and isinstance(value, int | float)
+    show_comparison(stdout(), [name for name, _ in columns], rows)
 
 
 @app.command()

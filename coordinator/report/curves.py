@@ -61,6 +61,15 @@ def _places(curves: Sequence[Curve]) -> dict[str, float]:
     return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
 
 
+def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Curves that may share an axis: those between 0 and 1, and of the others (perplexities …) each metric's."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        share = all(0 <= p.value <= 1 for p in curve.points)
+        groups.setdefault("" if share else curve.metric, []).append(curve)
+    return list(groups.values())
+
+
 def _table(title: str) -> Table:
     """Without lines between columns: every column that a box takes is a figure's."""
     return Table(
@@ -98,16 +107,17 @@ def curve_table(series: Series, width: int) -> Table:
 def cost_table(series: Series) -> Table:
     """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
     table = _table("Checkpoints")
+    all_done = all(p.status == "done" for p in series.points)
     table.add_column("step", justify="right", no_wrap=True)
-    for name in ("status", "makespan", "GPU s"):
+    for name in (*(() if all_done else ("status",)), "makespan", "GPU s"):
         table.add_column(name, justify="right", no_wrap=True)
     if series.gpu_hour_price is not None:
         table.add_column("cost", justify="right", no_wrap=True)
     for p in series.points:
         gpu = "-" if p.gpu_seconds is None else f"{p.gpu_seconds:.1f}"
-        cells = [p.label, p.status, seconds(p.makespan_seconds), gpu]
+        cells = [p.label, *([] if all_done else [p.status]), seconds(p.makespan_seconds), gpu]
         if series.gpu_hour_price is not None:
-            cells.append("-" if p.cost is None else f"{p.cost:.4f}")
+            cells.append("-" if p.cost is None else f"{p.cost:.2f}" if p.cost >= 1 else f"{p.cost:.4f}")
         table.add_row(*cells)
     return table
 
@@ -117,9 +127,10 @@ def show_series(console: Console, series: Series) -> None:
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
         console.print(Text(f"{suite}: learning curves", style="bold"))
-        for first in range(0, len(curves), len(MARKS)):
-            for line in plot(curves[first : first + len(MARKS)], console.width):
-                console.print(Text(line), no_wrap=True, crop=True)
+        for alike in _by_scale(curves):
+            for first in range(0, len(alike), len(MARKS)):
+                for line in plot(alike[first : first + len(MARKS)], console.width):
+                    console.print(Text(line), no_wrap=True, crop=True)
     if series.curves:
         console.print(curve_table(series, console.width))
     for curve in series.curves:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,7 @@ MAX_LANES = 16  # beyond that a line is a node
 MAX_ENTRIES = 12
 LINE_SECONDS = 5.0
 WIDE = 100  # columns from which on two lanes share a line
+OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
 STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
 
 
@@ -154,7 +156,7 @@ def _metrics(state: State) -> Text | None:
     return text
 
 
-def _entries(state: State, scores: Scores) -> Iterator[Text]:
+def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableType]:
     """A line per scored or failed task, the last ones where there are many; then what is still open, in a line."""
     ended = [e for e in state.entries if e.terminal]
     yield Text(f"  {sum(e.status == 'scored' for e in ended)}/{len(state.entries)} tasks scored", style="dim")
@@ -167,17 +169,20 @@ def _entries(state: State, scores: Scores) -> Iterator[Text]:
             )
             continue
         values = scores.of(entry)
-        tasks = {v.task for v in values}
-        told = "  ".join(f"{'' if tasks == {entry.name} else v.task + ' '}{_value(v)}" for v in values[:4])
-        more = "  ..." if len(values) > 4 else ""
-        yield Text.assemble(
-            (f"    {entry.name}", "green"), f"  {told}{more}", no_wrap=True, overflow="ellipsis"
-        )
-    open_ones = [e for e in state.entries if not e.terminal]
-    if open_ones:
-        named = [f"{e.name} ({e.status})" for e in open_ones[:6]]
-        more = f" and {len(open_ones) - 6} more" if len(open_ones) > 6 else ""
-        yield Text(f"    {', '.join(named)}{more}", style="dim")
+        own = {v.task for v in values} == {entry.name}
+        told = [f"{'' if own else v.task + ' '}{_value(v)}" for v in values[:4]]
+        told += [f"and {len(values) - 4} more"] if len(values) > 4 else []
+        line = "  ".join(told)
+        if len(entry.name) + len(line) + 6 <= width:
+            yield Text.assemble((f"    {entry.name}", "green"), f"  {line}")
+        else:
+            yield Text(f"    {entry.name}", style="green")
+            yield from (Text(f"      {one}") for one in told)
+    for status, word in OPEN.items():
+        names = [e.name for e in state.entries if e.status == status]
+        if names:
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            yield Padding(Text(f"{word}: {', '.join(names[:6])}{more}", style="dim"), (0, 0, 0, 4))
 
 
 def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
@@ -204,7 +209,7 @@ def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator
     metrics = _metrics(state)
     if metrics is not None:
         yield metrics
-    yield from _entries(state, scores)
+    yield from _entries(state, scores, width)
     for warning in list(dict.fromkeys(state.warnings))[-3:]:
         yield Text(f"  ! {warning}", style="yellow")
 

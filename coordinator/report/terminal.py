@@ -235,7 +235,8 @@ def show(
         Text(f"Makespan of {report.evaluation_id}", style="italic"),
         summary(report, gpu_hour_price, notes=not narrow),
     ]
-    parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
+    if report.gpus:
+        parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
     for entry in report.entries:
         if entry.status == "failed":
             parts.append(Text(f"FAILED {entry.name}: {entry.error}", style="bold red"))

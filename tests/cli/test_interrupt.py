@@ -1,0 +1,134 @@
+"""Laws of Ctrl-C, in a real terminal: a one-shot evaluation asks once and leaves nothing; a watched one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
+SUITE = f'name = "toys"\ninclude_path = ["{TASKS}"]\nbatch_size = 8\n[[task]]\nname = "toy_choice"\n'
+# so that Ctrl-C on it is a signal to the command
+OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+CONFIG = '[trial]\nthreads = 1\ndevice = "cpu"\n[metric]\nbootstrap_iters = 10\n'
+
+
+class Terminal:
+    """A command at a terminal of its own, 80 columns wide."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.said = ""
+        self._keyboard, side = pty.openpty()
+        environment = {**os.environ, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "COLUMNS": "80"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN_TERMINAL, sys.executable, "-m", "coordinator", *arguments, "--work-dir", str(folder / "work")],
+            stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True,
+        )  # fmt: skip
+        os.close(side)
+
+    def type(self, text: str) -> None:
+        os.write(self._keyboard, text.encode())
+
+    def until(self, law: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:
+        end = time.monotonic() + deadline_s
+        while not law():
+            assert time.monotonic() < end, f"not within {deadline_s} s: {what}\n{self.said}"
+            self._listen(0.1)
+
+    def ends(self) -> int:
+        self.until(lambda: self.process.poll() is not None, "the command ends")
+        self._listen(0.0)
+        return int(self.process.wait())
+
+    def _listen(self, wait_s: float) -> None:
+        while select.select([self._keyboard], [], [], wait_s)[0]:
+            try:
+                self.said += os.read(self._keyboard, 65536).decode(errors="replace")
+            except OSError:  # the command's side is closed
+                time.sleep(wait_s)
+                return
+            wait_s = 0.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "evalspan.toml").write_text(CONFIG)
+    (tmp_path / "toys.toml").write_text(SUITE)
+    yield tmp_path
+    for pid in _left(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _left(folder: Path) -> list[int]:
+    """Processes that work in the folder: jobs, Redis."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder / "work").encode() in place.read_bytes():
+                found.append(int(place.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def _kinds(folder: Path) -> list[str]:
+    lines = [line for f in (folder / "work").glob("*/journal.jsonl") for line in f.read_text().splitlines()]
+    return [json.loads(line)["kind"] for line in lines]
+
+
+def test_ctrl_c_asks_once_and_then_cancels_and_leaves_nothing(folder, tiny_model_dir):
+    """ "n": it goes on, while it asked as well. Ctrl-C twice: exit code 130, no job, no Redis, the results of a cancelled
+    evaluation. The same command goes on with what was cancelled; SIGTERM cancels it at once.
+    """
+    command = ("eval", str(tiny_model_dir), "--suite", str(folder / "toys.toml"))
+    first = Terminal(folder, *command)
+    first.until(lambda: "job-started" in _kinds(folder), "a job runs")
+    first.type("\x03")
+    first.until(lambda: "Cancel this evaluation?" in first.said, "the question")
+    seen = len(_kinds(folder))
+    first.until(lambda: len(_kinds(folder)) > seen, "it goes on while it asks")
+    first.type("n\n")
+    first.until(lambda: "-toys-" in first.said.rpartition("[y/N]")[2], "the screen is back")
+    assert "cancel-asked" not in _kinds(folder)
+    first.type("\x03")
+    first.until(lambda: first.said.count("Cancel this evaluation?") == 2, "the question, again")
+    first.type("\x03")
+    assert first.ends() == 130
+    assert "cancelling" in first.said
+    assert "Traceback" not in first.said
+    assert _left(folder) == []
+    assert len(list((folder / "work").glob("*/results.json"))) == 1
+
+    again = Terminal(folder, *command)
+    again.until(lambda: "retry-asked" in _kinds(folder), "it is taken up")
+    again.process.send_signal(signal.SIGTERM)
+    assert again.ends() == 130
+    assert _left(folder) == []
+
+
+def test_ctrl_c_leaves_a_daemons_evaluation_alone(folder, tiny_model_dir):
+    """`watch` ends with 0 and nothing is cancelled; the daemon's own Ctrl-C cancels nothing either."""
+    daemon = Terminal(folder, "daemon")
+    submitted = Terminal(folder, "submit", str(tiny_model_dir), "--suite", str(folder / "toys.toml"))
+    assert submitted.ends() == 0
+    daemon.until(lambda: "job-started" in _kinds(folder), "a job runs")
+    watch = Terminal(folder, "watch")
+    watch.until(lambda: "-toys-" in watch.said, "the screen")
+    watch.type("\x03")
+    assert watch.ends() == 0
+    assert daemon.process.poll() is None
+    daemon.type("\x03")
+    assert daemon.ends() == 0
+    assert _left(folder), "jobs go on"
+    assert {"cancel-asked", "ended"}.isdisjoint(_kinds(folder))
+    assert "Traceback" not in watch.said + daemon.said
