@@ -8,6 +8,7 @@ It does not know: what a job computes, when it is due.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +25,8 @@ from evaljobs import metric_jobs, redis_address
 from evaljobs.redis_address import QueueUnavailable, RedisAddress, explained
 
 __all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -104,11 +107,7 @@ class MetricQueue:
         except DuplicateJobError:
             if rq_id in self._live(queue):
                 return
-            with suppress(NoSuchJobError):
-                queue.job_class.fetch(
-                    rq_id, connection=queue.connection, serializer=queue.serializer
-                ).delete()
-            queue.connection.delete(queue.job_class.key_for(rq_id))  # where it could not even be read
+            _forget(queue, rq_id)
             with suppress(DuplicateJobError):
                 self._push(queue, kind, rq_id, spec, urgent=urgent)
 
@@ -155,11 +154,23 @@ class MetricQueue:
 
     def _remove(self, queue: Any) -> None:
         for job in self._live(queue) | set(queue.failed_job_registry.get_job_ids(cleanup=False)):
-            with suppress(NoSuchJobError):
-                queue.job_class.fetch(job, connection=queue.connection, serializer=queue.serializer).delete()
+            _forget(queue, job)
         queue.delete(delete_jobs=True)
         registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
         queue.connection.delete(queue.intermediate_queue_key, *(r.key for r in registries))
+
+
+def _forget(queue: Any, rq_id: str) -> None:
+    """Take a job out of Redis, by RQ where RQ can read it: of a wiped Redis a heartbeat leaves records in part."""
+    try:
+        queue.job_class.fetch(rq_id, connection=queue.connection, serializer=queue.serializer).delete()
+    except NoSuchJobError:
+        pass
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        log.warning("job %s is in Redis in part (%r): removed", rq_id, error)
+    parts = queue.connection.zrange(f"rq:executions:{rq_id}", 0, -1)
+    executions = [f"rq:execution:{rq_id}:{part.decode()}" for part in parts]
+    queue.connection.delete(queue.job_class.key_for(rq_id), f"rq:executions:{rq_id}", *executions)
 
 
 def _of_execution(entry: bytes) -> str:

@@ -238,6 +238,25 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> 
     bench.queue.remove()
 
 
+def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths) -> None:
+    """A heartbeat that came after Redis was emptied leaves an execution without a beginning: the job is enqueued afresh,
+    and nothing of it stays behind."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("half")
+    client = redis_address.connect(shared_work.redis_address)
+    queue = metric_jobs.open_queue(client, bench.evaluation)
+    rq_id = metric_jobs.job_id(bench.evaluation, "half")
+    client.lrem(queue.key, 0, rq_id)
+    client.zadd(f"rq:executions:{rq_id}", {"e1": 9e9})
+    client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
+    bench.enqueue("half")
+    assert bench.queue.known() == ("half",)
+    client.zadd(f"rq:executions:{rq_id}", {"e2": 9e9})
+    client.hset(f"rq:execution:{rq_id}:e2", "last_heartbeat", "9")
+    bench.queue.remove()
+    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
+
+
 def test_what_a_dead_worker_had_taken_returns_at_once(shared_work: WorkPaths) -> None:
     """A job that was popped by a worker whose parent saw it die is queued by the next look; another worker's is not."""
     bench = Bench(shared_work, uuid.uuid4().hex)
