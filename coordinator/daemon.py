@@ -113,7 +113,10 @@ class Coordinator:
             self._touch_lease()
             try:
                 self.keeper.ensure()
-            except RetryError as error:  # the loop asks again; whoever restarted us may do so once only
+            except (
+                RetryError,
+                OSError,
+            ) as error:  # the loop asks again; whoever restarted us may do so once only
                 self.trouble = f"Redis: {error}"
                 log.warning("%s", self.trouble)
             yield
@@ -248,8 +251,12 @@ class Coordinator:
 
     def _touch_lease(self) -> None:
         path = self.performer.site.paths.lease
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:  # a full disk: holders have patience for many touches
+            self.trouble = f"the lease: {error}"
+            log.warning("%s", self.trouble)
 
     def _keep_redis(self) -> None:
         try:

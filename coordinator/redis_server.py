@@ -9,6 +9,7 @@ It does not know: what is kept in Redis.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -106,7 +107,7 @@ class RedisServer:
         """The address of a server that answers: the running one, or one started now.
 
         OperatorError where it cannot be started (its own words), or an earlier one is on another host and alive;
-        RetryError where it is not known yet where it shall listen.
+        RetryError where it is not known yet where it shall listen, or the disk is full.
         """
         record = self._record()
         self._decide(record)
@@ -225,7 +226,9 @@ class RedisServer:
                 port = _free_port(self._listen()[-1])
             elif any(word in why.lower() for word in ("aof", "append", "manifest")):
                 self._set_data_aside()
-        raise OperatorError(f"the embedded Redis does not start at {address.where}: {why}")
+        said = f"the embedded Redis does not start at {address.where}: {why}"
+        full = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+        raise RetryError(said) if any(words in why for words in full) else OperatorError(said)
 
     def _end_unrecorded(self) -> None:
         """A coordinator killed between starting a server and recording it left one: two must not share a folder."""

@@ -6,8 +6,10 @@ It does not know: the loop's rules.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
+import logging
 import os
 import re
 import shlex
@@ -43,6 +45,8 @@ from evaljobs.judges.endpoint import read_key
 from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import RedisAddress
 
+log = logging.getLogger(__name__)
+
 LOCAL_CPU_SLOTS = 2
 NODES_PACE = (
     1.25  # looks at jobs for one at nodes: with the first look at each, 0.2 a second stay under at 10 s
@@ -59,6 +63,11 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT} and WorkPaths(work).lock.exists():
+            log.warning(
+                "the work folder %s: %s", work, error.strerror
+            )  # one that has served before: it is waited for
+            return config
         raise OperatorError(
             f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
         ) from error

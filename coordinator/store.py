@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -115,8 +116,9 @@ class WorkLock:
             raise OperatorError(
                 f"{self.path.parent} is in use by {owner}: submit to it (`evalspan submit`), end it, or give --work-dir another folder"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        with suppress(OSError):  # for people only; on a full disk the lock holds without it
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._fd = fd
 
     def release(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from dev_cluster.api import DevClusterError, unavailable
 
 from chaos_lib import metrics, storm
-from chaos_lib.campaign import Verdict, disturbed, undisturbed
+from chaos_lib.campaign import PATIENCE_S, Verdict, disturbed, undisturbed
 from chaos_lib.faults import FAULTS
 from chaos_lib.site import place
 
@@ -36,6 +36,7 @@ def main() -> int:
     )
     parser.add_argument("--resume", action="store_true", help="leave out what --out holds already")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds a run may take (300)")
     parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"), help="a line a run (chaos.jsonl)")
     said = parser.parse_args()
     names = [n for n, f in FAULTS.items() if not said.fault or n in said.fault or str(f.number) in said.fault]
@@ -48,9 +49,9 @@ def main() -> int:
         said.out.unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
     try:
-        _campaign(
-            _wanted(names, said.seeds, said.storm), known, said.out, time.monotonic() + 60 * said.minutes
-        )
+        wanted = _wanted(names, said.seeds, said.storm)
+        end = time.monotonic() + 60 * said.minutes
+        _campaign(wanted, known, said.out, deadline=end, patience=said.patience)
     except DevClusterError as error:
         print(error, file=sys.stderr)
         return 2
@@ -70,7 +71,12 @@ def _wanted(names: list[str], seeds: int, storm: int) -> list[tuple[tuple[str, .
 
 
 def _campaign(
-    wanted: list[tuple[tuple[str, ...], int]], known: list[dict[str, Any]], out: Path, deadline: float
+    wanted: list[tuple[tuple[str, ...], int]],
+    known: list[dict[str, Any]],
+    out: Path,
+    *,
+    deadline: float,
+    patience: float,
 ) -> None:
     done = {(row["fault"], row["seed"]) for row in known}
     left = [(names, seed) for names, seed in wanted if ("+".join(names), seed) not in done]
@@ -79,13 +85,14 @@ def _campaign(
     with place() as where:
         calm = next((row for row in known if row["fault"] == "none"), None)
         if calm is None:
-            calm = _write(out, undisturbed(where))
+            calm = _write(out, undisturbed(where, patience))
         if calm["broken"]:
             return
         for names, seed in left:
             if time.monotonic() > deadline:
                 return
-            _write(out, disturbed(where, names, seed, calm["scores"], calm["events"]))
+            verdict = disturbed(where, names, seed, calm["scores"], calm["events"], patience=patience)
+            _write(out, verdict)
 
 
 def _write(out: Path, verdict: Verdict) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from chaos_lib.faults import FAULTS, Fault, Run
 from chaos_lib.site import Place, Site
 
-DEADLINE_S = 300.0
+PATIENCE_S = 300.0
 CLEAN_S = 60.0  # a controller that was away ends its jobs later
 
 
@@ -41,15 +41,23 @@ class Verdict:
         return "same" if self.struck or self.fault == "none" else "missed"
 
 
-def undisturbed(place: Place) -> Verdict:
+def undisturbed(place: Place, patience: float = PATIENCE_S) -> Verdict:
     """A run without faults: its scores are what all others must give, its events are their moments."""
-    return disturbed(place, (), 0, {}, 0)
+    return disturbed(place, (), 0, {}, 0, patience=patience)
 
 
-def disturbed(place: Place, names: Sequence[str], seed: int, scores: dict[str, Any], events: int) -> Verdict:
+def disturbed(
+    place: Place,
+    names: Sequence[str],
+    seed: int,
+    scores: dict[str, Any],
+    events: int,
+    *,
+    patience: float = PATIENCE_S,
+) -> Verdict:
     """Run an evaluation, strike these faults at moments drawn from `seed`, and judge what comes of it.
 
-    `scores`, `events`: of the undisturbed run; without scores they are not compared.
+    `scores`, `events`: of the undisturbed run; without scores they are not compared. `patience`: seconds until its end.
     """
     chosen = [FAULTS[n] for n in names]
     dice = random.Random(f"{'+'.join(names)}/{seed}")
@@ -63,7 +71,7 @@ def disturbed(place: Place, names: Sequence[str], seed: int, scores: dict[str, A
         own_clock=any(f.own_clock for f in chosen),
     )
     started = time.monotonic()
-    run = Run(site=site, process=site.start(), dice=dice)
+    run = Run(site=site, process=site.start(), dice=dice, patience=patience)
     broken: list[str] = []
     threads = [
         threading.Thread(target=_strike, args=(run, fault, _moment(fault, dice, events), broken), daemon=True)
@@ -110,13 +118,13 @@ def _strike(run: Run, fault: Fault, moment: int, broken: list[str]) -> None:
 
 def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
     """Wait for the evaluation, through the kills of its coordinator; its scores."""
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + run.patience
     try:
         while True:
             process = run.process
             if process.poll() is None:
                 if time.monotonic() > end:
-                    broken.append(f"not ended within {DEADLINE_S:g} s")
+                    broken.append(f"not ended within {run.patience:g} s")
                     process.kill()
                     process.wait()
                     return {}
@@ -173,7 +181,7 @@ def _untimely(run: Run, events: Sequence[dict[str, Any]]) -> Iterator[str]:
     # events of one look carry the time of its begin, what came of them in between a later one
     if any(before - after > CLEAN_S for before, after in pairwise(times)):
         yield "the journal's times run backwards"
-    if times and times[-1] - times[0] > DEADLINE_S:
+    if times and times[-1] - times[0] > run.patience:
         yield f"the journal spans {times[-1] - times[0]:.0f} s"
     if "trial-hung" not in run.struck and any(e["kind"] == "trial-hung" for e in events):
         yield "a trial that nobody stopped was judged hung"

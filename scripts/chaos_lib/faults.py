@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import random
 import resource
@@ -29,6 +30,7 @@ class Run:
     site: Site
     process: subprocess.Popen[str]
     dice: random.Random
+    patience: float = math.inf  # seconds that it may take
     struck: dict[str, str] = field(default_factory=dict)  # fault -> what was hit
     over: bool = False
 

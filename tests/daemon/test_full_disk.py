@@ -1,0 +1,108 @@
+"""A coordinator that is started again while its work folder's disk is full. Root mounts the disk; elsewhere it is skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from world import record
+
+from coordinator import setup
+from coordinator.allocation import Limits
+from coordinator.daemon import Coordinator, Pace
+from coordinator.errors import OperatorError
+from coordinator.observe import Grace
+from coordinator.perform import Performer
+from coordinator.redis_server import RedisServer
+from coordinator.specs import Site
+from coordinator.testing import FakeCluster, fake_node
+from evaljobs import redis_address
+from evaljobs.paths import WorkPaths
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=400", "none", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.skip(f"no file system can be mounted: {made.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def coordinator_on(work: Path, cluster: FakeCluster) -> Coordinator:
+    site = Site(work_dir=str(work), trial_command=("python",), worker_command=("python",))
+    return Coordinator(
+        performer=Performer(site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=work / "o"),
+        cluster=cluster,
+        keeper=RedisServer(WorkPaths(work)),
+        limits=Limits(),
+        pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1),
+        grace=Grace(),
+    )
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves not a byte."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return filler
+
+
+def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
+    disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lock, lease, Redis and journals are taken up as far as they can be; with room again all are there, Redis too."""
+    work = disk / "work"
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    before = coordinator_on(work, cluster)
+    with before.in_charge():
+        accepted = before.accept(record()).state.evaluation_id
+    before.keeper.stop()
+    filler = fill(disk)
+    coordinator = coordinator_on(work, cluster)
+    address = WorkPaths(work).redis_address
+    with coordinator.in_charge():
+        coordinator.resume_all()
+        for _ in range(3):
+            coordinator.tick()
+        assert coordinator.busy
+        assert "Redis: [Errno 28] No space left" in caplog.text
+        filler.unlink()
+        end = time.monotonic() + 60
+        while accepted not in coordinator.running or not address.exists():
+            assert time.monotonic() < end, coordinator.trouble
+            coordinator.tick()
+            time.sleep(0.05)
+        with redis_address.connect(address) as client:
+            assert client.ping()
+    coordinator.keeper.stop()
+
+
+def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> None:
+    """In one line, at once; one that has served before is waited for. What is used up here: the files that there may be."""
+    lock = WorkPaths(disk / "old").lock
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    with suppress(OSError):
+        for number in range(10_000):
+            (disk / str(number)).touch()
+    with pytest.raises(OperatorError, match="cannot be written"):
+        setup.load(None, {"work_dir": disk / "new"})
+    assert setup.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"
