@@ -122,7 +122,7 @@ def test_a_series_is_shown_in_a_pipe_without_colour_and_whole(site):
         done = evalspan("report", "--series", "/runs/a", "--gpu-hour-price", "2", folder=site, **env)
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout
-        for figure in ("0.3000!", "+0.1000", "90.0 s", "3600.0", "2.0000"):
+        for figure in ("0.3000!", "+0.1000", "90.0 s", "3600.0", "2.00"):
             assert figure in done.stdout, (figure, done.stdout)
         assert "regression: add/exact_match 0.6000 at 20 -> 0.3000 at 30" in re.sub(r"\s+", " ", done.stdout)
         width = int(env.get("COLUMNS", "80"))
