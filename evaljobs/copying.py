@@ -22,6 +22,7 @@ from pathlib import Path
 import xxhash
 
 from evaljobs.errors import OperatorError, RetryError
+from evaljobs.huge_pages import HugePages
 
 BLOCK = 1 << 20  # bytes: fits the second-level cache between its read, its write and its hash
 WIDTH = 4  # files in flight
@@ -56,6 +57,7 @@ class Copy:
     size: int
     mtime_ns: int
     target: int  # open for writing, already `size` bytes long
+    pages: HugePages | None = None  # told of each write before it is made
 
 
 @dataclass(slots=True)
@@ -228,6 +230,8 @@ class _Crew:
                     raise SourceChanged(f"{file.copy.source} was truncated while it was read")
                 done += got
             worked, took = time.thread_time() - busy, time.perf_counter() - began
+            if file.copy.pages is not None:
+                file.copy.pages.prepare(offset, length)
             _write(file.copy, view, offset)
         finally:
             view.release()

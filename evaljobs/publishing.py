@@ -26,6 +26,7 @@ from evaljobs import node_memory, own_files
 from evaljobs.contract import CheckpointFile, CheckpointSpec
 from evaljobs.copying import Copy, ReadBlock, SourceChanged, Stopped, TargetFailed, copy_files, hash_file
 from evaljobs.files import write_atomic
+from evaljobs.huge_pages import Purse, huge_pages
 from evaljobs.node_memory import INCOMING, MANIFEST, MODEL, Home, Slot
 from evaljobs.node_room import room
 from evaljobs.own_files import Refused
@@ -224,25 +225,31 @@ def copy_in(
     targets = dict(spares)
     spares.clear()
     recycled = any(os.fstat(fd).st_size for fd in targets.values())
-    try:
+    purse, in_memory = Purse(), room(slot.root).rung == "shm"
+    with contextlib.ExitStack() as mapped:
+        mapped.callback(close_all, targets)
         copies = []
         for file in checkpoint.files:
             path = _target_path(incoming, file.name)
-            if file.name not in targets:
+            fresh = file.name not in targets
+            if fresh:
                 targets[file.name] = _create(path)
-            _resize(targets[file.name], file.size, path)
+            target = targets[file.name]
+            _resize(target, file.size, path)
+            pages = (
+                mapped.enter_context(huge_pages(target, file.size, purse)) if fresh and in_memory else None
+            )
             copies.append(
                 Copy(
                     name=file.name,
                     source=source / file.name,
                     size=file.size,
                     mtime_ns=file.mtime_ns,
-                    target=targets[file.name],
+                    target=target,
+                    pages=pages,
                 )
             )
         sums = copy_files(copies, readers=readers, stop=stop, progress=progress, read=read)
-    finally:
-        close_all(targets)
     _check(checkpoint, sums, incoming)
     if stop is not None and stop.is_set():
         raise Stopped("asked to stop before the copy was published")
