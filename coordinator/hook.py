@@ -65,6 +65,7 @@ class _Courier:
         if not self.started:
             with self.starting:
                 if not self.started:
+                    _flush_in_multiprocessing()
                     _thread.start_new_thread(self._run, ())  # threading.Thread.start would wait for it
                     self.started = True
 
@@ -212,6 +213,16 @@ def _flush_at_exit() -> None:
     )  # what has not been begun goes to the spool folder: no waiting for Redis
     if not _courier.flush(FLUSH_SECONDS):
         _warn("training ends with notices undelivered; the [watch] folders will still show the checkpoints")
+
+
+def _flush_in_multiprocessing() -> None:
+    """A child that multiprocessing forked (Lightning's ddp_fork) ends without atexit's handlers, but runs its own."""
+    try:
+        finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
+        if finalize is not None:
+            finalize(None, _flush_at_exit, exitpriority=0)
+    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+        _warn(f"the end of this process may lose notices: {error!r}")
 
 
 def _forget_after_fork() -> None:

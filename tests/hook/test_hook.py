@@ -223,6 +223,23 @@ def test_a_forked_process_can_speak(tmp_path):
     assert [n.step for n in spooled(tmp_path)] == [0, 1]
 
 
+def test_a_child_of_multiprocessing_speaks_to_its_end(tmp_path):
+    """Forked by multiprocessing it runs no atexit handlers; what it said last arrives all the same."""
+    body = """
+        import multiprocessing
+        from coordinator import hook
+        def child():
+            for step in range(3):
+                hook.notify(f'/c/{step}', step)
+        process = multiprocessing.get_context('fork').Process(target=child)
+        process.start(); process.join()
+        assert process.exitcode == 0
+    """
+    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [n.step for n in spooled(tmp_path)] == [0, 1, 2]
+
+
 # --- pins and rotation ------------------------------------------------------------------------------------------------
 
 
