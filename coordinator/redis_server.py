@@ -196,6 +196,14 @@ class RedisServer:
             else:
                 return True
 
+    def _is(self, pid: int) -> bool:
+        """Is it this process that answers, and no other that holds its port?"""
+        try:
+            info: Any = self._client.info("server") if self._client is not None else {}
+        except (redis.RedisError, OSError):
+            return False
+        return bool(info.get("process_id") == pid)
+
     def _forget_client(self) -> None:
         if self._client is not None:
             self._client.close()
@@ -232,11 +240,12 @@ class RedisServer:
 
     def _end_unrecorded(self) -> None:
         """A coordinator killed between starting a server and recording it left one: two must not share a folder."""
-        config = os.fsencode(self.folder.absolute() / "valkey.conf")
-        with suppress(OSError, ValueError):
-            pid = int((self.folder / "valkey.pid").read_text(encoding="ascii"))
-            if config in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                processes.end(processes.identify(pid), patience=STOP_SECONDS)
+        config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary())
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = place.read_bytes().split(b"\0")
+                if config in words[1:] and words[0] == program:
+                    processes.end(processes.identify(int(place.parent.name)), patience=STOP_SECONDS)
 
     def _address(self, port: int, password: str) -> RedisAddress:
         if self.bind == "unix":
@@ -277,18 +286,25 @@ class RedisServer:
         )
         self._process = process
         born = processes.stat(process.pid)
-        self._write_record(
-            ServerRecord(
-                hostname=socket.gethostname(),
-                boot_id=processes.boot_id(),
-                pid=process.pid,
-                started_ticks=born.birth if born else 0,
-                address=address,
+        try:
+            self._write_record(
+                ServerRecord(
+                    hostname=socket.gethostname(),
+                    boot_id=processes.boot_id(),
+                    pid=process.pid,
+                    started_ticks=born.birth if born else 0,
+                    address=address,
+                )
             )
-        )
+        except (
+            BaseException
+        ):  # a full disk: a server that nobody knows of would share its folder with the next one
+            process.kill()
+            process.wait()
+            raise
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
-            if self._answers(address, deadline):
+            if self._answers(address, deadline) and self._is(process.pid):
                 return ""
             time.sleep(0.02)
         if process.poll() is None:

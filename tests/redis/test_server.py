@@ -12,6 +12,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,42 @@ def test_while_nobody_says_where_to_listen_the_server_that_is_there_goes_on(work
     assert later.ensure() == address
     assert later.pid() != pid
     later.stop()
+
+
+def test_a_server_that_nobody_knows_of_is_ended(work: WorkPaths) -> None:
+    """Whatever is left of its record and its pid file, no two servers share a folder; the one that answers is the recorded one."""
+    first = RedisServer(work)
+    address = first.ensure()
+    unknown = first.pid()
+    assert unknown is not None
+    for name in ("server.json", "valkey.pid"):
+        (work.redis / name).unlink()
+    later = RedisServer(work, port=address.port or 0)
+    later.ensure()
+    assert zombie(unknown)
+    with redis_address.connect(work.redis_address) as client:
+        assert client.info("server")["process_id"] == later.pid()
+    later.stop()
+
+
+class _Forgetful(RedisServer):
+    """The disk is full when the server is to be recorded."""
+
+    def _write_record(self, record: object) -> None:
+        raise OSError(28, "No space left on device", str(record))
+
+
+def test_a_server_that_cannot_be_recorded_is_none(work: WorkPaths) -> None:
+    """It is ended at once, and the next one starts as if it had not been."""
+    with pytest.raises(OSError, match="No space left"):
+        _Forgetful(work).ensure()
+    config = os.fsencode(work.redis / "valkey.conf")
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            assert config not in place.read_bytes()
+    server = RedisServer(work)
+    server.ensure()
+    server.stop()
 
 
 def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
