@@ -240,11 +240,11 @@ class RedisServer:
 
     def _end_unrecorded(self) -> None:
         """A coordinator killed between starting a server and recording it left one: two must not share a folder."""
-        config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary())
+        config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary().name)
         for place in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 words = place.read_bytes().split(b"\0")
-                if config in words[1:] and words[0] == program:
+                if config in words[1:] and words[0].endswith(program):
                     processes.end(processes.identify(int(place.parent.name)), patience=STOP_SECONDS)
 
     def _address(self, port: int, password: str) -> RedisAddress:
