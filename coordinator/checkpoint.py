@@ -61,7 +61,9 @@ def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = Non
     try:
         folder = folder.resolve(strict=True)
     except OSError as error:
-        raise CheckpointError(f"{path}: no such folder") from error
+        raise CheckpointError(
+            f"{path}: no such folder; name a checkpoint: a folder with config.json, safetensors and tokenizer"
+        ) from error
     if not folder.is_dir():
         raise CheckpointError(f"{path}: no folder")
     try:

@@ -182,7 +182,11 @@ _CAUSES: tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], str], ...] = 
         ("NOAUTH", "Authentication required"),
         f"needs a password: give redis.username and redis.password_file ({DOCS})",
     ),
-    ((redis.AuthenticationError,), ("WRONGPASS",), "refuses our user or password: {text}"),
+    (
+        (redis.AuthenticationError,),
+        ("WRONGPASS",),
+        f"refuses our user or password: {{text}} Correct redis.username and redis.password_file ({DOCS})",
+    ),
     (
         (redis.exceptions.NoPermissionError,),
         ("NOPERM",),
@@ -200,6 +204,14 @@ _CAUSES: tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], str], ...] = 
         ("CERTIFICATE_REQUIRED", "certificate required", "EOF occurred in violation of protocol"),
         "ends the TLS connection: does it ask for a certificate (redis.cert_file, redis.key_file)? ({text})",
     ),
-    ((redis.TimeoutError,), (), "does not answer in time: {text}"),
-    ((redis.ConnectionError, OSError), (), "cannot be reached: {text}"),
+    (
+        (redis.TimeoutError,),
+        (),
+        "does not answer in time: is it there, and does a firewall let us through? ({text})",
+    ),
+    (
+        (redis.ConnectionError, OSError),
+        (),
+        "cannot be reached: does it run there, and is its address right? ({text})",
+    ),
 )

@@ -292,22 +292,30 @@ def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = N
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(coordinator.config.FILE_NAME),
     force: Annotated[bool, typer.Option(help="Overwrite what is there.")] = False,
+    cluster: Annotated[
+        Literal["local", "slurm"] | None, typer.Option(help="Default: slurm where its commands are.")
+    ] = None,
 ) -> None:
     """Write a commented evalspan.toml, after a look at this machine or its Slurm.
 
-    Example:
+    Examples:
 
     evalspan init
+
+    evalspan init --cluster local
     """
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
-    kind: Literal["local", "slurm"] = "slurm" if shutil.which("sbatch") else "local"
+    kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
     with tempfile.TemporaryDirectory() as scratch:
         settings = setup.load(None, {"cluster.kind": kind, "work_dir": Path(scratch) / "probe"})
         try:
             nodes = setup.cluster_of(settings).nodes()
         except ClusterError as error:
-            raise OperatorError(f"the cluster cannot be asked: {error}") from error
+            raise OperatorError(
+                f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
+                "`evalspan init --cluster local` writes settings for this machine alone"
+            ) from error
     path.unlink(missing_ok=True)
     config_text.write_default(path, config_text.probe_of(kind, nodes))
     stdout().print(f"wrote {path}", soft_wrap=True)

@@ -210,3 +210,13 @@ def test_clean_tells_people_in_words_and_programs_in_json(site):
     assert (told.returncode, told.stdout) == (0, f"{root}: removed 0 checkpoints, 0 B\n"), told.stderr
     read = json.loads(evalspan("clean", "--json", folder=site, **roots).stdout)
     assert (read["schema_version"], [r["root"] for r in read["roots"]]) == (1, [str(root)])
+
+
+def test_init_writes_settings_that_are_taken_and_keeps_those_that_are_there(site):
+    """For this machine where asked so, whatever Slurm's commands say; a second time it refuses."""
+    first = evalspan("init", "--cluster", "local", folder=site)
+    assert first.returncode == 0, first.stderr
+    assert 'kind = "local"' in (site / "evalspan.toml").read_text()
+    second = evalspan("init", "--cluster", "local", folder=site)
+    assert (second.returncode, len(second.stderr.splitlines())) == (2, 1)
+    assert evalspan("status", "--json", folder=site).returncode == 0
