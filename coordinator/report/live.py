@@ -178,11 +178,19 @@ def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableTyp
         else:
             yield Text(f"    {entry.name}", style="green")
             yield from (Text(f"      {one}") for one in told)
-    for status, word in OPEN.items():
-        names = [e.name for e in state.entries if e.status == status]
-        if names:
-            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-            yield Padding(Text(f"{word}: {', '.join(names[:6])}{more}", style="dim"), (0, 0, 0, 4))
+    words = {e.name: _open_word(state, e) for e in state.entries if not e.terminal}
+    for word in dict.fromkeys(words.values()):
+        names = [name for name, its in words.items() if its == word]
+        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        yield Padding(Text(f"{word}: {', '.join(names[:6])}{more}", style="dim"), (0, 0, 0, 4))
+
+
+def _open_word(state: State, entry: EntryState) -> str:
+    """What a task waits for; its programs are run or judged once all its responses are there."""
+    leaves = [state.leaves[task] for task in entry.sets if task in state.leaves]
+    if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
+        return "executing"
+    return OPEN[entry.status]
 
 
 def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
