@@ -118,7 +118,8 @@ class MetricQueue:
             job_id=rq_id,
             unique=True,
             at_front=urgent,
-            retry=Retry(max=RETRIES, enqueue_at_front=urgent),
+            # it had its turn: else newer urgent ones pass it
+            retry=Retry(max=RETRIES, enqueue_at_front=True),
             timeout=TIMEOUT_SECONDS,
             result_ttl=RESULT_SECONDS,
             failure_ttl=FAILURE_SECONDS,

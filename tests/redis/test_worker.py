@@ -56,14 +56,17 @@ def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
 
 
 def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
-    """kill -9 of the work-horse: the job is run again and ends with an outcome."""
+    """kill -9 of the work-horse: the job is run again, before those that wait, and ends with an outcome."""
     bench, process = bench_and_supervisor
     bench.enqueue("horse", held=True)
     _, horse = busy_worker(bench, process.pid, "horse")
+    bench.queue.enqueue("score", "newer", bench.write_spec("newer"), urgent=True)
     os.kill(horse, signal.SIGKILL)
     busy_worker(bench, process.pid, "horse", before=horse)
+    assert bench.failed("newer") is None
     bench.let_go("horse")
     until(lambda: bench.failed("horse"))
+    until(lambda: bench.failed("newer"))
 
 
 def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> None:
