@@ -266,8 +266,8 @@ class Coordinator:
             log.warning("%s", self.trouble)
 
     def _listing(self, now: float) -> list[JobState] | None:
-        # while the last jobs end, somebody waits for it
-        ending = any(r.state.winding_down for r in self.running.values())
+        # while the last jobs end, somebody waits for it; of many evaluations one is always ending
+        ending = all(r.state.winding_down for r in self.running.values())
         every = min(self.pace.jobs, 2.0) if ending else self.pace.jobs
         if not self.running or not self._due("jobs", every, now):
             return None

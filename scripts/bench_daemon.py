@@ -4,6 +4,8 @@
 `slurm`: a daemon on a development cluster: seconds from the trigger to the precursor's submission (and of those the
 gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
 (its commands are counted by wrappers), seconds from a shard to the next one on its GPU, and its CPU share and memory when nothing is left to do.
+`scale` (--scale, and nothing else then): many evaluations on one daemon and a cluster of many nodes, with an engine that
+holds its GPU for drawn seconds; every document must be scored once, and the coordinator must stay below one core.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import itertools
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from bench_daemon_lib.scale import ScaleError, scale
 from chaos_lib.site import Place, Site, place
-from dev_cluster.api import unavailable
+from dev_cluster.api import DevClusterError, unavailable
 
 from coordinator import machine
 from coordinator import messages as m
@@ -231,6 +235,34 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
     }
 
 
+def _scale(said: argparse.Namespace) -> int:
+    """Exit status 1 where something was lost or the coordinator took a core; 2 where no cluster can be started."""
+    why = unavailable()
+    if why is not None:
+        print(why, file=sys.stderr)
+        return 2
+    if said.keep is not None:
+        said.keep.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
+    try:
+        found = scale({k: v for k, v in vars(said).items() if k != "keep"}, said.keep)
+    except (DevClusterError, ScaleError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, DevClusterError) else 1
+    whole = found["evaluations_ended"] == said.evaluations and not found["wrong_count"]
+    found["targets"] = {"nothing_lost": whole, "below_one_core": found["coordinator"]["cores"] < 1}
+    print(json.dumps(rounded({"scale": found}), indent=1))
+    return 0 if all(found["targets"].values()) else 1
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench_daemon", description=__doc__)
     parser.add_argument("--events", type=int, default=100_000, help="of the journal that is replayed")
@@ -238,7 +270,20 @@ def main() -> int:
         "--idle", type=float, default=30.0, help="seconds that the idle daemon is watched for"
     )
     parser.add_argument("--poll", type=float, default=10.0, help="[cluster] poll_seconds")
+    large = parser.add_argument_group("scale")
+    large.add_argument("--scale", action="store_true", help="many evaluations on many synthetic GPUs")
+    large.add_argument("--nodes", type=int, default=32)
+    large.add_argument("--gpus", type=int, default=8, help="of each node")
+    large.add_argument("--evaluations", type=int, default=20)
+    large.add_argument("--tasks", type=int, default=TASKS)
+    large.add_argument("--batches", type=int, default=24, help="of a task, on average; one document each")
+    large.add_argument("--batch-seconds", type=float, default=1.0)
+    large.add_argument("--nodes-each", type=int, default=2, help="[borrow] max_nodes: of one evaluation")
+    large.add_argument("--seed", type=int, default=1)
+    large.add_argument("--keep", type=Path, metavar="DIR", help="put the daemon's log there")
     said = parser.parse_args()
+    if said.scale:
+        return _scale(said)
     result: dict[str, Any] = {"replay": replay(said.events), "slurm": None}
     why = unavailable()
     if why is None:

@@ -50,12 +50,13 @@ def main(root: Path, said: dict[str, float]) -> None:
     site = dataclasses.replace(coordinator.performer.site, trial_command=command, worker_command=command)
     coordinator.performer.site = site
     checkpoint = folder.write_checkpoint(root / "checkpoint", CHECKPOINT_MB)
-    suite, model = folder.suite_of(portfolio), setup.model_options(settings)
+    suite, model = folder.suite_of(portfolio.sets), setup.model_options(settings)
     folder.write_request_sets(
-        portfolio, suite, checkpoint, model, site=site, version=metadata.version("lm_eval")
+        portfolio.sets, suite, checkpoint, model, site=site, version=metadata.version("lm_eval")
     )
-    folder.write_history(portfolio, checkpoint, site.paths.observations)
-    folder.write_metrics(portfolio, root)
+    load = portfolio.instance.load_seconds
+    folder.write_history(portfolio.sets, checkpoint, site.paths.observations, load_seconds=load)
+    folder.write_metrics(portfolio.sets, root)
     with coordinator.in_charge(), Signals() as signals:
         running = coordinator.accept(
             EvaluationRecord(

@@ -1,4 +1,4 @@
-"""What an evaluation of the portfolio finds on disk: a checkpoint, request sets, observations of earlier checkpoints.
+"""What an evaluation of drawn sets finds on disk: a checkpoint, request sets, observations of earlier checkpoints.
 
 Rule: files of the real formats, made without lm-eval. A batch is one request, of a document of its own, whose text is
 its true seconds; the planner sees tokens that are in proportion to the predicted ones, and a history that says how long those took.
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench_slurm_lib.portfolio import Portfolio, Set
+from bench_slurm_lib.portfolio import Set
 from coordinator import request_sets
 from coordinator.checkpoint import inspect
 from coordinator.planning import BYTES_PER_PARAMETER
@@ -50,13 +51,13 @@ def write_checkpoint(folder: Path, megabytes: int) -> CheckpointSpec:
     return inspect(folder)
 
 
-def suite_of(portfolio: Portfolio) -> SuiteSpec:
-    tasks = tuple(TaskEntry(name=one.name) for one in portfolio.sets)
+def suite_of(sets: Sequence[Set]) -> SuiteSpec:
+    tasks = tuple(TaskEntry(name=one.name) for one in sets)
     return SuiteSpec(name="portfolio63", batch_size=1, tasks=tasks)
 
 
 def write_request_sets(
-    portfolio: Portfolio,
+    sets: Sequence[Set],
     suite: SuiteSpec,
     checkpoint: CheckpointSpec,
     model: ModelOptions,
@@ -65,7 +66,7 @@ def write_request_sets(
     version: str,
 ) -> None:
     """Every entry's set where the coordinator will look for it."""
-    for index, one in enumerate(portfolio.sets):
+    for index, one in enumerate(sets):
         name = request_sets.folder_name(suite, index, checkpoint, model, version)
         _write_set(one, site.paths.request_sets / name)
 
@@ -112,7 +113,9 @@ def _write(path: Path, record: Record) -> None:
     write_atomic(path, record.model_dump_json().encode())
 
 
-def write_history(portfolio: Portfolio, checkpoint: CheckpointSpec, observations: Path) -> None:
+def write_history(
+    sets: Sequence[Set], checkpoint: CheckpointSpec, observations: Path, *, load_seconds: float
+) -> None:
     """What the predicted seconds were learnt from."""
     append(
         observations,
@@ -129,16 +132,16 @@ def write_history(portfolio: Portfolio, checkpoint: CheckpointSpec, observations
                 documents=len(one.seconds),
                 inference_seconds=sum(one.predicted),
                 metric_seconds=one.metric_predicted,
-                load_seconds=portfolio.instance.load_seconds,
+                load_seconds=load_seconds,
                 at=float(number),
             )
             for number in range(EARLIER)
-            for one in portfolio.sets
+            for one in sets
         ],
     )
 
 
-def write_metrics(portfolio: Portfolio, folder: Path) -> None:
+def write_metrics(sets: Sequence[Set], folder: Path) -> None:
     """What the synthetic metrics read."""
     metrics = {
         one.name: {
@@ -147,6 +150,6 @@ def write_metrics(portfolio: Portfolio, folder: Path) -> None:
             "executes": one.executes,
             "alone": one.alone,
         }
-        for one in portfolio.sets
+        for one in sets
     }
     (folder / "metrics.json").write_text(json.dumps(metrics))
