@@ -29,6 +29,7 @@ from coordinator.messages import (
     JobNotSubmitted,
     JobStarted,
     JobSubmitted,
+    MarkSlow,
     MemoryOffered,
     MetricJobsDied,
     MetricJobsLost,
@@ -48,6 +49,7 @@ from coordinator.messages import (
     ShardCorrupted,
     ShardsDumped,
     ShardsStray,
+    StragglersFound,
     SubmitJob,
     TrialHung,
 )
@@ -250,6 +252,7 @@ def _planned(state: State, event: Planned) -> list[Action]:
     state.work_seconds_95 = max(state.work_seconds_95, event.work_seconds_95)
     state.load_seconds_95 = max(state.load_seconds_95, event.load_seconds_95)
     state.workers = max(state.workers, event.workers)
+    state.sigma = max(state.sigma, event.sigma)
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
         known = state.leaves.get(leaf.task)
@@ -316,7 +319,7 @@ def _corrupted(state: State, event: ShardCorrupted) -> list[Action]:
 
 
 def _queue_lost(state: State, _event: QueueLost) -> list[Action]:
-    return [_fill(state)] if state.leaves and not state.winding_down else []
+    return [_fill(state), *_mark(state)] if state.leaves and not state.winding_down else []
 
 
 def _stray(state: State, event: ShardsStray) -> list[Action]:
@@ -356,6 +359,19 @@ def _hung(state: State, event: TrialHung) -> list[Action]:
     if not info.job_id:
         return []
     return [CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None)]
+
+
+def _straggle(state: State, event: StragglersFound) -> list[Action]:
+    for trial, times in sorted(event.trials.items()):
+        if trial in state.live_trials and trial not in state.stragglers:
+            state.stragglers[trial] = times
+            state.warnings.append(f"{trial} is a straggler: it takes {times:.1f} times as long as the others")
+    return _mark(state)
+
+
+def _mark(state: State) -> list[Action]:
+    living = {trial: times for trial, times in state.stragglers.items() if trial in state.live_trials}
+    return [MarkSlow(trials=living)] if living else []
 
 
 def _cancel(state: State, event: CancelAsked) -> list[Action]:
@@ -444,6 +460,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     MetricJobsLost: _metrics_lost,
     MetricJobsDied: _metrics_died,
     TrialHung: _hung,
+    StragglersFound: _straggle,
     CancelAsked: _cancel,
     RetryAsked: _retry,
     Restarted: _restarted,

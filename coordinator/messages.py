@@ -158,6 +158,7 @@ class Planned(Event):
     work_seconds_95: float = 0.0
     load_seconds_95: float = 0.0
     workers: int = 0  # for metrics, to start with; 0: not predicted
+    sigma: float = 0.0  # spread of the log of predicted seconds; 0: not predicted
 
 
 class PlanFailed(Event):
@@ -216,6 +217,13 @@ class TrialHung(Event):
     seconds: float
 
 
+class StragglersFound(Event):
+    """Trials that are slower than the prior by three sigma while others are not: trial -> times as long as the others."""
+
+    kind: Literal["stragglers-found"] = "stragglers-found"
+    trials: dict[str, float]
+
+
 class CancelAsked(Event):
     kind: Literal["cancel-asked"] = "cancel-asked"
     reason: str
@@ -258,6 +266,7 @@ AnyEvent = (
     | MetricJobsLost
     | MetricJobsDied
     | TrialHung
+    | StragglersFound
     | CancelAsked
     | RetryAsked
     | Restarted
@@ -329,6 +338,13 @@ class ReleaseClaims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MarkSlow:
+    """Tell the queue which trials are slow, and how many times as long as others they take."""
+
+    trials: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueMetric:
     name: str
     spec: Spec
@@ -377,6 +393,7 @@ Action = (
     | QueueShards
     | WithdrawShards
     | ReleaseClaims
+    | MarkSlow
     | EnqueueMetric
     | PublishSets
     | ReleaseHolder

@@ -29,6 +29,7 @@ from coordinator.messages import (
     JobNotSubmitted,
     JobSubmitted,
     MakePlan,
+    MarkSlow,
     PlanFailed,
     Planned,
     PublishSets,
@@ -192,6 +193,9 @@ class Performer:
 
     def _release_claims(self, state: State, action: ReleaseClaims) -> list[AnyEvent]:
         return self._with_queue(state, lambda q: q.release_claims(action.trial))
+
+    def _mark_slow(self, state: State, action: MarkSlow) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.mark_slow(action.trials))
 
     def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
         self._with_queue(state, lambda q: q.remove())

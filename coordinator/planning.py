@@ -190,6 +190,7 @@ def make_plan(
         work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
         load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
         workers=workers,
+        sigma=max((one.sigma for one in work.values()), default=0.0),
     )
 
 

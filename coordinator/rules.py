@@ -200,13 +200,18 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
     need = 1 - len(state.live_trials) if probing else state.todo - len(state.live_trials)
     if need < 0:
         actions += _cancel_pending(state, -need)
+    shunned = _shunned(state)
     for node in state.nodes.values():
         if need <= 0:
             break
         if node.status != "ready" or node.rung == "host":
             continue
         busy = state.live_lanes(node.name)
-        free = [lane for i in range(node.lanes) if (lane := f"{node.name}/{i}") not in busy]
+        free = [
+            lane
+            for i in range(node.lanes)
+            if (lane := f"{node.name}/{i}") not in busy and lane not in shunned
+        ]
         # a lane that was preempted is gone, whichever number it bore
         free = free[: max(0, min(need, node.lanes - len(busy)))]
         if free:
@@ -216,6 +221,14 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
             need -= len(free)
             actions.append(_submit(state, info, now))
     return actions
+
+
+def _shunned(state: State) -> set[str]:
+    """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
+    if not state.stragglers:
+        return set()
+    runs = any(state.running_lanes(node) for node in state.nodes)
+    return {state.trial_lane[trial] for trial in state.stragglers} if runs else set()
 
 
 def _cancel_pending(state: State, surplus: int) -> list[Action]:

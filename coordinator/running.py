@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator import clock, machine, observe
+from coordinator import clock, machine, observe, stragglers
 from coordinator.cluster import JobState
 from coordinator.ending import write_report
 from coordinator.messages import (
@@ -29,6 +29,7 @@ from coordinator.messages import (
     ShardCorrupted,
     ShardsDumped,
     ShardsStray,
+    StragglersFound,
 )
 from coordinator.metric_queue import MetricQueue
 from coordinator.perform import Performer
@@ -43,6 +44,7 @@ from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
 log = logging.getLogger(__name__)
 
 AUDIT_SECONDS = 15.0  # how often the work queue is compared with what is to do
+PACE_SECONDS = 5.0  # how often trials are compared
 METRIC_AUDIT_SECONDS = 3.0  # and the metric queue, which has few jobs; a look costs one round trip
 FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
 
@@ -62,6 +64,8 @@ class Running:
         self._consumed: dict[str, int] = {}
         self._scanned_at = 0.0
         self._audited_at = 0.0
+        self._paced_at = 0.0
+        self._paces: dict[str, stragglers.Pace] = {}
         self._metrics_audited_at = 0.0
 
     # --- birth and return ------------------------------------------------------------------------------------------
@@ -161,6 +165,9 @@ class Running:
             self.take(events)
         self._cancel(observe.overdue_jobs(self.state, self.seen, self.grace, now))
         self.take(observe.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
+        if now - self._paced_at >= PACE_SECONDS:
+            self._paced_at = now
+            self._compare_trials(now)
         if now - self._audited_at >= AUDIT_SECONDS:
             self._audited_at = now
             self._audit(now)
@@ -253,6 +260,9 @@ class Running:
                 self._consumed[name] = reference.offset + reference.length
                 leaf = self.state.leaves.get(head.task)
                 shard = self.state.shards.get(head.shard)
+                if shard is not None:
+                    pace = self._paces.get(head.trial, stragglers.Pace())
+                    self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
                 if leaf is None or shard is None or leaf.planned.key != head.key:
                     log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
                 elif shard.frame is None:
@@ -265,6 +275,27 @@ class Running:
         if self.snapshot is None:
             return None
         return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
+
+    def _compare_trials(self, now: float) -> None:
+        """Name the stragglers, with the shards that they have in hand. Times of a shard in hand are the Redis host's."""
+        if self.snapshot is None or not self.state.todo:
+            return
+        paces = dict(self._paces)
+        for trial, progress in self.snapshot.trials.items():
+            held = self.state.shards.get(progress.shard or "")
+            if held is None or trial not in self.state.live_trials:
+                continue
+            elapsed = progress.beat_at - self.snapshot.claimed_at.get(progress.shard or "", progress.beat_at)
+            paces[trial] = paces.get(trial, stragglers.Pace()).and_in_hand(
+                elapsed, held.seconds, progress.batches_done, progress.batches
+            )
+        found = stragglers.stragglers(paces, self.state.sigma)
+        fresh = {
+            trial: times
+            for trial, times in found.items()
+            if trial in self.state.live_trials and trial not in self.state.stragglers
+        }
+        self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
 
     def _audit(self, now: float) -> None:
         """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""

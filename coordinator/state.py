@@ -152,6 +152,10 @@ class State:
     lower_bound_seconds: float = 0.0
     work_seconds_95: float = 0.0  # see `Planned`
     load_seconds_95: float = 0.0
+    sigma: float = 0.0
+    stragglers: dict[str, float] = field(
+        default_factory=dict
+    )  # trial -> times as long as the others; once named
     metrics: dict[str, MetricState] = field(default_factory=dict)
     outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in

@@ -125,6 +125,12 @@ class WorkQueue:
         """A trial is dead: what it had claimed is queued again where it was planned. Returns those shards."""
         return tuple(_text(s) for s in self._run(queue_scripts.RELEASE, trial))
 
+    def mark_slow(self, trials: Mapping[str, float]) -> None:
+        """These trials take so many times as long as the others: they claim only what does not hold up the end."""
+        values = [value for trial, times in trials.items() for value in (trial, repr(float(times)))]
+        if values:
+            self._run(queue_scripts.MARK_SLOW, *values)
+
     def snapshot(self) -> QueueSnapshot:
         """Everything that the coordinator looks at every tick, in one round trip."""
         epoch, unclaimed, claims, trials = self._read(

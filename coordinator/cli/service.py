@@ -191,12 +191,18 @@ def _row(state: State, paths: EvaluationPaths) -> dict[str, Any]:
         "entries": len(state.entries),
         "age_seconds": time.time() - state.record.accepted_at,
         "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
+        "stragglers": {t: _straggles(state, t) for t in state.stragglers},
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-5:],
         "failed_jobs": failed_jobs(paths),
         "trackers": failures(paths),
         "folder": str(paths.root),
     }
+
+
+def _straggles(state: State, trial: str) -> str:
+    ended = "" if trial in state.live_trials else " (it has ended)"
+    return f"takes {state.stragglers[trial]:.1f} times as long as the others{ended}"
 
 
 def _aside(node: NodeUse) -> str:

@@ -93,6 +93,8 @@ def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What went wrong, worst first, with its colour."""
     for name, why in {**row["errors"], **row["nodes_aside"]}.items():
         yield f"{name}: {why}", "red"
+    for name, why in row["stragglers"].items():
+        yield f"{name} {why}", "yellow"
     for name, why in row["failed_jobs"].items():
         yield (
             f"{name} failed and was made up for: {why}" if row["stage"] == "ended" else f"{name}: {why}",

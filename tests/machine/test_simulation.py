@@ -176,6 +176,40 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> N
     assert all(e.status == "scored" or "cancelled" in e.error for e in world.state.entries)
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), straggle=st.floats(0.05, 1.0), nodes=st.integers(1, 3))
+def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None:
+    """Whoever is named as slow, be it all of them, and whatever dies meanwhile: all entries are scored."""
+    faults = Faults(straggle=straggle, kill=0.01, wipe_queue=0.03, restart=0.05, slow_outcome=0.2)
+    world = World(seed, faults, record(entries=4), nodes=nodes)
+    world.run()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert not lost or world.state.fatal or any("times" in e.error for e in lost), world.summary()
+
+
+def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
+    """It ends with shards to do: no trial follows it on its lane until nobody else runs."""
+    checked = 0
+    for seed in range(30):
+        world = World(seed, Faults(straggle=0.2), record(entries=8))
+        before: set[str] = set()
+        for _ in range(200):
+            if world.state.ended_at is not None:
+                break
+            runs = any(world.state.running_lanes(node) for node in world.state.nodes)
+            shunned = {world.state.trial_lane[t] for t in world.state.stragglers}
+            before = set(world.state.live_trials)
+            world.tick()
+            still = any(world.state.running_lanes(node) for node in world.state.nodes) and before & set(
+                world.state.live_trials
+            )
+            for trial in set(world.state.live_trials) - before if runs and still else ():
+                checked += 1
+                assert world.state.trial_lane[trial] not in shunned, world.summary()
+        assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    assert checked, "no trial followed another: other dice are needed"
+
+
 def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
     """A minute, then two; back in use, one more failure sets it aside again. The time is in the state."""
     rests = []

@@ -60,6 +60,9 @@ class Faults:
     metric_slow: float = 0.0  # a worker does not get to a job this tick
     item_fails: float = 0.0  # a score leaves an item out
     metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
+    straggle: float = (
+        0.0  # a living trial is named as a straggler: the next claim that it asks for may be refused
+    )
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
 
 
@@ -147,6 +150,7 @@ class World:
         self.converted: set[str] = set()
         self.scored_with: dict[int, int] = {}
         self.workers_stopped = False
+        self.slow: dict[str, float] = {}  # of the queue: trial -> times as long as the others
         self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
         event = m.Accepted(at=0.0, record=self.record)
         self.state, actions = machine.start(event)
@@ -200,6 +204,8 @@ class World:
                         del self.claims[shard]
                         if self.queue is not None:
                             self.queue[shard] = ("x", 0.0)
+            case m.MarkSlow():
+                self.slow |= action.trials
             case m.EnqueueMetric():
                 self.rq.add(action.name)
                 self.given_up.pop(action.name, None)
@@ -366,7 +372,8 @@ class World:
             del self.claims[shard]
         if self.queue is None:
             return  # waits
-        if not self.queue:
+        refused = trial in self.slow and self.dice.random() < 0.5 and len(self.claims) > 0
+        if not self.queue or refused:
             self.leave(ended(spec, trial, "drained"))
             self.end_member(job, index, member)
             return
@@ -426,7 +433,7 @@ class World:
         self.work()
         roll = self.dice.random
         if roll() < self.faults.wipe_queue:
-            self.queue, self.epoch, self.claims = None, None, {}
+            self.queue, self.epoch, self.claims, self.slow = None, None, {}, {}
             self.rq.clear()
             self.given_up.clear()
         if self.rq and roll() < self.faults.lose_metric:
@@ -451,6 +458,12 @@ class World:
             self.cancel(m.CancelJob(job_id=job_id))
         if self.state.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
             self.take([m.QueueLost(at=self.now)])
+        slow = [
+            t
+            for t in sorted(self.state.live_trials)
+            if self.faults.straggle and roll() < self.faults.straggle
+        ]
+        self.take([m.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
         if self.queue is not None and self.state.todo:
             stray = observe.stray_shards(self.state, self.queue, self.claims)
             if stray:
