@@ -20,7 +20,11 @@ MAX_LOSSES = 10  # how often RQ may forget a metric job: more than an hour, the 
 MAX_BUILDS = 3
 MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
 MAX_NODE_FAILURES = 3
-MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails
+MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails …
+# … which has done a shard already gets so many of each of its nodes: what worked before is not at fault by itself
+MAX_RESTS = (
+    5  # times that no node was left but resting ones, without one shard between them: 31 minutes in all
+)
 MAX_HOLDERS = 3  # holder jobs per node
 TAKEN = "PREEMPTED"  # a cluster's word for: its GPUs went to somebody of higher priority. No node or shard is to blame
 
@@ -50,10 +54,8 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
             node.holder = None
             node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
             node.why = f"{info.job.name} ended ({word})"
-            if (state.todo or not state.leaves) and not any(
-                n.status in ("offered", "staging", "ready") for n in state.nodes.values()
-            ):
-                state.fatal = state.fatal or f"no node is left; the last: {node.why}, see {info.job.log}"
+            if node.status == "aside":
+                rest(state, f"{node.why}, see {info.job.log}")
 
 
 def staged_ahead(state: State, info: JobInfo) -> bool:
@@ -130,18 +132,31 @@ def take_back_shard(state: State, name: str) -> None:
 
 
 def count_trial_death(state: State, node_name: str | None, why: str) -> None:
-    """A trial died and no shard was to blame: the node may be."""
-    state.barren += 1
+    """A trial died and no shard was to blame: the node may be. On a node that rests already it is no further news."""
     node = state.nodes.get(node_name or "")
+    if node is not None and node.status in ("aside", "withdrawn"):
+        return
+    state.barren += 1
     if node is not None:
         node.failures += 1
         if node.failures >= MAX_NODE_FAILURES and node.status in ("ready", "staging"):
             node.status, node.why = "aside", why
             state.warnings.append(f"node {node.name} set aside: {why}")
-    alive = any(n.status in ("offered", "staging", "ready") for n in state.nodes.values())
-    needed = state.todo > 0 or not state.leaves
-    if needed and (state.barren >= MAX_BARREN or not alive):
+            rest(state, why)
+    worked = any(leaf.todo < len(leaf.planned.shards) for leaf in state.leaves.values())
+    most = MAX_BARREN * (len(state.nodes) if worked else 1)
+    if (state.todo or not state.leaves) and state.barren >= most:
         state.fatal = state.fatal or f"trials keep failing; the last: {why}"
+
+
+def rest(state: State, why: str) -> None:
+    """A node was set aside. Where it was the last one, the evaluation waits for the first to return; not for ever."""
+    in_use = any(n.lanes and n.status in ("offered", "staging", "ready") for n in state.nodes.values())
+    if in_use or not (state.todo or not state.leaves):
+        return
+    state.rests += 1
+    if state.rests > MAX_RESTS:
+        state.fatal = state.fatal or f"no node is left; the last: {why}"
 
 
 def staging_stands(state: State, info: JobInfo) -> bool:

@@ -34,6 +34,7 @@ from coordinator.messages import (
     MetricJobsDied,
     MetricJobsLost,
     NodesOffered,
+    NodesRested,
     NodeWithdrawn,
     OutcomeSeen,
     PlanFailed,
@@ -152,6 +153,11 @@ def _memory_offered(state: State, event: MemoryOffered) -> list[Action]:
     for name in event.nodes:
         if name not in state.nodes:
             state.nodes[name] = NodeUse(name=name, lanes=0)
+    return []
+
+
+def _rested(_state: State, _event: NodesRested) -> list[Action]:
+    """`rules` takes back whose time is over at any event; this one says that time has passed though nothing happened."""
     return []
 
 
@@ -302,7 +308,7 @@ def _dumped(state: State, event: ShardsDumped) -> list[Action]:
         if shard.frame is not None:
             continue  # a second copy: the first one counts
         facts.count_shard_done(state, name, frame)
-    state.barren = 0
+    state.barren = state.rests = 0
     return []
 
 
@@ -388,7 +394,7 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
     state.fatal = state.cancelled = ""
     state.results_asked = state.results_written = False
     state.ended_at = None
-    state.barren = 0
+    state.barren = state.rests = 0
     if state.conversion != "none":
         state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():
@@ -445,6 +451,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     RequestSetsFound: _found,
     NodesOffered: _offered,
     MemoryOffered: _memory_offered,
+    NodesRested: _rested,
     NodeWithdrawn: _withdrawn,
     JobSubmitted: _submitted,
     JobNotSubmitted: _not_submitted,

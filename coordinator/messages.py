@@ -72,6 +72,13 @@ class MemoryOffered(Event):
     nodes: tuple[str, ...]
 
 
+class NodesRested(Event):
+    """The time for which these nodes were set aside is over."""
+
+    kind: Literal["nodes-rested"] = "nodes-rested"
+    nodes: tuple[str, ...]
+
+
 class NodeWithdrawn(Event):
     """The node shall be used no more: it drained, died or was asked back."""
 
@@ -251,6 +258,7 @@ AnyEvent = (
     | RequestSetsFound
     | NodesOffered
     | MemoryOffered
+    | NodesRested
     | NodeWithdrawn
     | JobSubmitted
     | JobNotSubmitted

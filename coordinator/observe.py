@@ -20,6 +20,7 @@ from coordinator.messages import (
     JobSubmitted,
     MetricJobsDied,
     MetricJobsLost,
+    NodesRested,
     TrialHung,
 )
 from coordinator.state import JobInfo, MetricState, State
@@ -179,6 +180,16 @@ def hung_trials(
             # told again, it is only cancelled again: its shard took down one trial, not two
             events.append(TrialHung(at=now, trial=trial, shard=None if again else shard, seconds=silent))
     return events
+
+
+def rested_nodes(state: State, now: float) -> list[AnyEvent]:
+    """Nodes whose time aside is over: told, since an evaluation all of whose nodes rest hears of nothing else."""
+    over = tuple(
+        n.name
+        for n in state.nodes.values()
+        if n.status == "aside" and n.aside_until is not None and now >= n.aside_until
+    )
+    return [NodesRested(at=now, nodes=over)] if over else []
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:

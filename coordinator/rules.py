@@ -59,6 +59,7 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         actions += _trials(state, site, now)
         actions += _metrics(state, site, now)
         actions += _workers(state, site, now)
+        actions += _release_holders(state, now)
     actions += _finish(state, now)
     return actions
 
@@ -342,6 +343,28 @@ def _more_workers(state: State, there: Sequence[str], now: float) -> int:
     state.grown_at = now
     waiting = sum(now - state.metrics[name].enqueued_at >= WAITING_SECONDS for name in state.outstanding)
     return most - len(there) if waiting > len(there) else 0
+
+
+def _release_holders(state: State, now: float) -> list[Action]:
+    """Weights that no shard will be asked of any more go while metrics still run; a shard that must run again after all
+    has them staged anew.
+    """
+    if state.todo or state.live_trials or not state.leaves or state.planning:
+        return []
+    if any(e.status in ("unbuilt", "building") for e in state.entries):
+        return []
+    if any(task not in state.leaves for e in state.entries if e.status == "built" for task in e.sets):
+        return []  # a plan is to come
+    actions: list[Action] = []
+    for node in state.nodes.values():
+        info = state.jobs.get(node.holder or "")
+        if info is None or not info.live or info.job.purpose != "stage" or info.released_at is not None:
+            continue
+        info.released_at = now
+        node.holder, node.path = None, ""
+        node.status = "offered" if node.status in ("staging", "ready") else node.status
+        actions.append(ReleaseHolder(job=info.job.name))
+    return actions
 
 
 def _finish(state: State, now: float) -> list[Action]:

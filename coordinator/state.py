@@ -160,6 +160,7 @@ class State:
     outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
     barren: int = 0  # trial failures in a row without a shard dumped in between
+    rests: int = 0  # times in a row that no node was left but such as rest
     worker_tries: int = 0
     workers: int = 0  # metric workers that the plans are worth; 0: not predicted
     grown_at: float = 0.0  # when more of them were last looked for
@@ -220,6 +221,16 @@ class State:
     @property
     def unscored_items(self) -> int:
         return sum(len(e.unscored) for e in self.entries if e.status == "scored")
+
+    @property
+    def waits_until(self) -> float | None:
+        """Unix seconds at which the first node returns, while there is work and all nodes rest; None otherwise."""
+        if not (self.todo or not self.leaves) or self.ended_at is not None or self.results_asked:
+            return None
+        times = [n.aside_until for n in self.nodes.values() if n.status == "aside"]
+        in_use = any(n.lanes and n.status in ("offered", "staging", "ready") for n in self.nodes.values())
+        known = [at for at in times if at is not None]
+        return None if in_use or not known else min(known)
 
     def failed_entries(self) -> dict[int, str]:
         return {e.index: e.error for e in self.entries if e.status == "failed"}

@@ -191,6 +191,7 @@ def _row(state: State, paths: EvaluationPaths) -> dict[str, Any]:
         "entries": len(state.entries),
         "age_seconds": time.time() - state.record.accepted_at,
         "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
+        "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
         "stragglers": {t: _straggles(state, t) for t in state.stragglers},
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-5:],

@@ -162,8 +162,6 @@ def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
 @given(seed=st.integers(0, 2**32), at=st.integers(0, 30))
 def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> None:
     """After a cancellation no job runs, no memory is held, and every unscored entry says why."""
-    from coordinator import messages as m
-
     world = World(seed, MILD, record(entries=4, max_trials=3))
     for _ in range(at):
         if world.state.ended_at is None:
@@ -208,6 +206,84 @@ def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
                 assert world.state.trial_lane[trial] not in shunned, world.summary()
         assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert checked, "no trial followed another: other dice are needed"
+
+
+def killed(world: World, nodes: list[str]) -> None:
+    """All trials that run on these nodes die at once, without a word."""
+    for job in world.jobs.values():
+        if job.job.purpose == "trial" and job.job.node in nodes:
+            for index, member in job.members.items():
+                if member.phase == "running":
+                    world.end_member(job, index, member)
+
+
+def inferring(world: World) -> bool:
+    """A shard is done and another one is to do, with a trial running."""
+    done = any(s.frame is not None for s in world.state.shards.values())
+    return done and world.state.todo > 2 and any(world.state.running_lanes(n) for n in world.state.nodes)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) -> None:
+    """Eight deaths in one listing are one node's fault: it rests, and the work goes on, also where it was the only one."""
+    world = World(seed, Faults(), record(entries=12), nodes=1 + seed % 2, gpus=8)
+    while not inferring(world):
+        world.tick()
+    killed(world, ["n0"])
+    world.tick()
+    assert not world.state.fatal
+    finished(world)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_nodes_set_aside_are_waited_for(seed: int) -> None:
+    """Trials die until every node rests; the evaluation waits until the first returns, says so, and ends well."""
+    world = World(seed, Faults(), record(entries=12))
+    while not inferring(world):
+        world.tick()
+    for _ in range(100):
+        if all(n.status == "aside" for n in world.state.nodes.values()):
+            break
+        killed(world, world.node_names)
+        world.tick()
+    assert not world.state.fatal
+    assert world.state.waits_until is not None
+    assert world.state.waits_until > world.now
+    assert min(n.aside_until or 0 for n in world.state.nodes.values()) == world.state.waits_until
+    finished(world)
+
+
+def test_waiting_for_nodes_is_bounded() -> None:
+    """Where trials go on dying on every node that returns, the evaluation ends with the reason, within the hour or so."""
+    world = World(1, Faults(), record(entries=12))
+    while not inferring(world):
+        world.tick()
+    started = world.now
+    while world.state.ended_at is None:
+        killed(world, world.node_names)
+        for job in world.jobs.values():  # none lives to its first shard
+            for index, member in job.members.items() if job.job.purpose == "trial" else ():
+                world.end_member(job, index, member)
+        world.tick()
+    assert "without a word" in world.state.fatal
+    assert world.now - started < 2 * 3600
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_weights_go_once_no_shard_is_left(seed: int) -> None:
+    """While metrics still run no node holds weights; a record that proves unreadable has them staged once more."""
+    world = World(seed, Faults(), record(entries=4))
+    score, world.run_metric = world.run_metric, lambda *_: None  # type: ignore[method-assign]
+    while world.memory or not world.state.leaves or world.state.todo:
+        world.tick()
+        assert world.now < 5000, world.summary()
+    assert world.state.outstanding
+    assert world.state.ended_at is None
+    shard = sorted(world.state.shards)[seed % len(world.state.shards)]
+    world.take([m.ShardCorrupted(at=world.now, shard=shard, error="torn")])
+    world.run_metric = score  # type: ignore[method-assign]
+    finished(world)
+    assert world.frames[shard] == 2
 
 
 def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:

@@ -126,8 +126,9 @@ class World:
     """Runs one evaluation to its end under `faults`; every step is checked by `validate`."""
 
     def __init__(
-        self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2
+        self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2, gpus: int = 2
     ) -> None:
+        self.gpus = gpus
         self.dice = random.Random(seed)
         self.faults = faults
         self.now = 0.0
@@ -456,6 +457,7 @@ class World:
             self.take(events)
         for job_id in observe.overdue_jobs(self.state, self.seen, observe.Grace(), self.now):
             self.cancel(m.CancelJob(job_id=job_id))
+        self.take(observe.rested_nodes(self.state, self.now))
         if self.state.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
             self.take([m.QueueLost(at=self.now)])
         slow = [
@@ -485,7 +487,9 @@ class World:
                         for index, member in job.members.items():
                             self.end_member(job, index, member)
                 self.take([m.NodeWithdrawn(at=self.now, node=name, reason="down")])
-        offers = tuple(m.Offer(node=n, gpus=2, memory_mb=1000) for n in self.node_names if n not in used)
+        offers = tuple(
+            m.Offer(node=n, gpus=self.gpus, memory_mb=1000) for n in self.node_names if n not in used
+        )
         if offers and not self.state.winding_down:
             self.take([m.NodesOffered(at=self.now, offers=offers)])
 
