@@ -79,7 +79,8 @@ def allocate(
                 or (not has and room is not None and room <= 0)
             ):
                 continue
-            gpus = min(node.gpus_free, wanted if left is None else min(wanted, left))
+            # trials of its own that have ended unnoticed leave GPUs free: those are not new ones
+            gpus = min(node.gpus_free, node.gpus - has, wanted if left is None else min(wanted, left))
             gpus -= gpus % demand.gpus_per_trial
             if gpus <= 0:
                 continue

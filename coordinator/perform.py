@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,13 +155,19 @@ class Performer:
         return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
 
     def _cancel_job(self, _state: State, action: CancelJob) -> list[AnyEvent]:
-        target = action.job_id if action.index is None else f"{action.job_id}_{action.index}"
-        try:
-            self.cluster.cancel([target])
-        except ClusterError as error:
-            log.warning("cancelling %s: %s", target, error)
-            self._uncancelled.add(target)
+        self.cancel([action])
         return []
+
+    def cancel(self, actions: Sequence[CancelJob]) -> None:
+        """All of these with one command: a cluster under load takes its time for each."""
+        targets = [a.job_id if a.index is None else f"{a.job_id}_{a.index}" for a in actions]
+        if not targets:
+            return
+        try:
+            self.cluster.cancel(targets)
+        except ClusterError as error:
+            log.warning("cancelling %s: %s", ", ".join(targets), error)
+            self._uncancelled.update(targets)
 
     def cancel_again(self) -> None:
         """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""

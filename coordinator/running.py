@@ -23,6 +23,7 @@ from coordinator.messages import (
     Accepted,
     Action,
     AnyEvent,
+    CancelJob,
     OutcomeSeen,
     QueueLost,
     Restarted,
@@ -65,6 +66,7 @@ class Running:
         self._scanned_at = 0.0
         self._audited_at = 0.0
         self._paced_at = 0.0
+        self._cancels: list[CancelJob] = []
         self._paces: dict[str, stragglers.Pace] = {}
         self._metrics_audited_at = 0.0
 
@@ -132,8 +134,12 @@ class Running:
         if not events:
             return
         self.journal.append(events)
-        for event in events:
-            self._perform(self._step(event))
+        try:
+            for event in events:
+                self._perform(self._step(event))
+        finally:
+            cancels, self._cancels = self._cancels, []
+            self.performer.cancel(cancels)
 
     def _step(self, event: AnyEvent) -> list[Action]:
         try:
@@ -145,7 +151,11 @@ class Running:
     def _perform(self, actions: Iterable[Action]) -> None:
         waiting = deque(actions)
         while waiting:
-            came = self.performer.perform(self.state, waiting.popleft())
+            action = waiting.popleft()
+            if isinstance(action, CancelJob):
+                self._cancels.append(action)  # one command ends them all
+                continue
+            came = self.performer.perform(self.state, action)
             if came:
                 self.journal.append(came)
                 for event in came:

@@ -279,6 +279,7 @@ def main() -> int:
     large.add_argument("--batches", type=int, default=24, help="of a task, on average; one document each")
     large.add_argument("--batch-seconds", type=float, default=1.0)
     large.add_argument("--nodes-each", type=int, default=2, help="[borrow] max_nodes: of one evaluation")
+    large.add_argument("--slow", type=float, default=1.0, help="the first GPU takes so many times as long")
     large.add_argument("--seed", type=int, default=1)
     large.add_argument("--keep", type=Path, metavar="DIR", help="put the daemon's log there")
     said = parser.parse_args()

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from bench_slurm_lib import synthetic
 from chaos_lib.site import Site
 from dev_cluster.api import dev_cluster
 
@@ -43,6 +44,7 @@ def scale(said: dict[str, Any], keep: Path | None = None) -> dict[str, Any]:
         for command in COMMANDS:
             site.wrap(command, 'mktemp "$ONCE/XXXXXXXX" >/dev/null\nexec "$REAL" "$@"')
         env = {**site.env, "PYTHONPATH": f"{cluster.repo / 'scripts'}:{cluster.repo}"}
+        env[synthetic.SLOW] = f"{cluster.gpu_nodes[0]}/0:{said['slow']}"
         prepared = cluster.run_as_user(
             [cluster.python, "-m", "bench_daemon_lib.prepare", str(folder), json.dumps(said)],
             env=env,
@@ -85,6 +87,7 @@ def figures(work: Path, started: float) -> dict[str, Any]:
     submissions: dict[tuple[str, str], int] = {}
     spans: list[tuple[float, float]] = []
     ended = []
+    stragglers: set[str] = set()
     for journal in sorted(work.glob("*/journal.jsonl")):
         paths = EvaluationPaths(journal.parent)
         counted, found = checked(paths)
@@ -92,6 +95,7 @@ def figures(work: Path, started: float) -> dict[str, Any]:
         wrong += [f"{journal.parent.name}: {what}" for what in found]
         events = [json.loads(line) for line in journal.read_bytes().splitlines()]
         totals["events"] += len(events)
+        stragglers |= {t for e in events if e["kind"] == "stragglers-found" for t in e["trials"]}
         totals["evaluations_ended"] += any(e["kind"] == "results-written" for e in events)
         ended += [e["at"] for e in events if e["kind"] == "results-written"]
         for event in events:
@@ -112,6 +116,7 @@ def figures(work: Path, started: float) -> dict[str, Any]:
         "wrong": wrong[:20],
         "wrong_count": len(wrong),
         "makespan_seconds": max(ended, default=started) - started,
+        "stragglers": sorted(stragglers),
         "trials_at_once": at_once(spans),
         "submissions_per_node_and_evaluation": {
             "mean": sum(submissions.values()) / max(1, len(submissions)),

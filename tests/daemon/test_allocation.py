@@ -81,6 +81,7 @@ def test_offers_keep_every_limit(
         node = by_name[offer.node]
         assert node.usable
         assert 0 < more <= node.gpus_free - promised.get(node.name, 0)
+        assert offer.gpus <= node.gpus, "what it has there may have ended and look free"
         assert more % demand.gpus_per_trial == 0
         assert offer.node not in demand.avoid
         assert limit.partition is None or limit.partition in node.partitions

@@ -7,7 +7,7 @@ from pathlib import Path
 from world import record
 
 from coordinator.allocation import Limits
-from coordinator.cluster import Job
+from coordinator.cluster import ClusterError, Job
 from coordinator.daemon import Coordinator, Pace
 from coordinator.errors import RetryError
 from coordinator.observe import Grace
@@ -89,3 +89,18 @@ def test_a_coordinator_that_starts_while_the_controller_is_away_stays(tmp_path: 
         assert "Unable to contact" in coordinator.trouble
         while keeper.asked < 3:
             coordinator.tick()
+
+
+def test_jobs_that_go_together_are_cancelled_by_one_command(tmp_path: Path) -> None:
+    """The one command fails: none of the builds is cancelled yet; at the next look all are."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=4, memory_mb=64_000)])
+    coordinator = coordinator_on(tmp_path, cluster)
+    running = coordinator.accept(record(entries=4))
+    coordinator.tick()
+    builds = [running.state.jobs[j.name].job_id for j in cluster.submitted if j.purpose == "build"]
+    assert len(builds) > 1
+    cluster.fail("cancel", ClusterError("away"), times=1)
+    coordinator.cancel(running.state.evaluation_id, "enough")
+    assert all(cluster.member(job).phase != "ended" for job in builds)
+    coordinator.tick()
+    assert all(cluster.member(job).phase == "ended" for job in builds)
