@@ -34,6 +34,7 @@ from evaljobs.contract import (
     Staged,
     StageSpec,
 )
+from evaljobs.coordinator_lease import CoordinatorLease
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.files import write_outcome
 from evaljobs.node_memory import Slot
@@ -215,26 +216,20 @@ class _Progress:
 
 
 def hold(holding: Holding, stop: threading.Event) -> str:
-    """Hold until released, told to stop, or nobody will come back; the reason.
-
-    The coordinator's lease file is judged by how long its mtime has stood still by our clock: clocks need not agree.
-    """
+    """Hold until released, told to stop, or nobody will come back; the reason."""
     spec = holding.spec
     paths, shelf = EvaluationPaths(spec.evaluation_dir), holding.shelf()
     release = paths.release_file(spec.name)
-    lease = Path(spec.lease_file)
-    seen, since = _mtime(lease), time.monotonic()
-    renewed = since
+    lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
+    renewed = time.monotonic()
     while True:
         if release.exists():
             return RELEASED
         if stop.is_set():
             return "terminated"
-        now, stamp = time.monotonic(), _mtime(lease)
-        if stamp != seen:
-            seen, since = stamp, now
-        elif now - since > spec.lease_seconds:
-            return f"the coordinator's lease {lease} was not renewed for {spec.lease_seconds:.0f} s"
+        if nobody := lease.expired():
+            return nobody
+        now = time.monotonic()
         if holding.slot is not None:
             if holding.slot.lost():
                 return f"somebody removed {holding.slot.path} or our lease in it"
@@ -252,13 +247,6 @@ def keep_requests(shelf: Shelf, stop: threading.Event) -> None:
     if done is not None:
         say(f"{done.sets} request sets are beside the weights: {done.bytes} bytes {done.why}")
         write_outcome(EvaluationPaths(shelf.spec.evaluation_dir), done)
-
-
-def _mtime(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None  # absent, or storage is away: no news
 
 
 def clear(holding: Holding, reason: str) -> Cleared:

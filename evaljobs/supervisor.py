@@ -16,12 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import redis
 
 from evaljobs import metric_jobs, redis_address
+from evaljobs.coordinator_lease import CoordinatorLease
 from evaljobs.redis_address import QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class Supervisor:
         self._worked_at = time.monotonic()
         self._answered_at = time.monotonic()
         self._queue: Any = None
+        lease: Path | None = options.lease_file
+        self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
     def run(self) -> int:
         """Until the end; 0, or 1 where Redis never came back."""
@@ -95,6 +99,9 @@ class Supervisor:
             return True
         if at - self._answered_at >= LOST_SECONDS:
             log.error("Redis has been away for %.0f s: giving up", LOST_SECONDS)
+            return True
+        if self._lease is not None and (nobody := self._lease.expired()):
+            log.error("%s: nobody waits for these metrics", nobody)
             return True
         return False
 

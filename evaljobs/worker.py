@@ -357,6 +357,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--work-dir", type=Path, required=True)
     made.add_argument("--queue", required=True, metavar="EVALUATION", help="whose jobs to run")
     made.add_argument("--stop-file", type=Path, help="its existence ends the workers")
+    made.add_argument("--lease-file", type=Path, help="what a living coordinator touches")
+    made.add_argument(
+        "--lease-seconds", type=float, default=900.0, help="the workers end once it stood still for so long"
+    )
     made.add_argument("--burst-idle", type=float, metavar="SECONDS", help="end after so long without a job")
     made.add_argument("--count", type=int, default=1, help="worker processes")
     return made

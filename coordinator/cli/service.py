@@ -96,7 +96,7 @@ def daemon(
 
 def _log_to(screen: Console) -> None:
     """A terminal's log goes above the live screen; anywhere else, lines with their time."""
-    if screen.is_terminal:
+    if screen.is_terminal and not screen.is_dumb_terminal:
         handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
         logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     else:

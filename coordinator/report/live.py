@@ -1,7 +1,7 @@
 """The live screen of running evaluations: stages, shards, lanes, metrics, scores as they come, ETA against the prior.
 
 Rule: reads states, snapshots and the files of scores that are there, computes nothing but sums for display; fits the
-terminal, whatever its width. Where there is no terminal it prints a line for each evaluation that has changed, at most
+terminal, whatever its width. Where there is no terminal, or a dumb one, it prints a line for each evaluation that has changed, at most
 every few seconds, and a line for each score.
 It does not know: how the evaluation is driven.
 """
@@ -242,7 +242,9 @@ class Watcher:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live = (
-            Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+            Live(console=console, refresh_per_second=4, transient=True)
+            if console.is_terminal and not console.is_dumb_terminal
+            else None
         )
         self._scores = Scores()
         self._said: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, and when

@@ -29,7 +29,12 @@ class Terminal:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.said = ""
         self._keyboard, side = pty.openpty()
-        environment = {**os.environ, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "COLUMNS": "80"}
+        environment = {
+            **os.environ,
+            "EVALSPAN_CONFIG": str(folder / "evalspan.toml"),
+            "COLUMNS": "80",
+            "TERM": "xterm-256color",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWN_TERMINAL, sys.executable, "-m", "coordinator", *arguments, "--work-dir", str(folder / "work")],
             stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True,

@@ -104,11 +104,13 @@ def test_the_eta_is_never_negative_and_ends_with_the_last_shard(tmp_path_factory
     assert eta_seconds(state, now) is None
 
 
-def test_in_a_pipe_each_change_and_each_score_is_a_line(tmp_path):
-    """Whole lines without colour that name the evaluation; the score once, with its error; nothing repeated."""
+@pytest.mark.parametrize("dumb", [False, True])
+def test_in_a_pipe_each_change_and_each_score_is_a_line(tmp_path, dumb):
+    """At a terminal that cannot move its cursor, too: whole lines without colour that name the evaluation; the score once, with its error; nothing repeated."""
     out = io.StringIO()
     one = running(tmp_path)
-    with Watcher(Console(file=out, width=40)) as watcher:
+    console = Console(file=out, width=40, force_terminal=dumb, color_system=None, _environ={"TERM": "dumb"})
+    with Watcher(console) as watcher:
         watcher.show([one], "")
         watcher.show([one], "")
     lines = out.getvalue().splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, toy_model: Path) -> Any:
+def site(tmp_path: Path, toy_model: Path) -> Iterator[Any]:
     """A local site whose settings watch a folder of checkpoints, `run`, which is empty still."""
     suite = tmp_path / "two.toml"
     suite.write_text(SUITE.format(tasks=toys.TASKS))
@@ -66,4 +67,6 @@ def site(tmp_path: Path, toy_model: Path) -> Any:
     config.write_text(toys.CONFIG.format(bootstrap=toys.BOOTSTRAP) + watch)
     program = str(Path(sys.executable).parent / "evalspan")
     env = {**os.environ, "EVALSPAN_CONFIG": str(config), "EVALSPAN_CLUSTER_SLOTS": "2", "NO_COLOR": "1"}
-    return toys.Site(lambda a: [program, *a], env, tmp_path, toy_model, suite, [])
+    site = toys.Site(lambda a: [program, *a], env, tmp_path, toy_model, suite, [])
+    yield site
+    site.stop_redis()

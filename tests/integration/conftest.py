@@ -21,6 +21,9 @@ for folder in (TESTS.parent / "scripts", TESTS / "exactness"):
 
 from dev_cluster.api import Cluster, dev_cluster, unavailable  # noqa: E402
 
+from coordinator.redis_server import RedisServer  # noqa: E402
+from evaljobs.paths import WorkPaths  # noqa: E402
+
 TASKS = TESTS / "exactness" / "tasks"
 SUITE = """
 name = "toys"
@@ -75,6 +78,12 @@ class Site:
         return subprocess.Popen(
             command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+
+    def stop_redis(self) -> None:
+        """And its workers: a coordinator that is told to end while jobs live leaves them what they need."""
+        for release in self.work.glob("*/release"):
+            (release / "workers").touch()
+        RedisServer(WorkPaths(self.work)).stop()
 
     def root(self) -> Path:
         (found,) = (p.parent for p in self.work.glob("*/evaluation.json"))
@@ -136,14 +145,16 @@ poll_seconds = 1.0
 
 
 @pytest.fixture
-def local_site(tmp_path: Path, toy_model: Path) -> Site:
+def local_site(tmp_path: Path, toy_model: Path) -> Iterator[Site]:
     config = tmp_path / "evalspan.toml"
     config.write_text(CONFIG.format(bootstrap=BOOTSTRAP))
     suite = tmp_path / "toys.toml"
     suite.write_text(SUITE.format(tasks=TASKS))
     program = str(Path(sys.executable).parent / "evalspan")
     env = {**os.environ, "EVALSPAN_CONFIG": str(config)}
-    return Site(lambda a: [program, *a], env, tmp_path, toy_model, suite, ["--slots", "2"])
+    site = Site(lambda a: [program, *a], env, tmp_path, toy_model, suite, ["--slots", "2"])
+    yield site
+    site.stop_redis()
 
 
 @pytest.fixture

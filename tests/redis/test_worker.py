@@ -312,6 +312,20 @@ def test_a_metric_that_hears_no_signal_is_ended_from_outside_and_the_job_goes_on
         until(lambda: bench.failed("deaf"))
 
 
+def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> None:
+    """Their Redis may live on: with a lease that nobody renews they end, with exit code 0; while it is renewed they stay."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    lease = shared_work.root / f"{bench.evaluation}.lease"
+    lease.touch()
+    with running(bench, "--lease-file", str(lease), "--lease-seconds", "2") as process:
+        bench.enqueue("only", held=True)
+        busy_worker(bench, process.pid, "only")
+        bench.let_go("only")
+        until(lambda: os.utime(lease) or bench.failed("only"))
+        assert process.poll() is None
+        assert process.wait(60) == 0
+
+
 def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
     """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run; so
     they are where Redis had to move."""
