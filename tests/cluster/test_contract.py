@@ -130,7 +130,8 @@ def test_a_submitted_job_is_found_by_its_name_until_it_has_ended(place: Place) -
     work = job(place, "true")
     job_id = place.cluster.submit(work)
     states = wait(place, work.name, ended)
-    assert [(s.job_id, s.index, s.state) for s in states] == [(job_id, 0, "COMPLETED")]
+    assert [(s.job_id, s.index) for s in states] == [(job_id, 0)]
+    assert states[0].state in {"COMPLETED", "COMPLETING"}  # Slurm: over, its node not yet swept
 
 
 def test_every_member_of_an_array_is_listed_and_knows_its_index(place: Place) -> None:
