@@ -11,14 +11,14 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from coordinator import ahead, clock
+from coordinator import ahead, clock, needs
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
@@ -190,9 +190,7 @@ class Coordinator:
     def release(self, node: str, gpus: int, reason: str) -> list[str]:
         """Give a node back, or as many nodes as hold `gpus` GPUs: those whose trials lose the least work first."""
         states = [r.state for r in self.running.values() if r.state.ended_at is None]
-        uses = [
-            (s, n) for s in states for n in s.nodes.values() if n.status in ("offered", "staging", "ready")
-        ]
+        uses = [(s, n) for s in states for n in s.nodes.values() if n.status in needs.IN_USE]
         if node:
             chosen = [(s, n) for s, n in uses if n.name == node]
         else:
@@ -310,57 +308,13 @@ class Coordinator:
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
-    def _demands(self) -> list[Demand]:
-        demands = []
-        for running in self.running.values():
-            state = running.state
-            if state.ended_at is not None or state.winding_down or state.fatal or state.cancelled:
-                continue
-            options = state.record.options
-            in_use = {n.name: n for n in state.nodes.values() if n.lanes and n.status in _IN_USE}
-            have = sum(n.lanes for n in in_use.values())
-            most = options.max_trials if options.max_trials is not None else 1 << 20
-            if state.leaves:
-                most = min(most, max(state.todo, 0))
-            if most > have:
-                hosted = {
-                    n.name for n in in_use.values() if n.hosted or n.rung == "host" or options.host_trials
-                }
-                demands.append(
-                    Demand(
-                        evaluation_id=state.evaluation_id,
-                        priority=state.record.priority,
-                        accepted_at=state.record.accepted_at,
-                        gpus=(most - have) * options.gpus_per_trial,
-                        gpus_per_trial=options.gpus_per_trial,
-                        in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use.values()},
-                        avoid=_set_aside(running)
-                        | hosted,  # a job that hosts trials holds what it has from its start
-                    )
-                )
-        return demands
-
-    def _promised(self) -> dict[str, int]:
-        """GPUs of each node that an evaluation was offered and that no running job of it holds: free only to look at."""
-        promised: dict[str, int] = {}
-        for running in self.running.values():
-            state = running.state
-            if state.ended_at is not None or state.winding_down or state.fatal or state.cancelled:
-                continue
-            in_use = [n for n in state.nodes.values() if n.lanes and n.status in _IN_USE]
-            busy = {n.name: state.running_lanes(n.name) for n in in_use}
-            # towards its end an evaluation has more lanes than shards: those serve the next one
-            wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
-            for node in in_use:
-                lanes = max(0, min(node.lanes - busy[node.name], wanted))
-                wanted -= lanes
-                gpus = lanes * state.record.options.gpus_per_trial
-                promised[node.name] = promised.get(node.name, 0) + gpus
-        return promised
+    def _states(self) -> list[State]:
+        return [running.state for running in self.running.values()]
 
     def _offer(self, now: float) -> None:
-        in_use = any(r.state.nodes for r in self.running.values())
-        demands = self._demands()
+        states = self._states()
+        in_use = any(state.nodes for state in states)
+        demands = needs.demands(states)
         if not (demands or in_use) or not self._due(
             "nodes", self.pace.nodes if demands else 6 * self.pace.nodes, now
         ):
@@ -377,17 +331,14 @@ class Coordinator:
             gone = [
                 NodeWithdrawn(at=now, node=n.name, reason="the cluster says it is down or drained")
                 for n in running.state.nodes.values()
-                if n.status in ("offered", "staging", "ready") and n.name in known and n.name not in usable
+                if n.status in needs.IN_USE and n.name in known and n.name not in usable
             ]
             self._guarded(evaluation_id, lambda r, gone=gone: r.take(gone))  # type: ignore[misc]
-        used = sum(
-            n.lanes * r.state.record.options.gpus_per_trial
-            for r in self.running.values()
-            for n in r.state.nodes.values()
-            if n.status in ("staging", "ready")
-        )
+        states = self._states()  # those that the disk refused are gone
         free = [n for n in self.nodes if n.name not in self.kept_back]
-        offered = allocate(free, demands, self.limits, gpus_in_use=used, promised=self._promised())
+        offered = allocate(
+            free, demands, self.limits, gpus_in_use=needs.gpus_in_use(states), promised=needs.promised(states)
+        )
         for evaluation_id, offers in offered.items():
             if offers and evaluation_id in self.running:
                 event = NodesOffered(at=now, offers=offers)
@@ -396,8 +347,8 @@ class Coordinator:
 
     def _stage_ahead(self, demands: Sequence[Demand], now: float) -> None:
         """While GPUs are busy, the next checkpoint's weights may come to the nodes that will have them free."""
-        candidates = self._waiting(demands)
-        held = _held(r.state for r in self.running.values())
+        candidates = needs.waiting(self._states(), demands)
+        held = needs.held(self._states())
         share = self.performer.site.prefetch
         certain = [
             n for n in self.nodes if not n.best_effort
@@ -414,29 +365,9 @@ class Coordinator:
         if not seconds or node in self.kept_back:
             return 0.0
         there = next((n for n in self.nodes if n.name == node), None)
-        waiting = self._waiting(self._demands())
+        waiting = needs.waiting(self._states(), needs.demands(self._states()))
         digest, memory_mb = record.checkpoint.digest, holder_memory_mb(record)
         return seconds if ahead.heir(there, digest, memory_mb, waiting, self.limits) else 0.0
-
-    def _waiting(self, demands: Iterable[Demand]) -> list[ahead.Candidate]:
-        """Evaluations that wait for their first GPU and would be served by a precursor."""
-        candidates = []
-        for demand in demands:
-            running = self.running.get(demand.evaluation_id)
-            record = running.state.record if running is not None else None
-            if running is None or record is None or record.options.host_trials or not record.options.stage:
-                continue
-            known = running.state.looked_up and running.state.conversion in ("none", "done")
-            if known and not any(n.lanes for n in running.state.nodes.values()):
-                candidates.append(
-                    ahead.Candidate(
-                        demand=demand,
-                        digest=record.checkpoint.digest,
-                        memory_mb=holder_memory_mb(record),
-                        known=frozenset(running.state.nodes),
-                    )
-                )
-        return candidates
 
     # --- run ---------------------------------------------------------------------------------------------------------
 
@@ -448,26 +379,6 @@ class Coordinator:
             if on_tick is not None:
                 on_tick()
             time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))
-
-
-def _held(states: Iterable[State]) -> dict[str, ahead.Held]:
-    """By node, the checkpoints that are in its memory for us or on their way there."""
-    held: dict[str, ahead.Held] = {}
-    for state in states:
-        for node in state.nodes.values():
-            there = held.setdefault(node.name, ahead.Held())
-            if node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):
-                there.inferring.add(state.record.checkpoint.digest)
-            elif not node.lanes and node.holder is not None:
-                there.ahead.add(state.record.checkpoint.digest)
-    return held
-
-
-_IN_USE = ("offered", "staging", "ready")
-
-
-def _set_aside(running: Running) -> frozenset[str]:
-    return frozenset(n.name for n in running.state.nodes.values() if n.status == "aside")
 
 
 class Signals:

@@ -1,0 +1,115 @@
+"""What the evaluations of a work folder need of the cluster, and what they have of it, for allocation. Pure.
+
+Rule: read from the evaluations' states and nothing else, so whatever was promised to one is known after a restart too.
+It does not know: what is free, or who is served first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from coordinator.ahead import Candidate, Held
+from coordinator.allocation import Demand
+from coordinator.specs import holder_memory_mb
+from coordinator.state import NodeUse, State
+
+IN_USE = ("offered", "staging", "ready")
+NO_LIMIT = 1 << 20
+
+
+def demands(states: Iterable[State]) -> list[Demand]:
+    """GPUs that evaluations could use beyond what they have."""
+    found = []
+    for state in _open(states):
+        options = state.record.options
+        in_use = _in_use(state)
+        have = sum(n.lanes for n in in_use)
+        most = options.max_trials if options.max_trials is not None else NO_LIMIT
+        if state.leaves:
+            most = min(most, max(state.todo, 0))
+        if most <= have:
+            continue
+        # a job that hosts trials holds what it has from its start
+        hosted = {n.name for n in in_use if n.hosted or n.rung == "host" or options.host_trials}
+        found.append(
+            Demand(
+                evaluation_id=state.evaluation_id,
+                priority=state.record.priority,
+                accepted_at=state.record.accepted_at,
+                gpus=(most - have) * options.gpus_per_trial,
+                gpus_per_trial=options.gpus_per_trial,
+                in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use},
+                avoid=frozenset(hosted | {n.name for n in state.nodes.values() if n.status == "aside"}),
+            )
+        )
+    return found
+
+
+def promised(states: Iterable[State]) -> dict[str, int]:
+    """GPUs of each node that an evaluation was offered and that no running job of it holds: free only to look at."""
+    gpus: dict[str, int] = {}
+    for state in _open(states):
+        in_use = _in_use(state)
+        busy = {n.name: state.running_lanes(n.name) for n in in_use}
+        # towards its end an evaluation has more lanes than shards: those serve the next one
+        wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
+        for node in in_use:
+            lanes = max(0, min(node.lanes - busy[node.name], wanted))
+            wanted -= lanes
+            gpus[node.name] = gpus.get(node.name, 0) + lanes * state.record.options.gpus_per_trial
+    return gpus
+
+
+def gpus_in_use(states: Iterable[State]) -> int:
+    """GPUs on nodes that are staged or being staged: what the limit on GPUs counts."""
+    return sum(
+        n.lanes * state.record.options.gpus_per_trial
+        for state in states
+        for n in state.nodes.values()
+        if n.status in ("staging", "ready")
+    )
+
+
+def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:
+    """Evaluations that wait for their first GPU and would be served by a precursor, in the order of `demanded`."""
+    known = {state.evaluation_id: state for state in states}
+    candidates = []
+    for demand in demanded:
+        state = known.get(demand.evaluation_id)
+        if state is None or state.record.options.host_trials or not state.record.options.stage:
+            continue
+        ready = state.looked_up and state.conversion in ("none", "done")
+        if ready and not any(n.lanes for n in state.nodes.values()):
+            candidates.append(
+                Candidate(
+                    demand=demand,
+                    digest=state.record.checkpoint.digest,
+                    memory_mb=holder_memory_mb(state.record),
+                    known=frozenset(state.nodes),
+                )
+            )
+    return candidates
+
+
+def held(states: Iterable[State]) -> dict[str, Held]:
+    """By node, the checkpoints that are in its memory for us or on their way there."""
+    found: dict[str, Held] = {}
+    for state in states:
+        for node in state.nodes.values():
+            there = found.setdefault(node.name, Held())
+            if node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):
+                there.inferring.add(state.record.checkpoint.digest)
+            elif not node.lanes and node.holder is not None:
+                there.ahead.add(state.record.checkpoint.digest)
+    return found
+
+
+def _open(states: Iterable[State]) -> Iterator[State]:
+    """Those that still have something to run."""
+    for state in states:
+        if not (state.ended_at is not None or state.winding_down or state.fatal or state.cancelled):
+            yield state
+
+
+def _in_use(state: State) -> list[NodeUse]:
+    return [n for n in state.nodes.values() if n.lanes and n.status in IN_USE]
