@@ -84,11 +84,6 @@ class Performer:
             self._metric_queues[evaluation_id] = MetricQueue(self.site.paths.redis_address, evaluation_id)
         return self._metric_queues[evaluation_id]
 
-    def forget_connections(self) -> None:
-        """Redis may listen elsewhere now."""
-        self._queues.clear()
-        self._metric_queues.clear()
-
     def perform(self, state: State, action: Action) -> list[AnyEvent]:
         """Do it; the events of what came of it."""
         handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")

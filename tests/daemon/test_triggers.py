@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from served import served_work
 
 from coordinator import hook
-from coordinator.redis_server import RedisServer
 from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool, step_of
 from evaljobs import redis_address
 from evaljobs.paths import WorkPaths
@@ -58,12 +56,8 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(work: WorkPaths) -> None
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[WorkPaths]:
-    folder = Path(tempfile.mkdtemp(prefix="evalspan-triggers-"))
-    server = RedisServer(WorkPaths(folder))
-    server.ensure()
-    yield WorkPaths(folder)
-    server.stop()
-    shutil.rmtree(folder)
+    with served_work("triggers") as made:
+        yield made
 
 
 def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> None:

@@ -8,15 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from served import served_work
 
 from coordinator.checkpoint import inspect
-from coordinator.redis_server import RedisServer
 from evaljobs import engine, requests, stage
 from evaljobs.contract import (
     BatchIndex,
@@ -45,12 +44,8 @@ DEADLINE = 200.0
 
 @pytest.fixture(scope="module")
 def work() -> Iterator[WorkPaths]:
-    folder = Path(tempfile.mkdtemp(prefix="evalspan-trial-"))
-    server = RedisServer(WorkPaths(folder))
-    server.ensure()
-    yield WorkPaths(folder)
-    server.stop()
-    shutil.rmtree(folder)
+    with served_work("trial") as made:
+        yield made
 
 
 class Evaluation:

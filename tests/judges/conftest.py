@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from served import served_work
 
 HERE = Path(__file__).resolve().parent
 for folder in (HERE, HERE.parent / "exactness"):
@@ -17,19 +16,14 @@ for folder in (HERE, HERE.parent / "exactness"):
 
 from endpoint import Endpoint, serving  # noqa: E402
 
-from coordinator.redis_server import RedisServer  # noqa: E402
 from evaljobs.contract import JudgeJob, JudgeOptions  # noqa: E402
 from evaljobs.paths import WorkPaths  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def redis_work() -> Iterator[WorkPaths]:
-    folder = Path(tempfile.mkdtemp(prefix="evalspan-judges-"))
-    server = RedisServer(WorkPaths(folder))
-    server.ensure()
-    yield WorkPaths(folder)
-    server.stop()
-    shutil.rmtree(folder)
+    with served_work("judges") as made:
+        yield made
 
 
 @pytest.fixture

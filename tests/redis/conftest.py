@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from served import served_work
 
-from coordinator.redis_server import RedisServer
 from evaljobs import redis_address
 from evaljobs.paths import WorkPaths
 
@@ -18,12 +16,8 @@ from evaljobs.paths import WorkPaths
 @pytest.fixture(scope="session")
 def shared_work() -> Iterator[WorkPaths]:
     """A work folder whose server serves the whole session: tests use evaluations of their own."""
-    folder = Path(tempfile.mkdtemp(prefix="evalspan-redis-"))
-    server = RedisServer(WorkPaths(folder))
-    server.ensure()
-    yield WorkPaths(folder)
-    server.stop()
-    shutil.rmtree(folder)
+    with served_work("redis") as made:
+        yield made
 
 
 @pytest.fixture

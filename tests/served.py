@@ -1,0 +1,25 @@
+"""A work folder with its own Redis server, for fixtures."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator.redis_server import RedisServer
+from evaljobs.paths import WorkPaths
+
+
+@contextmanager
+def served_work(name: str) -> Iterator[WorkPaths]:
+    """The folder's path is short: a socket may have to fit."""
+    folder = Path(tempfile.mkdtemp(prefix=f"evalspan-{name}-"))
+    server = RedisServer(WorkPaths(folder))
+    server.ensure()
+    try:
+        yield WorkPaths(folder)
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
