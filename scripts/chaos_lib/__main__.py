@@ -1,10 +1,10 @@
-"""scripts/chaos [--seeds N] [--fault NAME|K] [--resume] [--minutes M] [--out FILE], or scripts/chaos daemon|metrics …: see docs/chaos.md."""
+"""scripts/chaos [--seeds N] [--together K] [--fault NAME|K] [--resume] [--minutes M] [--out FILE], or scripts/chaos daemon|metrics …: see docs/chaos.md."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import re
 import signal
 import statistics
 import sys
@@ -18,7 +18,7 @@ from dev_cluster.api import DevClusterError, unavailable
 
 from chaos_lib import metrics, storm
 from chaos_lib.campaign import PATIENCE_S, Verdict, disturbed, undisturbed
-from chaos_lib.faults import FAULTS
+from chaos_lib.faults import FAULTS, deal
 from chaos_lib.site import place
 
 
@@ -29,10 +29,12 @@ def main() -> int:
     if sys.argv[1:2] == ["daemon"]:
         return storm.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1, help="moments of each fault")
+    parser.add_argument(
+        "--seeds", type=_seeds, default=range(1), metavar="N|A-B", help="moments of each fault, or which"
+    )
     parser.add_argument("--fault", action="append", help="a name or a number; again for more; default: all")
     parser.add_argument(
-        "--storm", type=int, default=0, metavar="K", help="instead: K faults at once, drawn from each seed"
+        "--together", type=int, default=1, metavar="K", help="faults in a run, dealt anew for each seed (1)"
     )
     parser.add_argument("--resume", action="store_true", help="leave out what --out holds already")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
@@ -49,7 +51,7 @@ def main() -> int:
         said.out.unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
     try:
-        wanted = _wanted(names, said.seeds, said.storm)
+        wanted = [(dealt, seed) for seed in said.seeds for dealt in deal(names, seed, said.together)]
         end = time.monotonic() + 60 * said.minutes
         _campaign(wanted, known, said.out, deadline=end, patience=said.patience)
     except DevClusterError as error:
@@ -60,14 +62,13 @@ def main() -> int:
     return int(any(row["broken"] for row in rows))
 
 
-def _wanted(names: list[str], seeds: int, storm: int) -> list[tuple[tuple[str, ...], int]]:
-    """Faults and seed of each run, every fault's first moment before any second one."""
-    if storm:
-        drawn = [
-            tuple(sorted(random.Random(seed).sample(names, min(storm, len(names))))) for seed in range(seeds)
-        ]
-        return list(zip(drawn, range(seeds), strict=True))
-    return [((name,), seed) for seed in range(seeds) for name in names]
+def _seeds(text: str) -> range:
+    """`20`: the first twenty; `5-9`: these five."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of seeds, or A-B")
+    first, last = match.groups()
+    return range(int(last)) if first is None else range(int(first), int(last) + 1)
 
 
 def _campaign(
@@ -115,19 +116,23 @@ def _read(out: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line a fault: how often struck, how often the scores were the same, what it cost."""
+    """A line a fault: how often struck, how many of those runs gave the same scores, what they took."""
     calm = next((row["seconds"] for row in rows if row["fault"] == "none"), 0.0)
     by_fault: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        by_fault[row["fault"]].append(row)
+        for name in row["fault"].split("+"):
+            by_fault[name].append(row)
     lines = [
-        f"| fault | runs | same scores, nothing left | broken | missed | seconds, median (undisturbed: {calm:.0f}) |",
+        f"| fault | struck | same scores, nothing left | broken | missed | seconds, median (undisturbed: {calm:.0f}) |",
         "|---|---|---|---|---|---|",
     ]
     for name, mine in by_fault.items():
-        counts = [sum(r["verdict"] == word for r in mine) for word in ("same", "broken", "missed")]
+        struck = [r for r in mine if name in r["struck"]]
+        same = sum(not r["broken"] for r in struck)
         seconds = statistics.median(r["seconds"] for r in mine)
-        lines.append(f"| {name} | {len(mine)} | {counts[0]} | {counts[1]} | {counts[2]} | {seconds:.0f} |")
+        lines.append(
+            f"| {name} | {len(struck)} | {same} | {len(struck) - same} | {len(mine) - len(struck)} | {seconds:.0f} |"
+        )
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -393,3 +393,18 @@ FAULTS = {
         ),
     )
 }
+
+
+def deal(names: Sequence[str], seed: int, together: int) -> list[tuple[str, ...]]:
+    """Each of these faults once, in runs of `together` at most; none of a run break the same part. Drawn from the seed."""
+    dice = random.Random(f"deal/{seed}")
+    runs: list[list[str]] = []
+    for name in dice.sample(list(names), len(names)) if together > 1 else names:
+        parts = {*FAULTS[name].breaks}
+        fitting = (r for r in runs if len(r) < together and not any(parts & {*FAULTS[n].breaks} for n in r))
+        run = next(fitting, None)
+        if run is None:
+            runs.append([name])
+        else:
+            run.append(name)
+    return [tuple(sorted(run)) for run in runs]
