@@ -146,15 +146,24 @@ class Coordinator:
         self.running[record.evaluation_id] = running
         return running
 
+    def accept_or_wait(self, record: EvaluationRecord) -> None:
+        """`accept`; one that has begun and that the disk refuses just now is taken up by a later tick."""
+        paths = self.performer.site.paths.evaluation(record.evaluation_id)
+        try:
+            self.accept(record)
+        except OSError as error:
+            if not (paths.journal.exists() and paths.journal.stat().st_size):
+                raise
+            self._set_aside(paths.root, error)
+
     def resume_all(self) -> None:
         """Every evaluation of the work folder that has not ended."""
         ended: list[Running] = []
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
             try:
                 running = Running.resume(journal.parent, self.performer, self.grace)
-            except OSError as error:  # a full disk: `_mend` tries again
-                self.trouble = f"{journal.parent.name}: {error}; trying again"
-                self._broken[journal.parent.name] = journal.parent
+            except OSError as error:
+                self._set_aside(journal.parent, error)
                 continue
             if running is not None and running.state.ended_at is None:
                 self.running[running.state.evaluation_id] = running
@@ -285,14 +294,18 @@ class Coordinator:
         try:
             what(running)
         except OSError as error:
-            self.trouble = f"{evaluation_id}: {error}; trying again"
-            log.warning("%s", self.trouble)
-            self._broken[evaluation_id] = running.paths.root
+            self._set_aside(running.paths.root, error)
             running.journal.close()
             del self.running[evaluation_id]
         except ClusterError as error:
             self.trouble = str(error)
             log.warning("%s", self.trouble)
+
+    def _set_aside(self, root: Path, error: OSError) -> None:
+        """A full disk refused this evaluation's journal: `_mend` tries again."""
+        self.trouble = f"{root.name}: {error}; trying again"
+        log.warning("%s", self.trouble)
+        self._broken[root.name] = root
 
     def _mend(self) -> None:
         for evaluation_id, root in list(self._broken.items()):

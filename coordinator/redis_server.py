@@ -346,22 +346,30 @@ class SiteRedis:
         self._client: redis.Redis | None = None  # once it was checked
 
     def ensure(self) -> RedisAddress:
-        """The address, once it answers and lets us do what we need; OperatorError says what is missing."""
-        if self._client is None:
-            for warning in check(self.address):
-                log.warning("%s", warning)
-            self._client = redis_address.client(self.address, seconds=2.0)
+        """The address, once it answers and lets us do what we need; OperatorError says what is missing.
+
+        RetryError where this very address has served this work folder before: it is away for a while.
+        """
+        served = self._published()
         try:
+            if self._client is None:
+                for warning in check(self.address):
+                    log.warning("%s", warning)
+                self._client = redis_address.client(self.address, seconds=2.0)
             with explained(self.address.where):
                 self._client.ping()
-        except QueueUnavailable as error:
-            raise OperatorError(str(error)) from error
-        self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(QueueUnavailable):
-            if redis_address.read(self.work.redis_address) == self.address:
-                return self.address
-        redis_address.publish(self.address, self.work.redis_address)
+        except (QueueUnavailable, OperatorError) as error:
+            raise (RetryError if served else OperatorError)(str(error)) from error
+        if not served:
+            self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
+            redis_address.publish(self.address, self.work.redis_address)
         return self.address
+
+    def _published(self) -> bool:
+        """Is this the address, password and all, that jobs find in the work folder?"""
+        with suppress(QueueUnavailable):
+            return redis_address.read(self.work.redis_address) == self.address
+        return False
 
     def stop(self) -> None:
         """Nothing: it is the site's."""

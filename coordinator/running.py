@@ -246,7 +246,7 @@ class Running:
             self.take([QueueLost(at=now)])
 
     def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
-        """Whole records that were added to response files since the last look."""
+        """Shards whose first whole record was added to response files since the last look: a second copy is no news."""
         if not self.state.leaves:
             return []
         hints = self.snapshot.trials if self.snapshot else {}
@@ -259,10 +259,11 @@ class Running:
             self._scanned_at = now
             with os.scandir(self.paths.responses) as entries:
                 names |= {e.name for e in entries if e.stat().st_size > self._consumed.get(e.name, 0)}
-        shards: list[tuple[str, FrameRef]] = []
+        first: dict[str, FrameRef] = {}
         for name in sorted(names):
-            shards += self._tail(name)
-        return [ShardsDumped(at=now, shards=tuple(shards))] if shards else []
+            for shard, frame in self._tail(name):
+                first.setdefault(shard, frame)
+        return [ShardsDumped(at=now, shards=tuple(first.items()))] if first else []
 
     def _tail(self, name: str) -> list[tuple[str, FrameRef]]:
         found: list[tuple[str, FrameRef]] = []

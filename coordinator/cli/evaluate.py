@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -118,31 +119,47 @@ def _record(
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
     """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels; so does SIGTERM, at once."""
     with Signals() as signals, coordinator.in_charge(), Watcher(console) as watcher:
-        running = coordinator.accept(record)
+        coordinator.accept_or_wait(record)
         interrupt = Interrupt(signals, watcher, sys.stdin)
-        # of an earlier run: whoever asks for the same again wants it to go on
-        cancelled_before = bool(running.state.cancelled)
+        # of an earlier run: whoever asks for the same again wants it to go on; None: not yet known
+        cancelled_before: bool | None = None
 
         def tick() -> None:
             interrupt.show(list(coordinator.running.values()), coordinator.trouble)
             obey_commands(coordinator)
-            if interrupt.wanted():
-                for evaluation_id in list(coordinator.running):
-                    coordinator.cancel(evaluation_id, "interrupted")
+            if interrupt.wanted() and not coordinator.running:
+                raise OperatorError(
+                    f"not taken up ({coordinator.trouble}); its jobs go on: run the same command again"
+                )
+            if interrupt.cancelled:
+                _cancel(coordinator)
 
         def over() -> bool:
             nonlocal cancelled_before
             running = coordinator.running.get(record.evaluation_id)
-            if running is None or running.state.ended_at is None:
+            if running is None:
+                return False
+            if cancelled_before is None:
+                cancelled_before = bool(running.state.cancelled)
+            if running.state.ended_at is None:
                 return False
             if cancelled_before and not interrupt.cancelled:
-                cancelled_before = False
-                coordinator.retry(record.evaluation_id)
-                return running.state.ended_at is not None
+                with suppress(OSError):  # a full disk: at a later tick
+                    coordinator.retry(record.evaluation_id)
+                    cancelled_before = False
+                return running.state.ended_at is not None and not cancelled_before
             return True
 
         coordinator.run(over, tick)
         return coordinator.running[record.evaluation_id]
+
+
+def _cancel(coordinator: Coordinator) -> None:
+    """Each tick again, until the journal has it: the disk may be full."""
+    for evaluation_id, running in list(coordinator.running.items()):
+        if not running.state.cancelled and running.state.ended_at is None:
+            with suppress(OSError):
+                coordinator.cancel(evaluation_id, "interrupted")
 
 
 def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | None) -> None:

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from dev_cluster.api import Cluster
+
 from chaos_lib.faults import FAULTS, Fault, Run
 from chaos_lib.site import Place, Site
 
 PATIENCE_S = 300.0
+AWAY_S = 10.0  # that a node stays away where several faults strike
 CLEAN_S = 60.0  # a controller that was away ends its jobs later
 
 
@@ -77,6 +80,8 @@ def disturbed(
         threading.Thread(target=_strike, args=(run, fault, _moment(fault, dice, events), broken), daemon=True)
         for fault in chosen
     ]
+    if len(chosen) > 1:  # together they may take every node
+        threads.append(threading.Thread(target=_administer, args=(run, place.cluster), daemon=True))
     for thread in threads:
         thread.start()
     found = _finish(run, broken)
@@ -114,6 +119,19 @@ def _strike(run: Run, fault: Fault, moment: int, broken: list[str]) -> None:
                 run.struck[fault.name] = f"after {moment} events: {hit}"
     except Exception as error:  # noqa: BLE001 (said in the verdict; the evaluation goes on)
         broken.append(f"{fault.name} could not be struck: {type(error).__name__}: {error}")
+
+
+def _administer(run: Run, cluster: Cluster) -> None:
+    """Bring back each node that Slurm has shown as down or drained for a while."""
+    away: dict[str, float] = {}
+    while not run.over:
+        time.sleep(1.0)
+        states = cluster.node_states()
+        gone = {n for n in cluster.gpu_nodes if states.get(n, "").startswith(("down", "drain"))}
+        away = {n: away.get(n, time.monotonic()) for n in gone}
+        for node in [n for n, since in away.items() if time.monotonic() - since > AWAY_S]:
+            cluster.bring_back(node)
+            del away[node]
 
 
 def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
@@ -190,6 +208,6 @@ def _untimely(run: Run, events: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _mend(place: Place) -> None:
     """Nodes that a fault took down come back before the next run."""
     for node in place.cluster.gpu_nodes:
-        place.cluster.start_node(node)
+        place.cluster.bring_back(node)
     for node in place.cluster.gpu_nodes:
         place.cluster.wait_node(node, "idle", "mixed", deadline_s=90)

@@ -154,7 +154,7 @@ class Storm:
     def mend_nodes(self) -> None:
         cluster = self.site.cluster
         for node in cluster.gpu_nodes:
-            cluster.start_node(node)
+            cluster.bring_back(node)
         for node in cluster.gpu_nodes:
             cluster.wait_node(node, "idle", "mixed", "allocated", "completing", deadline_s=90)
 

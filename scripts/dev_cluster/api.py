@@ -151,6 +151,15 @@ class Cluster:
         """Boot the node, or only its slurmd where the node is alive; does not wait for Slurm to see it."""
         daemons.start_node(self.record, self._known(name))
 
+    def bring_back(self, name: str) -> None:
+        """What an administrator does about a node that is away: `start_node`, and an end to its drain."""
+        self.start_node(name)
+        if self.node_states().get(name, "").startswith("drain"):
+            argv = ["scontrol", "update", f"nodename={name}", "state=resume"]
+            subprocess.run(
+                argv, check=False, capture_output=True, env=daemons.daemon_env(self.record), timeout=60
+            )
+
     def wait_node(self, name: str, *states: str, deadline_s: float = 60.0) -> None:
         """Wait until Slurm shows the node in one of `states` (`idle`, `mixed`, `down*`; `*` means: does not respond)."""
         lifecycle.wait_nodes(self.record, [self._known(name)], set(states), deadline_s=deadline_s)

@@ -90,3 +90,31 @@ def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) 
         running._corrupted([m.OutcomeSeen(at=5.0, outcome=failed.model_copy(update={"name": "?"}))], 5.0)
         == []
     )
+
+
+def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path) -> None:
+    """Both trials dumped it before anybody looked: the journal tells of the shard once."""
+    world, index = scoring(3)
+    state = world.state
+    leaf = state.leaves[next(iter(state.entries[index].sets))]
+    shard = leaf.planned.shards[0]
+    state.shards[shard].frame = None
+    running = Running.__new__(Running)
+    running.state, running.paths, running.snapshot = state, EvaluationPaths(tmp_path), None
+    running._consumed, running._paces, running._scanned_at = {}, {}, 0.0
+    for trial in ("a", "b"):
+        copy = ShardResponses(
+            task=leaf.planned.task,
+            key=leaf.planned.key,
+            shard=shard,
+            trial=trial,
+            started_at=0,
+            seconds=1,
+            responses=((0, "x"),),
+        )
+        with FrameWriter(running.paths.response_file(trial)) as file:
+            file.append(copy)
+    (told,) = running._new_shards(5.0, thorough=True)
+    assert isinstance(told, m.ShardsDumped)
+    assert [name for name, _ in told.shards] == [shard]
+    assert running._new_shards(6.0, thorough=True) == []

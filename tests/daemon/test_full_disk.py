@@ -95,6 +95,31 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
     coordinator.keeper.stop()
 
 
+def test_an_evaluation_asked_for_again_on_a_full_disk_is_taken_up_once_there_is_room(disk: Path) -> None:
+    """One that has begun is waited for; one that has not is refused, and nothing of it stays to be taken up."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    before = coordinator_on(disk / "work", cluster)
+    with before.in_charge():
+        accepted = before.accept(record()).state.evaluation_id
+    before.keeper.stop()
+    journal = before.running[accepted].paths.journal
+    with journal.open("rb+") as file:  # to the end of its page, which has no room for an event then
+        file.seek(-1, os.SEEK_END)
+        file.write(b" " * (-journal.stat().st_size % 4096) + b"\n")
+    filler = fill(disk)
+    coordinator = coordinator_on(disk / "work", cluster)
+    with coordinator.in_charge():
+        coordinator.accept_or_wait(record())
+        assert coordinator.busy
+        assert accepted not in coordinator.running
+        with pytest.raises(OSError, match="No space left"):
+            coordinator.accept_or_wait(record().model_copy(update={"evaluation_id": "another"}))
+        filler.unlink()
+        coordinator.run(lambda: accepted in coordinator.running)
+        assert list(coordinator.running) == [accepted]
+    coordinator.keeper.stop()
+
+
 def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> None:
     """In one line, at once; one that has served before is waited for. What is used up here: the files that there may be."""
     lock = WorkPaths(disk / "old").lock

@@ -301,6 +301,18 @@ def test_a_sites_redis_is_checked_and_published(server: RedisServer, tmp_path: P
         SiteRedis(work, RedisAddress(host="127.0.0.1", port=1)).ensure()
 
 
+def test_a_sites_redis_that_has_served_is_waited_for(tmp_path: Path) -> None:
+    """Whoever starts again while it is away asks again later; with another password than before it is refused."""
+    work = WorkPaths(tmp_path)
+    work.redis.mkdir(parents=True)
+    address = RedisAddress(host="127.0.0.1", port=1, password="then")  # noqa: S106
+    redis_address.publish(address, work.redis_address)
+    with pytest.raises(RetryError, match="cannot be reached"):
+        SiteRedis(work, address).ensure()
+    with pytest.raises(OperatorError, match="cannot be reached"):
+        SiteRedis(work, address.model_copy(update={"password": "now"})).ensure()
+
+
 def test_the_address_towards_a_host_is_our_own() -> None:
     """The way to this host is through its loopback."""
     assert local_address_towards("127.0.0.1") == "127.0.0.1"
