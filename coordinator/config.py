@@ -136,7 +136,7 @@ class RedisConfig(Record):
 class MetricConfig(Record):
     """CPU workers that execute programs and score: as many as their predicted seconds are worth, `workers` at most."""
 
-    workers: Positive = 8
+    workers: Positive | None = None  # None: as many as the partition's cores hold, 64 at most
     cpus: Positive = 1
     memory_mb: Positive = 4096
     bootstrap_iters: Count = 100_000  # lm-eval's own

@@ -134,7 +134,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # key_file = "client.key"     # example: its key
 
 [metric]
-# workers = 8                 # at most, of the CPU jobs that execute programs and score
+# workers = 16                # example: at most, of the CPU jobs that execute programs and score; default: what the partition's cores hold, 64 at most
 # cpus = 1
 # memory_mb = 4096
 # bootstrap_iters = 100000

@@ -197,7 +197,7 @@ class Service:
         try:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = setup.hosting(self.config, self.coordinator.cluster)
-            self.coordinator.accept(setup.with_hosts(record, self._hosting))
+            self.coordinator.accept(setup.at_site(record, self._hosting, self.config))
         except (OSError, ClusterError) as error:
             log.warning("%s cannot be accepted yet: %s", record.evaluation_id, error)
             return False

@@ -49,8 +49,10 @@ log = logging.getLogger(__name__)
 
 LOCAL_CPU_SLOTS = 2
 NODES_PACE = (
-    1.25  # looks at jobs for one at nodes: with the first look at each, 0.2 a second stay under at 10 s
+    1.5  # looks at jobs for one at nodes: with the first looks and the last ones, under 0.2 a second at 10 s
 )
+MOST_WORKERS = 64  # where the settings name no number: more would leave others little of a CPU partition
+UNSAID_WORKERS = 8  # and where the site does not say how many cores it has
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
@@ -158,7 +160,7 @@ def run_options(config: Config) -> RunOptions:
         max_nodes=config.borrow.max_nodes,
         convert_memory_mb=config.checkpoint.convert_memory_mb,
         build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
-        workers=1 if local else config.metric.workers,
+        workers=1 if local else config.metric.workers or UNSAID_WORKERS,
         worker_cpus=config.metric.cpus,
         worker_memory_mb=config.metric.memory_mb,
         stage=config.stage.enabled,
@@ -204,29 +206,38 @@ def judge_options(config: Config) -> JudgeOptions | None:
 
 
 def hosting(config: Config, cluster: Cluster) -> Hosting:
-    """What of the site asks for one job a node that stages and hosts its trials; nothing where the settings have decided.
+    """What of the site asks for one job a node that stages and hosts its trials, and how many metric workers fit there.
 
     ClusterError where the site cannot be asked.
     """
-    if config.stage.host_trials != "auto" or isinstance(cluster, LocalCluster):
+    if isinstance(cluster, LocalCluster):
         return Hosting()
-    return ask_hosting(cluster, config.cluster.partition, stage=config.stage.enabled)
-
-
-def with_hosts(record: EvaluationRecord, site: Hosting) -> EvaluationRecord:
-    """The record with trials hosted where the site asks for it, and the reason; else unchanged."""
-    reason = site.reason_for(
-        Wants(
-            holder_mb=holder_memory_mb(record),
-            trial_mb=record.options.trial_memory_mb,
-            trial_cpus=record.options.trial_cpus,
-            trial_gpus=record.options.gpus_per_trial,
-        )
+    return ask_hosting(
+        cluster,
+        config.cluster.partition,
+        config.cluster.cpu_partition,
+        stage=config.stage.enabled,
+        free=config.stage.host_trials == "auto",
     )
-    if not reason:
-        return record
-    options = record.options.model_copy(update={"host_trials": True, "host_why": reason})
-    return record.model_copy(update={"options": options})
+
+
+def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:
+    """The record with trials hosted where the site asks for it, and the reason; with no more workers than fit there."""
+    options = record.options
+    wants = Wants(
+        holder_mb=holder_memory_mb(record),
+        trial_mb=options.trial_memory_mb,
+        trial_cpus=options.trial_cpus,
+        trial_gpus=options.gpus_per_trial,
+    )
+    changes: dict[str, object] = {}
+    reason = site.reason_for(wants)
+    if reason:
+        changes |= {"host_trials": True, "host_why": reason}
+    fitting = site.workers_that_fit(wants, options.worker_cpus)
+    if fitting is not None:
+        changes["workers"] = min(config.metric.workers or MOST_WORKERS, fitting)
+    return record.model_copy(update={"options": options.model_copy(update=changes)})
 
 
 def cluster_of(config: Config) -> Cluster:

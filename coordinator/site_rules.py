@@ -40,6 +40,7 @@ class Partition:
     max_memory_per_node_mb: int | None = None
     qos: str = ""
     nodes: str = ""
+    cpus: int = 0  # of all its nodes; 0: not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 max_memory_per_node_mb=_positive(row.get("MaxMemPerNode", "")),
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
                 nodes=row.get("Nodes", ""),
+                cpus=_positive(row.get("TotalCPUs", "")) or 0,
             )
         )
     return tuple(found)
@@ -223,28 +225,58 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """What was asked of a site once: why every node's trials are hosted there, else what tells it for an evaluation."""
+    """What was asked of a site once: why every node's trials are hosted there, else what tells it for an evaluation.
+
+    `free`: the settings leave it to us whether one job hosts them.
+    """
 
     reason: str = ""
     partition: str | None = None
+    cpu_partition: str | None = None  # of metric workers; None: `partition` too
     rules: SiteRules | None = None
     nodes: tuple[NodeState, ...] = ()
+    free: bool = True
 
     def reason_for(self, wants: Wants) -> str:
         """Why one job must host the trials of a node of such an evaluation; empty where a precursor serves."""
-        if self.reason or self.rules is None:
+        if self.reason or self.rules is None or not self.free:
             return self.reason
         return crowding(self.rules, self.partition, self.nodes, wants)
 
+    def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
+        """Metric workers of `cpus` each that their partition can run at once, beside such trials where these run there too.
 
-def ask_hosting(cluster: Cluster, partition: str | None, *, stage: bool = True) -> Hosting:
-    """What this site's rules mean for staging. Raises ClusterError where the cluster cannot be asked."""
+        At least 1; None where the site does not say.
+        """
+        if self.rules is None:
+            return None
+        chosen = self.rules.chosen(self.cpu_partition or self.partition)
+        cores = sum(p.cpus for p in chosen)
+        if not cores:
+            return None
+        if self.cpu_partition in (None, self.partition):
+            lanes = sum(n.gpus // max(1, wants.trial_gpus) for n in self.nodes)
+            cores -= lanes * wants.trial_cpus
+        return max(1, cores // cpus)
+
+
+def ask_hosting(
+    cluster: Cluster,
+    partition: str | None,
+    cpu_partition: str | None = None,
+    *,
+    stage: bool = True,
+    free: bool = True,
+) -> Hosting:
+    """What this site's rules mean for staging and metrics. Raises ClusterError where the cluster cannot be asked."""
     nodes = tuple(n for n in cluster.nodes() if n.usable and n.gpus)
-    refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage else ""
+    refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage and free else ""
     rules = ask_rules()
     return Hosting(
-        reason=host_reason(rules, partition, refusal, stage=stage),
+        reason=host_reason(rules, partition, refusal, stage=stage) if free else "",
         partition=partition,
-        rules=rules if stage else None,
+        cpu_partition=cpu_partition,
+        rules=rules,
         nodes=nodes,
+        free=free and stage,
     )

@@ -77,7 +77,7 @@ def evaluate(
         check_tasks(record.suite, site)
         check_cluster(coordinator.cluster, record)
         try:
-            record = setup.with_hosts(record, setup.hosting(settings, coordinator.cluster))
+            record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
     running = _drive(coordinator, record, Console(stderr=as_json))

@@ -25,8 +25,9 @@ ASK = """
 from coordinator.cluster.script import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.site_rules import Wants, ask_hosting
-site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu")
-print(site.reason_for(Wants(holder_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)))
+site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu", "cpu")
+wants = Wants(holder_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
+print(site.workers_that_fit(wants, 2), site.reason_for(wants))
 """
 ODDITIES = {
     "private_shm": "JobContainerType=job_container/tmpfs",
@@ -40,7 +41,7 @@ SHAPES: dict[str | None, dict[str, object]] = {"cpu_memory_mb": {"cpu_memory_mb"
 @pytest.mark.slurm
 @pytest.mark.parametrize("oddity", [None, *ODDITIES])
 def test_each_oddity_of_a_real_slurm_asks_for_a_host(oddity: str | None) -> None:
-    """An ordinary site asks for none; each oddity does, in words that name it."""
+    """An ordinary site asks for none; each oddity does, in words that name it. A partition's cores are Slurm's."""
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)
@@ -48,7 +49,7 @@ def test_each_oddity_of_a_real_slurm_asks_for_a_host(oddity: str | None) -> None
     with dev_cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=4, **shape) as cluster:
         done = cluster.run_as_user([cluster.python, "-c", ASK], cwd=cluster.repo, check=True)
     if oddity is None:
-        assert done.stdout.strip() == ""
+        assert done.stdout.strip() == "2", "the CPU node's four cores hold two workers of two"
     else:
         assert ODDITIES[oddity] in done.stdout
 
@@ -141,3 +142,26 @@ def test_hosts_only_where_that_lets_more_trials_run(  # noqa: PLR0917
         assert gpus * trial_mb + holder_mb <= cpus * per_cpu
     elif holder > 1 and gpus * trial_cpus <= cpus and gpus * trial_mb + holder_mb <= cpus * per_cpu:
         assert holder + gpus * trial_cpus <= cpus
+
+
+@given(cores=st.integers(0, 4096), cpus=st.integers(1, 16), apart=st.booleans(), gpus=st.integers(1, 8))
+def test_workers_that_fit_fill_the_cores_that_trials_leave(
+    cores: int, cpus: int, apart: bool, gpus: int
+) -> None:
+    """One more would not fit, unless there is but one; where the partition is the trials' own, those go first."""
+    partitions = (Partition(name="gpu", default=True, cpus=cores), Partition(name="cpu", cpus=cores))
+    wants = Wants(holder_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
+    site = Hosting(
+        partition="gpu",
+        cpu_partition="cpu" if apart else None,
+        rules=SiteRules(config={}, partitions=partitions),
+        nodes=(fake_node("n1", gpus=gpus, cpus=cores),),
+    )
+    fit = site.workers_that_fit(wants, cpus)
+    if not cores:
+        assert fit is None
+    else:
+        left = cores - (0 if apart else 2 * gpus)
+        assert fit is not None
+        assert (fit == 1 and left < 2 * cpus) or fit * cpus <= left < (fit + 1) * cpus
+    assert Hosting().workers_that_fit(wants, cpus) is None
