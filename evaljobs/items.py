@@ -2,7 +2,8 @@
 
 Rule: an item whose metric takes longer than its deadline, or was in hand when two processes died, has no score: its metric
 is not asked (again), it counts in no mean, and it is named with the reason. Every other item's value is lm-eval's. Where
-no item of a task is left there is no score. A metric that no signal reaches (one long call into C) is ended from outside,
+no item of a task is left there is no score. Filters run over all items at once, as lm-eval runs them; only where that hangs
+or dies, over one at a time. A metric that no signal reaches (one long call into C) is ended from outside,
 by whoever looks at the note (`Watch`).
 It does not know: what a metric does, who starts the next process.
 """
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
+import logging
 import os
 import signal
 import threading
@@ -26,8 +29,11 @@ from evaljobs.contract import ExecuteSpec, ScoreSpec
 from evaljobs.errors import RetryError
 from evaljobs.paths import EvaluationPaths, slug
 
+log = logging.getLogger(__name__)
+
 Item = tuple[str, int]  # leaf task, document
 
+ALL: Final = -1  # in place of a document: all of a task's at once
 MAX_DEATHS: Final = 2  # processes that an item may have been in hand of
 FIRST_SECONDS: Final = 300.0  # added to a task's first item: what its metric imports may lie on slow storage
 NOTE_BYTES: Final = 512
@@ -72,7 +78,7 @@ class Items:
         self._file = note_file(spec)
         self._seconds = spec.item_seconds
         self._note = -1
-        self._deadly: frozenset[Item] = frozenset()
+        self._deaths: Counter[Item] = Counter()
         self._first: set[str] = set()  # tasks whose metric has run
 
     def __enter__(self) -> Items:
@@ -90,8 +96,7 @@ class Items:
         if self._note < 0:
             os.close(note)
         entry = self._file.name.partition("-")[0]
-        deaths = sum((_deaths(f) for f in self._file.parent.glob(f"{entry}-*.hand")), Counter[Item]())
-        self._deadly = frozenset(item for item, count in deaths.items() if count >= MAX_DEATHS)
+        self._deaths = sum((_deaths(f) for f in self._file.parent.glob(f"{entry}-*.hand")), Counter[Item]())
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -116,9 +121,9 @@ class Items:
 
     def value(self, item: Item, metric: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The item's metrics, or none of them (`failed` says why)."""
-        if item in self._deadly:
+        if self._deaths[item] >= MAX_DEATHS:
             self.failed[item] = (
-                f"its metric was at work when {MAX_DEATHS} processes died: it is not run again"
+                f"its filter or metric was at work when {MAX_DEATHS} processes died: it is not run again"
             )
         if item in self.failed:
             return {}
@@ -128,8 +133,30 @@ class Items:
             with _deadline(seconds):
                 return metric()
         except ItemTimeoutError:
-            self.failed[item] = f"its metric took longer than {self._seconds:g} s"
+            self.failed[item] = f"its filter or metric took longer than {self._seconds:g} s"
             return {}
+
+    def filter(self, task: str, ensemble: Any, instances: Sequence[Any]) -> None:
+        """lm-eval's `FilterEnsemble.apply` on a task's instances; an item that it hangs on or dies with has failed."""
+        apply = functools.partial(type(ensemble).apply, ensemble)
+        if not self._deaths[task, ALL]:
+            self.take((task, ALL))
+            try:
+                with _deadline(self._seconds + FIRST_SECONDS):
+                    apply(list(instances))
+            except ItemTimeoutError:
+                log.warning("%s: its filter %s is run on one item at a time", task, ensemble.name)
+            else:
+                return
+            finally:
+                self.put_down()
+        for instance in instances:
+            item = (task, int(instance.doc_id))
+            self.take(item)
+            self.value(item, functools.partial(_without_value, apply, [instance]))
+            if item in self.failed:  # never looked at, but lm-eval writes it among the samples
+                instance.filtered_resps[ensemble.name] = instance.resps
+        self.put_down()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -144,7 +171,7 @@ class Items:
     # --- a task ------------------------------------------------------------------------------------------------------
 
     def guard(self, name: str, task: Any) -> None:
-        """Have lm-eval's own loop over a loaded task's documents go through `value`."""
+        """Have lm-eval's own filters and loop over a loaded task's documents go through `filter` and `value`."""
         documents, metric = task.doc_iterator, task.process_results
         in_hand = [-1]
 
@@ -164,10 +191,17 @@ class Items:
             return self.value((name, in_hand[0]), lambda: metric(doc, results))
 
         task.doc_iterator, task.process_results = doc_iterator, process_results
+        for ensemble in getattr(task, "_filters", ()):
+            ensemble.apply = functools.partial(self.filter, name, ensemble)
 
     def reasons(self) -> dict[str, str]:
         """`failed` as an outcome names it."""
         return {f"{task} {document}": why for (task, document), why in sorted(self.failed.items())}
+
+
+def _without_value(what: Callable[[list[Any]], None], instances: list[Any]) -> dict[str, Any]:
+    what(instances)
+    return {}
 
 
 @contextlib.contextmanager

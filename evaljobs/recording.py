@@ -65,7 +65,7 @@ def record_programs(
         seam.JUDGES.answering(recorded.note_asks),
     ):
         for ensemble in task._filters:  # noqa: SLF001 (evaluate() does the same on the whole list)
-            ensemble.apply(chosen)
+            items.filter(leaf.head.task, ensemble, chosen)
         for document, instances in by_document.items():
             recorded.document = str(document)
             instances.sort(key=lambda instance: instance.idx)
