@@ -118,6 +118,32 @@ def test_an_evaluation_near_its_time_limit_is_queued_again_and_a_cancelled_one_i
     assert requeued == ("" if heard else "scontrol\nrequeue\n7\n")
 
 
+@pytest.mark.parametrize(
+    ("code", "seconds", "again"), [(1, 60, True), (137, 3600, True), (1, 0, False), (2, 3600, False)]
+)
+def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_are_wrong(
+    tmp_path, code, seconds, again
+):
+    """After its first minute any end but 2 is made up for; the exit code is kept where it is not."""
+    env, called = _slurm(tmp_path)
+    (tmp_path / "evalspan").write_text(f"#!/bin/bash\nexit {code}\n")
+    done = subprocess.run(
+        ["bash", SCRIPTS / "evalspan-daemon.sbatch"],
+        cwd=tmp_path,
+        env={**env, "SECONDS": str(seconds)},  # bash counts on from there
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert called.exists() == again
+    if again:
+        assert called.read_text() == "scontrol\nrequeue\n7\n"
+        assert f"ended with exit code {code} after" in done.stderr
+    else:
+        assert done.returncode == code
+
+
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "train-with-eval.sbatch"])
 def test_a_wrong_call_says_how_to_call(script):
     """Exit code 2 and the usage, before anything runs."""
