@@ -165,7 +165,9 @@ def _out_of_memory(run: Run) -> str | None:
 
 
 def _hung(run: Run) -> str | None:
-    """Stop a trial that has just begun to infer, so that most likely it holds a shard."""
+    """Stop a trial: at any moment, or when it has just begun to infer, so that most likely it holds a shard."""
+    if run.dice.random() < 0.5:
+        return _signal_of("trial", signal.SIGSTOP)(run)
     pid: int | None = None
 
     def there() -> bool:
