@@ -2,7 +2,7 @@
 
 Rule: batches are a pure function of a request set and a batch size, found by lm-eval's own `Collator` with the keys that
 its `hf` model class uses (lm_eval/models/huggingface.py, 0.4.13). A batch that is run alone through the model class is
-reordered, grouped and padded as it would be inside the whole run, so it gives the same tensors.
+reordered, grouped and padded as it would be inside the whole run, so it gives the same tensors. Later turns of a conversation are batched as its first one.
 
 A piece is what one answer is for: a request, or one token window of a rolling request.
 
@@ -26,6 +26,30 @@ BLOCK = 512  # pieces per line of the requests file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The user's next message, and the tokens of its prompt beside the answers that it will hold."""
+
+    message: str
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages up to the first answer, as lm-eval gave them to the chat template, and what is asked after it."""
+
+    history: list[dict[str, str]]
+    turns: list[Turn]
+
+    def row(self) -> list[Any]:
+        return [self.history, [[turn.message, turn.length] for turn in self.turns]]
+
+    @staticmethod
+    def of(row: Sequence[Any]) -> Conversation:
+        history, turns = row
+        return Conversation(history=history, turns=[Turn(message=m, length=n) for m, n in turns])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """`index` is the request's place in build order, clones for repeats counted; `length` its input in tokens.
 
@@ -40,9 +64,15 @@ class Piece:
     window: int = 0
     length: int = 0
     settings: int = -1  # position in the request set's list of generation settings
+    conversation: Conversation | None = None
+
+    def lengths(self, cap: int) -> list[int]:
+        """Input tokens of each turn, where every answer before it has `cap` tokens."""
+        later = self.conversation.turns if self.conversation is not None else []
+        return [self.length, *(turn.length + number * cap for number, turn in enumerate(later, 1))]
 
     def row(self) -> list[Any]:
-        return [
+        row = [
             KINDS.index(self.kind),
             self.index,
             self.document,
@@ -52,10 +82,11 @@ class Piece:
             self.length,
             self.settings,
         ]
+        return row if self.conversation is None else [*row, self.conversation.row()]
 
     @staticmethod
     def of(row: Sequence[Any]) -> Piece:
-        kind, index, document, context, continuation, window, length, settings = row
+        kind, index, document, context, continuation, window, length, settings, *more = row
         return Piece(
             kind=KINDS[kind],
             index=index,
@@ -65,6 +96,7 @@ class Piece:
             window=window,
             length=length,
             settings=settings,
+            conversation=Conversation.of(more[0]) if more else None,
         )
 
 
@@ -74,6 +106,7 @@ class RequestsHead:
 
     `digests` has, per kind of request, the digest of lm-eval's instances (`instances_digest`); `order` the build-order
     places of each kind where a task mixes kinds, else nothing. `grouped`: the model class infers once per context.
+    `follow_up`: the documents' column with the next messages where requests are conversations (`conversations`).
     """
 
     task: str
@@ -85,6 +118,7 @@ class RequestsHead:
     text: bool
     grouped: bool
     max_length: int
+    follow_up: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +146,8 @@ def _unpack(line: bytes) -> Any:
 def encode_requests(head: RequestsHead, pieces: Sequence[Piece]) -> bytes:
     """A requests file: its head as plain JSON, then blocks of pieces (JSON, zlib, base64), a line each."""
     fields = {name: getattr(head, name) for name in RequestsHead.__slots__}
+    if not head.follow_up:
+        del fields["follow_up"]  # what asks once keeps its bytes, and so its key
     lines = [json.dumps(fields, ensure_ascii=False).encode() + b"\n"]
     lines += [_pack([p.row() for p in pieces[at : at + BLOCK]]) for at in range(0, len(pieces), BLOCK)]
     return b"".join(lines)
@@ -217,11 +253,23 @@ def _generation(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
     for chunk in collator.get_batched(n=batch_size):
         members = [request[2] for request in chunk]
         cap = head.max_gen_tokens[members[0].settings]
-        longest = min(max(p.length for p in members), max(1, head.max_length - cap))
+        prefill, answers = _turns_cost(head, members, cap)
         batch = Batch(
             kind="generate_until", text=True, settings=head.settings[members[0].settings], pieces=members
         )
-        yield Chunk(batch=batch, prefill_tokens=longest * len(members), generated_tokens=cap * len(members))
+        yield Chunk(batch=batch, prefill_tokens=prefill, generated_tokens=cap * answers)
+
+
+def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple[int, int]:
+    """Padded input tokens of all turns of a batch, and how many answers are generated."""
+    room = max(1, head.max_length - cap)
+    lengths = [piece.lengths(cap) for piece in members]
+    prefill = answers = 0
+    for number in range(max(len(own) for own in lengths)):
+        asked = [own[number] for own in lengths if number < len(own)]
+        prefill += min(max(asked), room) * len(asked)
+        answers += len(asked)
+    return prefill, answers
 
 
 def encode_batches(

@@ -134,7 +134,7 @@ class RequestSetManifest(Record):
     requests: int  # clones for repeats counted
     repeats: int = 1
     sampled: bool = False  # any generation with do_sample or a temperature
-    prompt_tokens: int
+    prompt_tokens: int  # of all turns of a conversation, answers in later prompts at their cap
     generation_cap_tokens: int
     data_files: tuple[CheckpointFile, ...] = ()
 
@@ -470,7 +470,8 @@ class ShardResponses(Record):
     """One framed record of a response file: all responses of a shard, in batch order.
 
     `responses` holds [request index in build order, answer] pairs; an answer is what lm-eval's model class returned:
-    [logprob, is_greedy], a string, or for rolling likelihood [window index, nll] terms that the metric side adds up.
+    [logprob, is_greedy], a string, or for rolling likelihood [window index, nll] terms that the metric side adds up;
+    for a conversation a list of strings, one a turn.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from evaljobs.batches import Batch
 from evaljobs.contract import ModelOptions
+from evaljobs.conversations import converse
 from evaljobs.errors import OperatorError, one_line
 
 log = logging.getLogger(__name__)
@@ -170,14 +171,13 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         elif batch.kind == "loglikelihood_rolling":
             pairs.append((piece.index, float(answer)))
         else:
-            pairs.append((piece.index, str(answer)))
+            pairs.append((piece.index, answer))
     return pairs
 
 
 def _ask(lm: Any, batch: Batch) -> list[Any]:
     if batch.kind == "generate_until":
-        asked = [_Request(args=(p.context, dict(batch.settings or {}))) for p in batch.pieces]
-        return list(lm.generate_until(asked, disable_tqdm=True))
+        return list(converse(lm, batch.pieces, lambda prompts: _generated(lm, batch, prompts)))
     if batch.text:
         if batch.kind == "loglikelihood":
             pairs = [_Request(args=(p.context, p.continuation)) for p in batch.pieces]
@@ -190,3 +190,8 @@ def _ask(lm: Any, batch: Batch) -> list[Any]:
         return list(lm._loglikelihood_tokens(requests, disable_tqdm=True))  # noqa: SLF001
     windows = [(None, p.context, p.continuation) for p in batch.pieces]
     return list(lm._loglikelihood_tokens(windows, disable_tqdm=True, override_bs=len(windows)))  # noqa: SLF001
+
+
+def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
+    asked = [_Request(args=(prompt, dict(batch.settings or {}))) for prompt in prompts]
+    return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]

@@ -51,7 +51,7 @@ def record_programs(
     Filters see the given documents alone. One that looks across documents may then ask for other programs than the
     score will; those are run by the score.
     """
-    if instances_digest(task.instances) != leaf.head.digests:
+    if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
         raise replay.ReplayError(
             f"task {leaf.head.task}: the rebuilt task asks other prompts than those answered: evaluate again"
         )

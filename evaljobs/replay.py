@@ -29,7 +29,9 @@ class ReplayError(JobError):
 
 
 def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
-    """Answers by request index, `_MISSING` where the records hold none. Rolling windows are summed in window order."""
+    """Answers by request index, `_MISSING` where the records hold none. Rolling windows are summed in window order; a
+    conversation's answer is a tuple of its turns'.
+    """
     answers: list[Any] = [_MISSING] * head.requests
     windows: dict[int, dict[int, float]] = {}
     rolling = "loglikelihood_rolling" in head.digests
@@ -44,6 +46,11 @@ def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Seque
                 f"not {head.task} of {key[:12]}"
             )
         for index, answer in shard.responses:
+            if bool(head.follow_up) != _is_conversation(answer):
+                raise ReplayError(
+                    f"{reference.file} at byte {reference.offset}: request {index} of {head.task} is answered with "
+                    f"{'one turn' if head.follow_up else 'several turns'}"
+                )
             if rolling and isinstance(answer, list) and isinstance(answer[0], int):
                 windows.setdefault(index, {})[answer[0]] = answer[1]
             else:
@@ -51,6 +58,10 @@ def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Seque
     for index, terms in windows.items():
         answers[index] = sum(terms[number] for number in sorted(terms))
     return answers
+
+
+def _is_conversation(answer: Any) -> bool:
+    return isinstance(answer, list) and bool(answer) and all(isinstance(turn, str) for turn in answer)
 
 
 def check_whole(head: RequestsHead, answers: Sequence[Any]) -> None:
@@ -121,7 +132,7 @@ def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence
         if task not in leaves:
             raise ReplayError(f"lm-eval asks for task {task}, which has no request set")
         leaf = leaves[task]
-        if instances_digest(asked).get(kind) != leaf.head.digests.get(kind):
+        if instances_digest(asked, leaf.head.follow_up).get(kind) != leaf.head.digests.get(kind):
             raise ReplayError(
                 f"task {task}: lm-eval now asks other prompts than those answered (its data, its code or its "
                 "settings changed since the request set was built): evaluate again"

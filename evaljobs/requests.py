@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs import harness, seam, weightless
+from evaljobs import conversations, harness, seam, weightless
 from evaljobs.batches import (
     Kind,
     Piece,
@@ -142,6 +142,12 @@ def _build_entry(spec: BuildSpec, folder: Path) -> dict[str, str]:
     seam.install()
     tasks = harness.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     lm = weightless.model(spec.model_dir, spec.model)
+
+    def on_load(name: str, task: Any) -> None:
+        if conversations.check_task(name, task, lm, chat=bool(spec.suite.apply_chat_template)):
+            weightless.keep_histories(lm)
+
+    tasks.on_load = on_load
     try:
         harness.run_entry(
             lm,
@@ -171,12 +177,14 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> 
         raise OperatorError(
             f"task {name} asks a judge: say `judge = true` in its [[task]] of suite {spec.suite.name}"
         )
-    head, pieces = describe_requests(lm, name, instances)
+    head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
     body = encode_requests(head, pieces)
     key = _key(spec, lm, task, body)
     relative = f"{slug(name)}-{key[:12]}"
     place = folder / relative
     data_files = tuple(_data_files(task))
+    caps = [head.max_gen_tokens[p.settings] if p.settings >= 0 else 0 for p in pieces]
+    turns = [(cap, p.lengths(cap)) for p, cap in zip(pieces, caps, strict=True)]
     manifest = RequestSetManifest(
         task=name,
         key=key,
@@ -186,8 +194,8 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> 
         requests=head.requests,
         repeats=max(int(i.repeats or 1) for i in instances),
         sampled=any(_sampled(s) for s in head.settings),
-        prompt_tokens=sum(p.length for p in pieces),
-        generation_cap_tokens=sum(head.max_gen_tokens[p.settings] for p in pieces if p.settings >= 0),
+        prompt_tokens=sum(length for _, lengths in turns for length in lengths),
+        generation_cap_tokens=sum(cap * len(lengths) for cap, lengths in turns),
         data_files=data_files,
     )
     there = request_set_manifest(place)
@@ -199,8 +207,13 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> 
     return relative
 
 
-def describe_requests(lm: Any, name: str, instances: Sequence[Any]) -> tuple[RequestsHead, list[Piece]]:
-    """A leaf task's instances, cloned for repeats as lm-eval does, as pieces in build order."""
+def describe_requests(
+    lm: Any, name: str, instances: Sequence[Any], follow_up: str = ""
+) -> tuple[RequestsHead, list[Piece]]:
+    """A leaf task's instances, cloned for repeats as lm-eval does, as pieces in build order.
+
+    `follow_up`: the documents' column with the messages after the first answer, "" where there are none.
+    """
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
     settings: list[dict[str, Any]] = []
@@ -215,6 +228,7 @@ def describe_requests(lm: Any, name: str, instances: Sequence[Any]) -> tuple[Req
     index = 0
     for instance in instances:
         forms = list(_forms(lm, instance, likelihoods, settings, numbers))
+        conversation = conversations.conversation_of(lm, name, instance, follow_up) if follow_up else None
         for _ in range(int(instance.repeats or 1)):
             order.setdefault(instance.request_type, []).append(index)
             pieces += [
@@ -227,6 +241,7 @@ def describe_requests(lm: Any, name: str, instances: Sequence[Any]) -> tuple[Req
                     window=form.window,
                     length=form.length,
                     settings=form.settings,
+                    conversation=conversation,
                 )
                 for form in forms
             ]
@@ -234,13 +249,14 @@ def describe_requests(lm: Any, name: str, instances: Sequence[Any]) -> tuple[Req
     head = RequestsHead(
         task=name,
         requests=index,
-        digests=instances_digest(instances),
+        digests=instances_digest(instances, follow_up),
         order=order if len(order) > 1 else {},
         settings=settings,
         max_gen_tokens=[int(normalize_gen_kwargs(s, lm.max_gen_toks)["max_gen_toks"]) for s in settings],
         text=bool(lm.is_text),
         grouped=lm.backend == "causal" and bool(lm.logits_cache),
         max_length=int(lm.max_length),
+        follow_up=follow_up,
     )
     return head, pieces
 

@@ -71,6 +71,20 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     return lm
 
 
+def keep_histories(lm: Any) -> None:
+    """Have a weightless model write down, in `histories`, of which messages each prompt of its chat template was made."""
+    render = lm.apply_chat_template
+    lm.histories = {}
+
+    def kept(messages: Sequence[dict[str, str]], *more: Any, **keywords: Any) -> str:
+        copies = [dict(message) for message in messages]
+        text = str(render(messages, *more, **keywords))
+        lm.histories[text] = copies
+        return text
+
+    lm.apply_chat_template = kept
+
+
 def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
     """What lm-eval's own method would hand to its forward pass: (strings or None, context ids, continuation ids)."""
     lm.asked = None

@@ -1,9 +1,9 @@
-"""MT-Bench's first turns: questions, the judge's prompts, and what its replies count.
+"""MT-Bench: questions, the judge's prompts, and what its replies count.
 
 Rule: prompts, their choice and the order of answers are FastChat's (fastchat/llm_judge/common.py and gen_judgment.py;
-Zheng et al. 2023, arXiv:2306.05685): questions on math, reasoning and coding show the judge a reference answer, and a
-pair is judged twice with swapped order. As there, a document without a judgement counts in no mean; `judged` says how
-many have one.
+Zheng et al. 2023, arXiv:2306.05685): each turn is judged by itself, the second one with the whole conversation before
+the judge; questions on math, reasoning and coding show reference answers, and a pair is judged twice with swapped
+order. As there, what has no judgement counts in no mean; `judged` says how many documents have all of theirs.
 
 It does not know: which model judges, or how it is asked.
 """
@@ -12,27 +12,30 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 
-from evaljobs.judges.records import Ask, Form, Reply
+from evaljobs.conversations import turns
+from evaljobs.errors import OperatorError
+from evaljobs.judges.records import Ask, Form
 from evaljobs.seam import JUDGES
 
 HERE = Path(__file__).resolve().parent
 NEED_REFERENCE = ("math", "reasoning", "coding")  # NEED_REF_CATS
 REFERENCES = "data/references.jsonl"
+TURNS = 2
 
 
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
 def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> dict[str, datasets.Dataset]:
-    """One row a question; with `baseline` (a file of FastChat's model answers) only those that it answers.
+    """One row a conversation; with `baseline` (a file of FastChat's model answers) only those that it has.
 
-    Rows: question_id, category, question, reference ("" where none is shown), baseline ("" without one).
+    Rows: question_id, category, question_1, question_2; reference and baseline: both turns' answers, or none.
     """
     references = _answers(REFERENCES)
     others = _answers(baseline) if baseline is not None else {}
@@ -43,21 +46,26 @@ def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> d
         if baseline is not None and number not in others:
             continue
         # what is compared with the reference itself is not shown it: the judge would have only to find its copy
-        shown = references.get(number, "") if row["category"] in NEED_REFERENCE and not itself else ""
+        shown = references.get(number, []) if row["category"] in NEED_REFERENCE and not itself else []
         rows.append(
             {
                 "question_id": number,
                 "category": row["category"],
-                "question": row["turns"][0],
+                "question_1": row["turns"][0],
+                "question_2": row["turns"][1],
                 "reference": shown,
-                "baseline": others.get(number, ""),
+                "baseline": others.get(number, []),
             }
         )
     return {split: datasets.Dataset.from_list(rows)}
 
 
-def _answers(name: str) -> dict[int, str]:
-    return {int(row["question_id"]): row["choices"][0]["turns"][0] for row in _read(name)}
+def _answers(name: str) -> dict[int, list[str]]:
+    found = {int(row["question_id"]): row["choices"][0]["turns"] for row in _read(name)}
+    short = [number for number, answers in found.items() if len(answers) != TURNS]
+    if short:
+        raise OperatorError(f"{name} has not {TURNS} turns of question {short[0]}: name a file that has")
+    return found
 
 
 def _read(name: str) -> list[dict[str, Any]]:
@@ -68,37 +76,58 @@ def _read(name: str) -> list[dict[str, Any]]:
 # --- judgements ------------------------------------------------------------------------------------------------------
 
 
-def single(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """`judge_score`: the rating of the answer, 1 to 10; left out where there is no judgement."""
-    ask = _ask("single", "rating", doc, answer=results[0])
-    (reply,) = JUDGES.ask([ask])
-    return _metrics("judge_score", [reply], lambda values: float(values[0]))
+def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """`judge_score`: mean of both turns' ratings, 1 to 10; `judge_score_turn1` and `…_turn2`: that turn's."""
+    said = turns(results[0])
+    first = _ask("single", "rating", doc, turn=1, answer=said[0])
+    second = _ask("single", "rating", doc, turn=2, answer_1=said[0], answer_2=said[1])
+    ratings = [reply.value for reply in JUDGES.ask([first, second])]
+    return _metrics("judge_score", [None if rating is None else float(rating) for rating in ratings])
 
 
-def pair(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """`win_rate` against the baseline's answer: 1 won in both orders, 0 lost in both, else 0.5 (a tie, as FastChat counts)."""
-    first = _ask("pair", "winner", doc, answer_a=results[0], answer_b=doc["baseline"])
-    second = _ask("pair", "winner", doc, answer_a=doc["baseline"], answer_b=results[0])
-    return _metrics("win_rate", JUDGES.ask([first, second]), _outcome)
+def pair(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """`win_rate` against the baseline's answers, mean of both turns: 1 won in both orders, 0 lost in both, else 0.5 (a
+    tie, as FastChat counts); `win_rate_turn1` and `…_turn2`: that turn's.
+    """
+    own, other = turns(results[0]), doc["baseline"]
+    asks = [_compare(doc, turn, a, b) for turn in (1, 2) for a, b in ((own, other), (other, own))]
+    winners = [reply.value for reply in JUDGES.ask(asks)]
+    return _metrics("win_rate", [_outcome(winners[:2]), _outcome(winners[2:])])
 
 
-def _outcome(winners: Sequence[Any]) -> float:
+def _compare(doc: Mapping[str, Any], turn: int, a: Sequence[str], b: Sequence[str]) -> Ask:
+    if turn == 1:
+        return _ask("pair", "winner", doc, turn=1, answer_a=a[0], answer_b=b[0])
+    both = {"answer_a_1": a[0], "answer_a_2": a[1], "answer_b_1": b[0], "answer_b_2": b[1]}
+    return _ask("pair", "winner", doc, turn=2, **both)
+
+
+def _outcome(winners: Sequence[Any]) -> float | None:
+    if None in winners:
+        return None
     if list(winners) == ["A", "B"]:
         return 1.0
     return 0.0 if list(winners) == ["B", "A"] else 0.5
 
 
-def _metrics(name: str, replies: Sequence[Reply], value: Any) -> dict[str, float]:
-    if any(reply.value is None for reply in replies):
-        return {"judged": 0.0}
-    return {name: value([reply.value for reply in replies]), "judged": 1.0}
+def _metrics(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    """A turn's value where it has one, their mean where all have, and whether they have."""
+    known = {turn: value for turn, value in enumerate(values, 1) if value is not None}
+    metrics = {f"{name}_turn{turn}": value for turn, value in known.items()}
+    if len(known) < len(values):
+        return {**metrics, "judged": 0.0}
+    return {**metrics, name: sum(known.values()) / len(known), "judged": 1.0}
 
 
-def _ask(kind: str, form: Form, doc: dict[str, Any], **answers: str) -> Ask:
-    name = {"single": ("single-v1", "single-math-v1"), "pair": ("pair-v2", "pair-math-v1")}[kind]
-    prompt = _prompts()[name[1] if doc["reference"] else name[0]]
-    texts = {"question": doc["question"], "ref_answer_1": doc["reference"], **answers}
-    return Ask(system=prompt["system_prompt"], user=prompt["prompt_template"].format(**texts), form=form)
+def _ask(kind: str, form: Form, doc: Mapping[str, Any], *, turn: int, **answers: str) -> Ask:
+    general, math = {"single": ("single-v1", "single-math-v1"), "pair": ("pair-v2", "pair-math-v1")}[kind]
+    name = (math if doc["reference"] else general) + ("-multi-turn" if turn > 1 else "")
+    texts = {"question": doc["question_1"], "question_1": doc["question_1"], "question_2": doc["question_2"]}
+    texts |= {f"ref_answer_{number}": text for number, text in enumerate(doc["reference"], 1)}
+    prompt = _prompts()[name]
+    return Ask(
+        system=prompt["system_prompt"], user=prompt["prompt_template"].format(**texts, **answers), form=form
+    )
 
 
 @functools.cache

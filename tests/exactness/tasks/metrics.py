@@ -9,6 +9,8 @@ from pathlib import Path
 
 import evaluate
 
+from evaljobs.conversations import turns
+
 # as lm-eval's own humaneval does: load the metric, and try it, when the task is read
 code_eval = evaluate.load("code_eval")
 code_eval.compute(references=["assert f(1)"], predictions=[["def f(x): return x"]], k=[1])
@@ -43,3 +45,9 @@ def hostile(doc: dict[str, str], results: list[str]) -> dict[str, float]:
             except Exception:  # noqa: BLE001 (as real ones do)
                 return {"letters": -1.0}
     return {"letters": float(len(results[0]))}
+
+
+def letters_by_turn(doc: dict[str, object], results: list[object]) -> dict[str, float]:
+    said = turns(results[0])
+    assert len(said) == 1 + len(doc["next"])
+    return {"letters": float(len("".join(said)))}

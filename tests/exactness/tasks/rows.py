@@ -100,6 +100,20 @@ def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, 
     }
 
 
+def talks(*, rows: int = 10, seed: int = 9, **_metadata: object) -> dict[str, datasets.Dataset]:
+    """Conversations of one to three turns; the longer ones outgrow a short context."""
+    rng = random.Random(seed)
+    made = [
+        {
+            "question": " ".join(sentence(rng) for _ in range(rng.randint(1, 9))),
+            "number": i,
+            "next": [" ".join(sentence(rng) for _ in range(rng.randint(1, 4))) for _ in range(i % 3)],
+        }
+        for i in range(rows)
+    ]
+    return {"test": datasets.Dataset.from_list(made), "train": datasets.Dataset.from_list(made)}
+
+
 def pages(*, rows: int = 12, seed: int = 4, **_metadata: object) -> dict[str, datasets.Dataset]:
     """Texts of 1 to several context windows."""
     rng = random.Random(seed)
