@@ -30,7 +30,7 @@ from evaljobs.contract import (
     TrialEnded,
     TrialSpec,
 )
-from evaljobs.files import read_frames, read_record, write_atomic, write_record
+from evaljobs.files import read_frame, read_frames, read_record, write_atomic, write_record
 from evaljobs.paths import WorkPaths, batch_file, batch_index_file, shard_id
 from evaljobs.shards import RequestSet, run_shard
 from evaljobs.trial import Trial
@@ -51,19 +51,25 @@ def work() -> Iterator[WorkPaths]:
 class Evaluation:
     """A request set in one-batch shards, its queue, and trials on it."""
 
-    def __init__(self, work: WorkPaths, model: Path, name: str) -> None:
-        self.work, self.model, self.name = work, model, name
+    def __init__(self, work: WorkPaths, model: Path, name: str, task: str = TASK, **suite: object) -> None:
+        self.work, self.model, self.name, self.task = work, model, name, task
+        self.suite = suite
         self.paths = work.evaluation(name)
         self.queue = WorkQueue.connect(work.redis_address, name)
         self.sets = self.build(2)
-        index = read_record(batch_index_file(self.sets[TASK], 2), BatchIndex)
-        self.shards = [shard_id(TASK, n, n + 1) for n in range(len(index.requests))]
+        index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
+        self.shards = [shard_id(task, n, n + 1) for n in range(len(index.requests))]
 
     def build(self, batch_size: int) -> dict[str, str]:
         spec = BuildSpec(
             name="build",
             evaluation_dir=str(self.paths.root),
-            suite=SuiteSpec(name="s", include_path=(str(TASKS),), tasks=(TaskEntry(name=TASK, limit=6),)),
+            suite=SuiteSpec(
+                name="s",
+                include_path=(str(TASKS),),
+                tasks=(TaskEntry(name=self.task, limit=6),),
+                **self.suite,
+            ),
             entry=0,
             batch_size=batch_size,
             model_dir=str(self.model),
@@ -223,6 +229,49 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     second = evaluation.start(1)
     finish(second)
     assert set(evaluation.dumped()) == set(evaluation.shards)
+
+
+@pytest.mark.model
+def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
+    work: WorkPaths, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM while a later turn is generated: no half conversation is dumped, the shard is given back, and the next
+    trial's answers are those of an undisturbed one, turn by turn.
+    """
+    chat = Evaluation(work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
+    chat.fill()
+    lm = engine.load(str(chat.model), OPTIONS, 2).lm
+    batches = RequestSet(chat.sets["toy_talks"], 2)
+    expected = {s: run_shard(lm, batches, s, trial="x", seed=1234).responses for s in chat.shards}
+    assert {len(said) for pairs in expected.values() for _, said in pairs} == {1, 2, 3}
+    load, calls = engine.load, []
+
+    def loaded(*arguments: object, **keywords: object) -> engine.Loaded:
+        made = load(*arguments, **keywords)  # type: ignore[arg-type]
+        generate = made.lm.generate_until
+
+        def counted(asked: list[object], **how: object) -> object:
+            calls.append(len(asked))
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return generate(asked, **how)
+
+        made.lm.generate_until = counted
+        return made
+
+    monkeypatch.setattr(engine, "load", loaded)
+    spec = chat.spec()
+    assert Trial(spec, spec.lanes[0]).run() == 0
+    assert len(calls) == 2
+    assert read_record(chat.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "terminated"
+    assert chat.dumped() == []
+    assert Trial(spec, spec.lanes[1]).run() == 0
+    root = chat.paths.responses
+    frames = [frame for file in root.glob("*.frames") for frame, _ in read_frames(file)]
+    found = {record.shard: record.responses for record in (read_frame(root, frame) for frame in frames)}
+    assert {s: [(i, list(said)) for i, said in pairs] for s, pairs in found.items()} == {
+        s: [(i, list(said)) for i, said in pairs] for s, pairs in expected.items()
+    }
 
 
 @pytest.mark.model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline import TASKS, Case, our_run
 
@@ -255,6 +255,7 @@ def record(answer: Any) -> ShardResponses:
     )
 
 
+@settings(max_examples=30)  # each is synced to disk
 @given(said=st.lists(TEXTS, min_size=1, max_size=4))
 def test_answers_come_back_turn_by_turn_whatever_they_say(
     said: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -17,7 +17,7 @@ from coordinator.config import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import judge_for
 from coordinator.setup import judge_options
-from evaljobs import engine, harness, metric, requests
+from evaljobs import engine, harness, metric, requests, seam
 from evaljobs.contract import (
     BuildSpec,
     Executed,
@@ -31,6 +31,7 @@ from evaljobs.contract import (
     TaskEntry,
 )
 from evaljobs.errors import OperatorError
+from evaljobs.judges.records import Reply
 from evaljobs.paths import EvaluationPaths
 
 TASKS = str(suites.folder() / "judge")
@@ -114,37 +115,84 @@ def results_of(outcome: Any) -> dict[str, Any]:
     return dict(found)
 
 
+def second_turn(user: str) -> bool:
+    return "<|The Start of Assistant A's Conversation with User|>" in user
+
+
 @pytest.mark.model
 def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, endpoint) -> None:
-    """`execute` asks once for each document; `score` asks nothing and takes the mean; a second score is the same."""
-    endpoint.handle = lambda r: r.answer(f"fine [[{2 + r.number}]]")
-    task = "mt_bench_turn1"
+    """`execute` asks once for each turn; `score` asks nothing and takes the means; a second score is the same."""
+    endpoint.handle = lambda r: r.answer(
+        f"fine [[{(2 + r.number % 2) if second_turn(r.user) else (6 + r.number % 3)}]]"
+    )
+    task = "mt_bench"
     spec = answered(model_dir, folder, task, job)
     parts = [execute_part(spec, task, documents) for documents in ((0, 1, 2), (3, 4, 5))]
-    assert [(p.documents, p.asked, p.failed) for p in parts] == [(3, 3, {})] * 2
+    assert [(p.documents, p.asked, p.failed) for p in parts] == [(3, 6, {})] * 2
+    users = endpoint.users()
+    given = [float(json.loads(f.read_bytes())["answer"][7:-2]) for f in folder.glob("judgements/*.json")]
     for _ in range(2):
         outcome = metric.perform(spec)
         found = results_of(outcome)
-        assert (found["judge_score,none"], found["judged,none"]) == (4.5, 1.0)  # 2 to 7
+        assert found["judged,none"] == 1.0
+        assert found["judge_score,none"] == pytest.approx(sum(given) / 12)  # FastChat's: over all turns
+        turns = found["judge_score_turn1,none"], found["judge_score_turn2,none"]
+        assert sum(turns) / 2 == pytest.approx(found["judge_score,none"])
+        assert turns[0] >= 6
+        assert turns[1] <= 3
         assert found["judge_score_stderr,none"] > 0
-    assert len(endpoint.requests) == 6
-    assert all("[Question]" in user and "Assistant's Answer" in user for user in endpoint.users())
+    assert len(endpoint.requests) == 12
+    assert sum("[Question]" in user and "Assistant's Answer" in user for user in users) == 6
+    questions = (suites.folder() / "judge/data/questions.jsonl").read_text().splitlines()
+    first, second = json.loads(questions[0])["turns"]
+    place = next(EvaluationPaths(folder).samples.glob("samples_mt_bench_*"))
+    said = json.loads(place.read_text().splitlines()[0])["resps"][0][0]
+    assert len(said) == 2
+    (shown,) = [user for user in users if second in user]
+    order = [shown.index(text) for text in (first, said[0], second)]
+    assert order == sorted(order)
+    assert shown.endswith(f"{said[1]}\n\n<|The End of Assistant A's Conversation with User|>")
+
+
+@pytest.mark.model
+def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_dir) -> None:
+    """FastChat's prompts with references for math, reasoning and coding, each turn's own; general ones elsewhere."""
+    tasks = harness.task_manager((TASKS,), "mt_bench").load(["mt_bench"])["tasks"]
+    task = tasks["mt_bench"]
+    asked: list[Any] = []
+
+    def note(asks: Any) -> list[Reply]:
+        asked.extend(asks)
+        return [Reply(value=None) for _ in asks]
+
+    with seam.JUDGES.answering(note):
+        for doc in task.test_docs():
+            assert task.process_results(doc, [("ONE", "TWO")]) == {"judged": 0.0}
+    assert len(asked) == 160
+    assert sum("The Start of Reference Answer" in ask.user for ask in asked) == 60
+    for doc, first, second in zip(task.test_docs(), asked[::2], asked[1::2], strict=True):
+        assert "TWO" not in first.user
+        assert all(text in second.user for text in ("ONE", "TWO", doc["question_1"], doc["question_2"]))
+        needs = doc["category"] in ("math", "reasoning", "coding")
+        assert [t in second.user for t in doc["reference"]] == ([True, True] if needs else [])
 
 
 @pytest.mark.model
 def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
     model_dir, folder, job, endpoint
 ) -> None:
-    """One is refused, one has no rating: the mean is of the others, `judged` says how many, reasons are outcomes."""
+    """One turn is refused, one has no rating: means are of the others, `judged` says how many documents have all,
+    reasons are outcomes.
+    """
 
     def handle(request: Any) -> None:
-        if request.number == 0:
+        if request.number == 0:  # the first document's first turn
             request.error(400, "content policy")
-        else:
-            request.answer("no" if request.number == 1 else "[[8]]")
+        else:  # the second's second
+            request.answer("no" if request.number == 3 else "[[8]]")
 
     endpoint.handle = handle
-    task = "mt_bench_turn1"
+    task = "mt_bench"
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 1})})
     spec = answered(model_dir, folder, task, job)
     part = execute_part(spec, task, tuple(range(6)))
@@ -154,25 +202,44 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
     endpoint.handle = lambda r: r.error(400, "content policy")
     outcome = metric.perform(spec)
     found = results_of(outcome)
-    assert found["judge_score,none"] == 8.0
+    assert [found[f"judge_score{turn},none"] for turn in ("", "_turn1", "_turn2")] == [8.0] * 3
     assert found["judged,none"] == pytest.approx(4 / 6)
+    place = next(EvaluationPaths(folder).samples.glob("samples_mt_bench_*"))
+    lines = [json.loads(line) for line in place.read_text().splitlines()]
+    assert ["judge_score" in line for line in lines] == [False, False, True, True, True, True]
+    assert ["judge_score_turn1" in line for line in lines] == [False, *[True] * 5]
+    assert ["judge_score_turn2" in line for line in lines] == [True, False, *[True] * 4]
     assert isinstance(outcome, Scored)
     assert outcome.asked == 1, "the refused one alone; the one without a rating was paid for"
 
 
 @pytest.mark.model
 def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> None:
-    """A judge that always prefers the first answer is a tie everywhere; each pair is asked with swapped answers."""
-    endpoint.handle = lambda r: r.answer("so [[A]]")
-    spec = answered(model_dir, folder, "mt_bench_turn1_pair", job)
+    """A judge that always prefers the first answer is a tie everywhere, one that knows the baseline none; each turn of a
+    pair is asked with swapped answers.
+    """
+    place = suites.folder() / "judge/data/references.jsonl"
+    baselines = [json.loads(line)["choices"][0]["turns"] for line in place.read_text().splitlines()]
+    one, two = baselines[0]
+
+    def handle(request: Any) -> None:  # first turns: whoever is first; second ones: the baseline loses
+        user = request.user
+        if second_turn(user):
+            b = user.split("<|The Start of Assistant B's Conversation")[1]
+            request.answer("so [[A]]" if any(turns[1] in b for turns in baselines) else "so [[B]]")
+        else:
+            request.answer("so [[A]]")
+
+    endpoint.handle = handle
+    spec = answered(model_dir, folder, "mt_bench_pair", job)
     outcome = metric.perform(spec)  # no execute job came before: the score asks
     found = results_of(outcome)
-    assert (found["win_rate,none"], found["judged,none"]) == (0.5, 1.0)
-    assert len(endpoint.requests) == 12
-    baseline = json.loads((suites.folder() / "judge/data/references.jsonl").read_text().splitlines()[0])
-    text = baseline["choices"][0]["turns"][0]
-    firsts = [u.index(text) < u.index("[The Start of Assistant B") for u in endpoint.users() if text in u]
-    assert sorted(firsts) == [False, True]
+    assert [found[f"win_rate{turn},none"] for turn in ("", "_turn1", "_turn2")] == [0.75, 0.5, 1.0]
+    assert found["judged,none"] == 1.0
+    assert len(endpoint.requests) == 24
+    for text, mark in ((one, "[The Start of Assistant B"), (two, "<|The Start of Assistant B")):
+        firsts = [u.index(text) < u.index(mark) for u in endpoint.users() if text in u and mark in u]
+        assert sorted(firsts) == [False, True]
 
 
 @pytest.mark.model
@@ -180,9 +247,9 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
     """Undeclared, it is refused when its requests are built, before any GPU; an endpoint that refuses our key fails the
     entry with its words."""
     with pytest.raises(OperatorError, match=r"judge = true"):
-        build(model_dir, folder, "mt_bench_turn1", judge=False)
+        build(model_dir, folder, "mt_bench", judge=False)
     endpoint.handle = lambda r: r.error(401, "no such key")
-    outcome = metric.perform(answered(model_dir, folder, "mt_bench_turn1", job))
+    outcome = metric.perform(answered(model_dir, folder, "mt_bench", job))
     assert isinstance(outcome, Failed)
     assert outcome.blame == "operator"
     assert "no such key" in outcome.error
@@ -192,7 +259,7 @@ def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> No
     """A suite with judge tasks needs a url, a model, prices where there is a cap, and a key where one is named."""
     suite = suites.load_suite("mt_bench")
     assert judge_for(suites.load_suite("quickstart"), lambda: pytest.fail("it needs none")) is None
-    with pytest.raises(CoordinatorError, match=r"mt_bench_turn1.*set url and model of \[judge\]"):
+    with pytest.raises(CoordinatorError, match=r"mt_bench.*set url and model of \[judge\]"):
         judge_for(suite, lambda: judge_options(Config()))
     key = tmp_path / "key"
     key.write_text("k")
@@ -234,8 +301,8 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) ->
     )
     suite = tmp_path / "judged.toml"
     suite.write_text(
-        f'name = "judged"\ninclude_path = ["{TASKS}"]\nbatch_size = 4\n'
-        '[[task]]\nname = "mt_bench_turn1_pair"\njudge = true\nlimit = 3\ngen_kwargs = { max_gen_toks = 4 }\n'
+        f'name = "judged"\ninclude_path = ["{TASKS}"]\nbatch_size = 4\napply_chat_template = true\n'
+        '[[task]]\nname = "mt_bench_pair"\njudge = true\nlimit = 3\ngen_kwargs = { max_gen_toks = 4 }\n'
     )
     env = {
         **os.environ,
@@ -255,33 +322,30 @@ def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) ->
     ]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)["results"]["mt_bench_turn1_pair"]
+    found = json.loads(done.stdout)["results"]["mt_bench_pair"]
     assert (found["win_rate,none"], found["judged,none"]) == (0.5, pytest.approx(2 / 3))
     (root,) = (place.parent for place in tmp_path.glob("w/*/report.json"))
     told = json.loads((root / "report.json").read_text())
     assert told["entries"][0]["unscored"] == 1
-    use = told["judge"]["tasks"]["mt_bench_turn1_pair"]
+    use = told["judge"]["tasks"]["mt_bench_pair"]
     assert (use["judgements"], use["missing"], use["prompt_tokens"], use["completion_tokens"]) == (
-        5,
+        11,
         1,
-        500,
-        50,
+        1100,
+        110,
     )
-    assert told["judge"]["cost"] == use["cost"] == pytest.approx(550e-6)
+    assert told["judge"]["cost"] == use["cost"] == pytest.approx(1210e-6)
     shown = [program, "report", root.name, "--work-dir", str(tmp_path / "w")]
     wide = {**env, "COLUMNS": "200"}
     text = subprocess.run(shown, env=wide, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "of at most 1" in text
-    assert "5 judgements, 1 could not be had, 500 + 50 tokens" in text
+    assert "11 judgements, 1 could not be had, 1100 + 110 tokens" in text
     asked = len(endpoint.requests)
     endpoint.handle = lambda r: r.answer("[[A]]")
     retry = [program, "retry", root.name, "--work-dir", str(tmp_path / "w")]
     subprocess.run(retry, env=env, capture_output=True, text=True, timeout=200, check=True)
     assert len(endpoint.requests) == asked + 1
-    assert (
-        json.loads((root / "results.json").read_text())["results"]["mt_bench_turn1_pair"]["judged,none"]
-        == 1.0
-    )
-    assert len(list(root.glob("judgements/*.json"))) == 6
+    assert json.loads((root / "results.json").read_text())["results"]["mt_bench_pair"]["judged,none"] == 1.0
+    assert len(list(root.glob("judgements/*.json"))) == 12
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"sk-whole-secret" not in path.read_bytes(), path
