@@ -111,12 +111,11 @@ def _outcome(winners: Sequence[Any]) -> float | None:
 
 
 def _metrics(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """A turn's value where it has one, their mean where all have, and whether they have."""
-    known = {turn: value for turn, value in enumerate(values, 1) if value is not None}
-    metrics = {f"{name}_turn{turn}": value for turn, value in known.items()}
-    if len(known) < len(values):
-        return {**metrics, "judged": 0.0}
-    return {**metrics, name: sum(known.values()) / len(known), "judged": 1.0}
+    """The mean of all turns' values where all have one, a turn's where it has, and whether all have."""
+    known = {f"{name}_turn{turn}": value for turn, value in enumerate(values, 1) if value is not None}
+    whole = len(known) == len(values)
+    mean = {name: sum(known.values()) / len(known)} if whole else {}
+    return {**mean, **known, "judged": float(whole)}
 
 
 def _ask(kind: str, form: Form, doc: Mapping[str, Any], *, turn: int, **answers: str) -> Ask:
