@@ -51,6 +51,7 @@ TASKS = {
     "humaneval_instruct": "humaneval",
     "humaneval_64": "humaneval_x10",
     "strategyqa": "strategyqa_6shot",
+    "mt_bench": "mtbench",
 }
 """lm-eval's task name -> row of the table. Names not here are looked up as they stand."""
 
