@@ -15,13 +15,8 @@ from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
 from coordinator.records import EvaluationRecord
-from evaljobs.contract import (
-    CheckpointSpec,
-    FrameRef,
-    Outcome,
-    Record,
-    Spec,
-)
+from evaljobs.contract import CheckpointSpec, FrameRef, Record, Spec
+from evaljobs.outcomes import Outcome
 
 
 class Event(Record):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from coordinator import facts
 from coordinator.messages import Action, InspectConverted, ReleaseClaims, ReleaseHolder
 from coordinator.state import State
-from evaljobs.contract import (
+from evaljobs.outcomes import (
     Built,
     Cleared,
     Converted,

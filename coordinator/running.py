@@ -37,8 +37,9 @@ from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
 from coordinator.state import State
 from coordinator.store import Journal
-from evaljobs.contract import OUTCOME, FrameRef
+from evaljobs.contract import FrameRef
 from evaljobs.files import FrameError, read_frame, read_frames, write_atomic
+from evaljobs.outcomes import OUTCOME
 from evaljobs.paths import EvaluationPaths
 from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
 

@@ -20,13 +20,13 @@ from evaljobs.contract import (
     BuildSpec,
     ConvertSpec,
     ExecuteSpec,
-    Failed,
     HostSpec,
     ScoreSpec,
     StageSpec,
     TrialSpec,
 )
 from evaljobs.errors import JobError, one_line
+from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger("evaljobs")

@@ -20,9 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaljobs.contract import Converted, ConvertSpec, Failed
+from evaljobs.contract import ConvertSpec
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.files import write_outcome
+from evaljobs.outcomes import Converted, Failed
 from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)

@@ -26,13 +26,8 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from evaljobs.contract import (
-    SCHEMA_VERSION,
-    FrameRef,
-    Outcome,
-    Record,
-    ShardResponses,
-)
+from evaljobs.contract import SCHEMA_VERSION, FrameRef, Record
+from evaljobs.outcomes import Outcome, ShardResponses
 from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)

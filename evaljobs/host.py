@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evaljobs import stage
-from evaljobs.contract import Failed, HostSpec, TrialSpec
+from evaljobs.contract import HostSpec, TrialSpec
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.files import write_outcome, write_record
+from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths
 
 POLL_SECONDS = 0.2

@@ -22,20 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs import bootstrap, harness, replay, seam
-from evaljobs.contract import (
-    Executed,
-    ExecuteSpec,
-    Failed,
-    FrameRef,
-    RequestSetManifest,
-    Scored,
-    ScoreSpec,
-)
+from evaljobs.contract import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome
 from evaljobs.items import Items
 from evaljobs.judges.asking import Judges, judges_of
 from evaljobs.judges.records import Ask, Reply
+from evaljobs.outcomes import Executed, Failed, Scored
 from evaljobs.paths import EvaluationPaths, request_set_manifest, slug
 from evaljobs.recording import record_programs
 from evaljobs.requests import read_head

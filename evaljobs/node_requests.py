@@ -26,11 +26,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from evaljobs import copying, own_files
-from evaljobs.contract import RequestsStaged, StageSpec
+from evaljobs.contract import StageSpec
 from evaljobs.copying import Copy, copy_files, hash_file
 from evaljobs.errors import JobError, one_line
 from evaljobs.node_memory import Slot
 from evaljobs.node_room import room
+from evaljobs.outcomes import RequestsStaged
 from evaljobs.own_files import Refused
 from evaljobs.paths import batch_file, batch_index_file, slug
 

@@ -31,16 +31,11 @@ from evaljobs.batches import (
     encode_batches,
     encode_requests,
 )
-from evaljobs.contract import (
-    BuildSpec,
-    Built,
-    CheckpointFile,
-    EntryManifest,
-    RequestSetManifest,
-)
+from evaljobs.contract import BuildSpec, CheckpointFile, EntryManifest, RequestSetManifest
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome, write_record
 from evaljobs.instances import instances_digest
+from evaljobs.outcomes import Built
 from evaljobs.paths import (
     EvaluationPaths,
     batch_file,

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from evaljobs import engine
 from evaljobs.batches import Batch, decode_batch
-from evaljobs.contract import BatchIndex, ShardResponses
+from evaljobs.contract import BatchIndex
 from evaljobs.files import read_record
+from evaljobs.outcomes import ShardResponses
 from evaljobs.paths import batch_file, batch_index_file, parse_shard
 
 T = TypeVar("T")

@@ -26,20 +26,14 @@ from pathlib import Path
 from typing import Literal
 
 from evaljobs import copying, node_memory, own_files, publishing
-from evaljobs.contract import (
-    CheckpointSpec,
-    Cleared,
-    Failed,
-    Release,
-    Staged,
-    StageSpec,
-)
+from evaljobs.contract import CheckpointSpec, Release, StageSpec
 from evaljobs.coordinator_lease import CoordinatorLease
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.files import write_outcome
 from evaljobs.node_memory import Slot
 from evaljobs.node_requests import Shelf
 from evaljobs.node_room import room
+from evaljobs.outcomes import Cleared, Failed, Staged
 from evaljobs.own_files import Refused
 from evaljobs.paths import EvaluationPaths
 

@@ -23,15 +23,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evaljobs import engine, harness, node_requests
-from evaljobs.contract import (
-    Failed,
-    LaneSpec,
-    Probed,
-    TrialEnded,
-    TrialSpec,
-)
+from evaljobs.contract import LaneSpec, TrialSpec
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.files import FrameWriter, write_outcome
+from evaljobs.outcomes import Failed, Probed, TrialEnded
 from evaljobs.paths import EvaluationPaths, parse_shard
 from evaljobs.reading import NotStaged, reading, slot_of
 from evaljobs.shards import RequestSet, run_shard

@@ -34,16 +34,12 @@ from rq.worker import Worker
 from rq.worker_registration import clean_worker_registry
 
 from evaljobs import metric_jobs, redis_address
-from evaljobs.contract import (
-    SPEC,
-    ExecuteSpec,
-    Failed,
-    ScoreSpec,
-)
+from evaljobs.contract import SPEC, ExecuteSpec, ScoreSpec
 from evaljobs.errors import one_line
 from evaljobs.files import write_outcome
 from evaljobs.items import Watch
 from evaljobs.metric_jobs import EXECUTE, HEARTBEAT_SECONDS, HEARTBEAT_TTL, SCORE, GuardedJob
+from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths
 from evaljobs.redis_address import QueueUnavailable, RedisAddress, explained
 from evaljobs.supervisor import Supervisor, die_with_parent

@@ -21,14 +21,9 @@ from typing import Any
 
 from coordinator.metric_queue import MetricQueue
 from coordinator.redis_server import RedisServer
-from evaljobs.contract import (
-    Failed,
-    ModelOptions,
-    ScoreSpec,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.files import write_atomic, write_outcome
+from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths, WorkPaths
 from evaljobs.work_queue import QueuedShard, WorkQueue
 

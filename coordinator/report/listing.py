@@ -17,7 +17,7 @@ from rich.table import Table
 
 from coordinator.report.terminal import seconds
 from coordinator.state import State
-from evaljobs.contract import OUTCOME, Failed
+from evaljobs.outcomes import OUTCOME, Failed
 from evaljobs.paths import EvaluationPaths
 
 COLUMNS = ("evaluation", "stage", "shards", "trials", "scored", "age")

@@ -29,15 +29,8 @@ from coordinator.packing.bounds import MeasuredSet, measured_lower_bound
 from coordinator.report.compared import without_evalspan
 from coordinator.report.judged import JudgeUse
 from coordinator.state import State
-from evaljobs.contract import (
-    Built,
-    Executed,
-    Record,
-    RequestsStaged,
-    Scored,
-    Staged,
-    TrialEnded,
-)
+from evaljobs.contract import Record
+from evaljobs.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
 
 
 class ShardSpan(Record):

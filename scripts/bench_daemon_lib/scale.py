@@ -19,8 +19,9 @@ from bench_slurm_lib import synthetic
 from chaos_lib.site import Site
 from dev_cluster.api import dev_cluster
 
-from evaljobs.contract import OUTCOME, SPEC, RequestSetManifest, ScoreSpec
+from evaljobs.contract import SPEC, RequestSetManifest, ScoreSpec
 from evaljobs.files import read_frame, read_frames, read_record
+from evaljobs.outcomes import OUTCOME
 from evaljobs.paths import EvaluationPaths, request_set_manifest
 
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.batches import Batch
-from evaljobs.contract import Executed, ExecuteSpec, ModelOptions, Scored, ScoreSpec
+from evaljobs.contract import ExecuteSpec, ModelOptions, ScoreSpec
 from evaljobs.engine import Loaded
 from evaljobs.files import write_atomic, write_outcome
+from evaljobs.outcomes import Executed, Scored
 from evaljobs.paths import EvaluationPaths, slug
 
 FOLDER = "BENCH_SLURM"

@@ -21,11 +21,11 @@ from evaljobs.contract import (
     ModelOptions,
     RequestSetManifest,
     ScoreSpec,
-    ShardResponses,
     SuiteSpec,
     TaskEntry,
 )
 from evaljobs.files import FrameWriter, read_record
+from evaljobs.outcomes import ShardResponses
 from evaljobs.paths import EvaluationPaths, request_set_manifest
 
 DOCUMENTS = 12  # of a set

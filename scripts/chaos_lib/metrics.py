@@ -32,8 +32,9 @@ from coordinator.metric_queue import MetricQueue, QueueUnavailable
 from coordinator.redis_server import RedisServer
 from coordinator.running import METRIC_AUDIT_SECONDS
 from evaljobs import harness, metric, metric_jobs, redis_address, seam
-from evaljobs.contract import OUTCOME, ExecuteSpec, Failed, FrameRef, Scored, ScoreSpec
+from evaljobs.contract import ExecuteSpec, FrameRef, ScoreSpec
 from evaljobs.files import write_atomic
+from evaljobs.outcomes import OUTCOME, Failed, Scored
 from evaljobs.paths import EvaluationPaths, WorkPaths
 
 TICK_SECONDS = 0.2  # as the coordinator's

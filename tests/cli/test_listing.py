@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.report.listing import failed_jobs, show_status
-from evaljobs.contract import Failed
+from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths
 
 ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"

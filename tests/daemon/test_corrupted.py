@@ -12,8 +12,8 @@ from coordinator import machine
 from coordinator import messages as m
 from coordinator.running import Running
 from coordinator.state import validate
-from evaljobs.contract import Failed, ShardResponses
 from evaljobs.files import FrameWriter
+from evaljobs.outcomes import Failed, ShardResponses
 from evaljobs.paths import EvaluationPaths
 
 

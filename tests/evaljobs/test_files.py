@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaljobs.contract import EntryManifest, FrameRef, ShardResponses
+from evaljobs.contract import EntryManifest, FrameRef
 from evaljobs.files import (
     FrameError,
     FrameWriter,
@@ -21,6 +21,7 @@ from evaljobs.files import (
     write_atomic,
     write_record,
 )
+from evaljobs.outcomes import ShardResponses
 from evaljobs.paths import shard_id
 
 ANSWERS = st.one_of(

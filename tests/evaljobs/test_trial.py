@@ -20,17 +20,15 @@ from evaljobs import engine, requests, stage
 from evaljobs.contract import (
     BatchIndex,
     BuildSpec,
-    Failed,
     LaneSpec,
     ModelOptions,
-    Probed,
     StageSpec,
     SuiteSpec,
     TaskEntry,
-    TrialEnded,
     TrialSpec,
 )
 from evaljobs.files import read_frame, read_frames, read_record, write_atomic, write_record
+from evaljobs.outcomes import Failed, Probed, TrialEnded
 from evaljobs.paths import WorkPaths, batch_file, batch_index_file, shard_id
 from evaljobs.shards import RequestSet, run_shard
 from evaljobs.trial import Trial

@@ -14,19 +14,13 @@ from pipeline import TASKS, Case, our_run
 
 from evaljobs import requests
 from evaljobs.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
-from evaljobs.contract import (
-    BuildSpec,
-    ModelOptions,
-    RequestSetManifest,
-    ShardResponses,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.conversations import turns
 from evaljobs.engine import load, run_batch
 from evaljobs.errors import OperatorError
 from evaljobs.files import FrameWriter, read_record
 from evaljobs.instances import instances_digest
+from evaljobs.outcomes import ShardResponses
 from evaljobs.paths import request_set_manifest
 from evaljobs.replay import ReplayError, collect_answers
 from evaljobs.shards import RequestSet

@@ -18,9 +18,10 @@ from pipeline import Case
 from test_metric import dumped
 
 from evaljobs import items, metric
-from evaljobs.contract import ModelOptions, Scored, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.errors import RetryError
 from evaljobs.items import Items, Watch
+from evaljobs.outcomes import Scored
 from evaljobs.paths import EvaluationPaths
 
 

@@ -11,17 +11,10 @@ import pytest
 from pipeline import Case, our_run, run_shards
 
 from evaljobs import engine, metric, replay, requests
-from evaljobs.contract import (
-    BuildSpec,
-    Executed,
-    ExecuteSpec,
-    Failed,
-    ModelOptions,
-    Scored,
-    ScoreSpec,
-)
+from evaljobs.contract import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
 from evaljobs.files import write_record
 from evaljobs.items import Items
+from evaljobs.outcomes import Executed, Failed, Scored
 from evaljobs.paths import EvaluationPaths
 from evaljobs.recording import record_programs
 from evaljobs.results import merge_results

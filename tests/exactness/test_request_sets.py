@@ -13,18 +13,10 @@ import pytest
 from pipeline import TASKS, Case, our_run
 
 from evaljobs import requests, shards
-from evaljobs.contract import (
-    BatchIndex,
-    BuildSpec,
-    Built,
-    Failed,
-    ModelOptions,
-    RequestSetManifest,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract import BatchIndex, BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
 from evaljobs.errors import OperatorError
 from evaljobs.files import read_record, write_record
+from evaljobs.outcomes import Built, Failed
 from evaljobs.paths import batch_index_file, request_set_manifest
 
 

@@ -14,8 +14,9 @@ from dev_cluster.api import Cluster
 from dev_cluster.testing import sbatch, state, wait_until
 
 from coordinator.checkpoint import inspect
-from evaljobs.contract import Cleared, Staged, StageSpec
+from evaljobs.contract import StageSpec
 from evaljobs.files import read_record
+from evaljobs.outcomes import Cleared, Staged
 from evaljobs.paths import EvaluationPaths
 
 pytestmark = pytest.mark.slurm

@@ -18,20 +18,10 @@ from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import judge_for
 from coordinator.setup import judge_options
 from evaljobs import engine, harness, metric, requests, seam
-from evaljobs.contract import (
-    BuildSpec,
-    Executed,
-    ExecuteSpec,
-    Failed,
-    JudgeJob,
-    ModelOptions,
-    Scored,
-    ScoreSpec,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract import BuildSpec, ExecuteSpec, JudgeJob, ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Reply
+from evaljobs.outcomes import Executed, Failed, Scored
 from evaljobs.paths import EvaluationPaths
 
 TASKS = str(suites.folder() / "judge")

@@ -17,22 +17,15 @@ from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.specs import Site
 from coordinator.state import State, validate
 from evaljobs.contract import (
-    Built,
     CheckpointFile,
     CheckpointSpec,
-    Cleared,
-    Converted,
-    Executed,
-    Failed,
     FrameRef,
     ModelOptions,
-    Scored,
-    Staged,
     SuiteSpec,
     TaskEntry,
-    TrialEnded,
     TrialSpec,
 )
+from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged, TrialEnded
 from evaljobs.paths import shard_id
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))

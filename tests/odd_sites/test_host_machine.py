@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
 from world import FakeJob, FakeMember, Faults, World, record, replay
 
-from evaljobs.contract import (
-    Cleared,
-    Failed,
-    HostSpec,
-    Staged,
-)
+from evaljobs.contract import HostSpec
+from evaljobs.outcomes import Cleared, Failed, Staged
 
 
 class HostWorld(World):

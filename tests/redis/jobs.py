@@ -18,14 +18,9 @@ from pathlib import Path
 
 from coordinator.metric_queue import MetricQueue
 from coordinator.redis_server import RedisServer
-from evaljobs.contract import (
-    Failed,
-    ModelOptions,
-    ScoreSpec,
-    SuiteSpec,
-    TaskEntry,
-)
+from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.files import read_record, write_atomic
+from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.redis_address import RedisAddress
 

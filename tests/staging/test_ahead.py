@@ -21,9 +21,10 @@ from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, evaluation_id, job_token
 from coordinator.specs import Site, holder_memory_mb
 from coordinator.testing import FakeCluster, fake_node
-from evaljobs.contract import Cleared, Failed, Release, Staged
+from evaljobs.contract import Release
 from evaljobs.files import write_outcome
 from evaljobs.node_room import room
+from evaljobs.outcomes import Cleared, Failed, Staged
 from evaljobs.paths import EvaluationPaths
 from evaljobs.stage import MARGIN
 

@@ -14,7 +14,7 @@ from staging.world import MIB, World, make_checkpoint, names, wait_for
 
 from coordinator.checkpoint import inspect
 from evaljobs import clean, copying, node_memory, publishing, stage
-from evaljobs.contract import Cleared, Failed, Staged
+from evaljobs.outcomes import Cleared, Failed, Staged
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 

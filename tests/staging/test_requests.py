@@ -11,9 +11,9 @@ from staging.world import MIB, World, wait_for
 
 from evaljobs import stage
 from evaljobs.batches import Batch, Piece, RequestsHead, encode_batches
-from evaljobs.contract import RequestsStaged
 from evaljobs.files import write_atomic
 from evaljobs.node_requests import copy_of
+from evaljobs.outcomes import RequestsStaged
 from evaljobs.paths import batch_file, batch_index_file
 from evaljobs.shards import RequestSet
 

@@ -13,8 +13,8 @@ from staging.world import ROOT, World, make_checkpoint
 
 from coordinator import hook
 from coordinator.checkpoint import inspect
-from evaljobs.contract import Failed
 from evaljobs.copying import hash_file
+from evaljobs.outcomes import Failed
 from evaljobs.weights import SAVE_SUMS
 
 NOTIFY = """

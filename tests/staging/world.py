@@ -14,17 +14,9 @@ from pathlib import Path
 
 from coordinator.checkpoint import inspect
 from evaljobs import node_memory
-from evaljobs.contract import (
-    OUTCOME,
-    CheckpointSpec,
-    Cleared,
-    Failed,
-    Release,
-    RequestsStaged,
-    Staged,
-    StageSpec,
-)
+from evaljobs.contract import CheckpointSpec, Release, StageSpec
 from evaljobs.files import write_atomic
+from evaljobs.outcomes import OUTCOME, Cleared, Failed, RequestsStaged, Staged
 from evaljobs.paths import EvaluationPaths
 
 ROOT = Path(__file__).resolve().parents[2]
