@@ -32,7 +32,7 @@ def state(cluster: Cluster, job: str) -> str:
     return cluster.run_as_user(["squeue", "--noheader", "--states=all", "-j", job, "-o", "%T"]).stdout.strip()
 
 
-def wait_until(law: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+def wait_until(law: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:
     end = time.monotonic() + deadline_s
     while not law():
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
