@@ -37,7 +37,7 @@ from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
-from coordinator.site_rules import Hosting, Wants, ask_hosting
+from coordinator.site_rules import FEW_WORKERS, Hosting, Wants, ask_hosting
 from coordinator.specs import Site, holder_memory_mb
 from evaljobs.contract import JudgeOptions, ModelOptions
 from evaljobs.errors import JobError
@@ -48,11 +48,9 @@ from evaljobs.redis_address import RedisAddress
 log = logging.getLogger(__name__)
 
 LOCAL_CPU_SLOTS = 2
-NODES_PACE = (
-    1.5  # looks at jobs for one at nodes: with the first looks and the last ones, under 0.2 a second at 10 s
-)
+# looks at jobs for one at nodes: with the first looks and the last ones, under 0.2 a second at 10 s
+NODES_PACE = 1.5
 MOST_WORKERS = 64  # where the settings name no number: more would leave others little of a CPU partition
-UNSAID_WORKERS = 8  # and where the site does not say how many cores it has
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
@@ -160,7 +158,7 @@ def run_options(config: Config) -> RunOptions:
         max_nodes=config.borrow.max_nodes,
         convert_memory_mb=config.checkpoint.convert_memory_mb,
         build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
-        workers=1 if local else config.metric.workers or UNSAID_WORKERS,
+        workers=1 if local else config.metric.workers or FEW_WORKERS,
         worker_cpus=config.metric.cpus,
         worker_memory_mb=config.metric.memory_mb,
         stage=config.stage.enabled,

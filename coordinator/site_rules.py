@@ -23,6 +23,7 @@ from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedEr
 
 SCONTROL_SECONDS = 30.0
 HOLDER_MEMORY_MB = 512
+FEW_WORKERS = 8
 PRIVATE = "/dev/shm is private to each job"
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
 
@@ -246,7 +247,8 @@ class Hosting:
     def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
         """Metric workers of `cpus` each that their partition can run at once, beside such trials where these run there too.
 
-        At least 1; None where the site does not say.
+        FEW_WORKERS at least, where it has the cores for them: those that wait for the trials' end wait in Slurm's queue.
+        None where the site does not say.
         """
         if self.rules is None:
             return None
@@ -254,10 +256,10 @@ class Hosting:
         cores = sum(p.cpus for p in chosen)
         if not cores:
             return None
+        left = cores
         if self.cpu_partition in (None, self.partition):
-            lanes = sum(n.gpus // max(1, wants.trial_gpus) for n in self.nodes)
-            cores -= lanes * wants.trial_cpus
-        return max(1, cores // cpus)
+            left -= wants.trial_cpus * sum(n.gpus // max(1, wants.trial_gpus) for n in self.nodes)
+        return max(1, left // cpus, min(FEW_WORKERS, cores // cpus))
 
 
 def ask_hosting(
