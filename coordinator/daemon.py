@@ -29,7 +29,7 @@ from coordinator.records import EvaluationRecord
 from coordinator.running import Running
 from coordinator.specs import holder_memory_mb
 from coordinator.state import State
-from coordinator.store import WorkLock
+from coordinator.store import Journal, WorkLock
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Coordinator:
         try:
             self.accept(record)
         except OSError as error:
-            if not (paths.journal.exists() and paths.journal.stat().st_size):
+            if not Journal.begun(paths.journal):
                 raise
             self._set_aside(paths.root, error)
 

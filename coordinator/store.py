@@ -27,6 +27,13 @@ class Journal:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._cut_torn_tail()
 
+    @staticmethod
+    def begun(path: Path) -> bool:
+        """Is there a whole line in it? A torn first one is cut by `replay`, which leaves nothing to go on with."""
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+        return False
+
     def append(self, events: Iterable[AnyEvent]) -> None:
         """Write all of `events` and fsync once. On OSError (a full disk) nothing of them stays."""
         data = b"".join(EVENT.dump_json(e) + b"\n" for e in events)

@@ -115,6 +115,13 @@ def test_an_evaluation_asked_for_again_on_a_full_disk_is_taken_up_once_there_is_
         with pytest.raises(OSError, match="No space left"):
             coordinator.accept_or_wait(record().model_copy(update={"evaluation_id": "another"}))
         filler.unlink()
+        torn = coordinator.performer.site.paths.evaluation("torn").journal
+        torn.parent.mkdir()
+        torn.write_bytes(b'{"kind":"accep')
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            coordinator.accept_or_wait(record().model_copy(update={"evaluation_id": "torn"}))
+        filler.unlink()
         coordinator.run(lambda: accepted in coordinator.running)
         assert list(coordinator.running) == [accepted]
     coordinator.keeper.stop()
