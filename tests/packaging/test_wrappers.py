@@ -204,8 +204,9 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     site.run_as_user(["scancel", "--batch", "--signal=USR1", first], check=True)
     wait_state(site, first, "PENDING")
     assert "Restarts=1" in site.run_as_user(["scontrol", "show", "job", first]).stdout
-    # Slurm holds a requeued job back for a while
-    site.run_as_user(["scontrol", "update", f"jobid={first}", "StartTime=now"], check=True)
+    # Slurm holds a requeued job back for as long as a credential lives. One second would do: slurmd has revoked the
+    # credentials of this job that were made up to the second in which it ended, and fails a job that shows one.
+    site.run_as_user(["scontrol", "update", f"jobid={first}", "StartTime=now+2"], check=True)
     wait_until(lambda: events("restarted") == 1, "the requeued daemon has taken it up")
     second = daemon()
     assert (state(site, first), state(site, second)) == ("RUNNING", "PENDING")
