@@ -7,7 +7,7 @@ It does not know: which event brought the news.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from coordinator.messages import Action, CancelJob, ReleaseHolder, WithdrawShards
 from coordinator.state import EntryState, JobInfo, NodeUse, State
@@ -58,24 +58,42 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
                 rest(state, f"{node.why}, see {info.job.log}")
 
 
+def count_submission(state: State, info: JobInfo) -> int:
+    """One more attempt to submit this job came to nothing, or is in doubt; how many that makes."""
+    key = f"submit/{info.job.name}"
+    state.counters[key] = state.counters.get(key, 0) + 1
+    return state.counters[key]
+
+
 def staged_ahead(state: State, info: JobInfo) -> bool:
     """Is it a precursor on a node whose GPUs this evaluation does not have yet?"""
     node = state.nodes.get(info.job.node or "")
     return info.job.purpose == "stage" and node is not None and not node.lanes
 
 
-def withdraw_node(state: State, node: NodeUse, why: str) -> list[Action]:
+def withdraw_node(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
     """The node is used no more; it may be offered again."""
     node.status, node.why = "withdrawn", why
+    node.holder, node.path = None, ""  # what is still being staged there is no reason to use it again
+    there = [info for name in sorted(state.live) if (info := state.jobs[name]).job.node == node.name]
+    for info in there:
+        state.counters.update({f"cancel/{trial}": 1 for trial in info.trials})  # they die of this
+    return end_jobs(there, now)
+
+
+def end_jobs(jobs: Iterable[JobInfo], now: float) -> list[Action]:
+    """These shall end. One whose submission is in doubt is cancelled once it is known to be there: on a drained node it
+    would wait for ever.
+    """
     actions: list[Action] = []
-    for info in (state.jobs[name] for name in sorted(state.live)):
-        if info.job.node == node.name and info.job_id:
+    for info in jobs:
+        info.released_at = now if info.released_at is None else info.released_at
+        if info.job_id:
             actions.append(CancelJob(job_id=info.job_id))
-            state.counters.update({f"cancel/{trial}": 1 for trial in info.trials})  # they die of this
     return actions
 
 
-def gpus_taken(state: State, info: JobInfo) -> list[Action]:
+def gpus_taken(state: State, info: JobInfo, now: float) -> list[Action]:
     """A member of a node's job was preempted: the node has a lane less; without any, it is given up until it is free."""
     node = state.nodes.get(info.job.node or "")
     if node is None or node.status not in ("staging", "ready"):
@@ -83,7 +101,7 @@ def gpus_taken(state: State, info: JobInfo) -> list[Action]:
     if info.job.purpose == "trial" and node.lanes > 1:
         node.lanes -= 1
         return []
-    return withdraw_node(state, node, "a job of higher priority took it")
+    return withdraw_node(state, node, "a job of higher priority took it", now)
 
 
 def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:

@@ -165,7 +165,7 @@ def _withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
     node = state.nodes.get(event.node)
     if node is None:
         raise IllegalEventError(f"node {event.node} is not used")
-    return facts.withdraw_node(state, node, event.reason)
+    return facts.withdraw_node(state, node, event.reason, event.at)
 
 
 def _submitted(state: State, event: JobSubmitted) -> list[Action]:
@@ -176,7 +176,7 @@ def _submitted(state: State, event: JobSubmitted) -> list[Action]:
         # a submission that timed out had happened after all: the later twin goes
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
-    return []
+    return facts.end_jobs([info], event.at) if info.released_at is not None else []
 
 
 def _not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
@@ -184,24 +184,23 @@ def _not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     if info.phase == "ended":
         return []
     info.changed_at = event.at
-    if (event.refused or not event.maybe_done) and facts.staged_ahead(state, info):
-        info.refused = (
-            event.error
-        )  # nothing hangs on it: the node's GPUs come later, and another try with them
-        return _end_members(state, info, list(info.members), "REFUSED")
-    if event.refused:
+    if event.maybe_done and not event.refused:
+        info.phase = "uncertain"
+        facts.count_submission(state, info)
+        return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
+    if facts.staged_ahead(state, info):
+        # nothing hangs on it: the node's GPUs come later, and another try with them
+        info.refused = event.error
+    elif event.refused:
         info.refused = event.error
         state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
-        return _end_members(state, info, list(info.members), "REFUSED")
-    info.phase = "uncertain" if event.maybe_done else "intended"
-    tries = state.counters.get(f"submit/{event.job}", 0) + 1
-    state.counters[f"submit/{event.job}"] = tries
-    if event.maybe_done:
-        return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
-    if tries > facts.MAX_SUBMISSIONS:
+    elif info.released_at is None:
+        info.phase, tries = "intended", facts.count_submission(state, info)
+        if tries <= facts.MAX_SUBMISSIONS:
+            return [SubmitJob(job=info.job, specs=info.specs)]
         state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
-        return _end_members(state, info, list(info.members), "NOT_SUBMITTED")
-    return [SubmitJob(job=info.job, specs=info.specs)]
+    word = "REFUSED" if info.refused else "NOT_SUBMITTED"
+    return _end_members(state, info, list(info.members), word, event.at)
 
 
 def _started(state: State, event: JobStarted) -> list[Action]:
@@ -219,10 +218,10 @@ def _ended(state: State, event: JobEnded) -> list[Action]:
     if info.members[event.index] == "ended":
         return []
     info.changed_at = event.at
-    return _end_members(state, info, [event.index], event.state)
+    return _end_members(state, info, [event.index], event.state, event.at)
 
 
-def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str) -> list[Action]:
+def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str, now: float) -> list[Action]:
     """Members are over: their trials die with them, and the whole job once all are."""
     actions: list[Action] = []
     for member in members:
@@ -233,7 +232,7 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str)
         dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
         actions += [ReleaseClaims(trial=trial) for trial in dead]
         if word == facts.TAKEN:
-            actions += facts.gpus_taken(state, info)
+            actions += facts.gpus_taken(state, info, now)
         elif (
             dead
             and not all(state.counters.get(f"cancel/{trial}") for trial in dead)
@@ -429,7 +428,7 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
         for n in sorted(state.outstanding)
         for m in (state.metrics[n],)
     ]
-    actions += rules.repeat_releases(state)
+    actions += rules.repeat_releases(state, event.at)
     return actions
 
 

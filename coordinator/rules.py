@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES
+from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, end_jobs
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -374,7 +374,7 @@ def _finish(state: State, now: float) -> list[Action]:
     if not state.results_asked:
         state.results_asked = True
         actions.append(StopWorkers())
-        actions += _cancel_live(state)
+        actions += _cancel_live(state, now)
         actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
     for info in state.live_jobs("stage"):
         if info.released_at is None:
@@ -385,21 +385,18 @@ def _finish(state: State, now: float) -> list[Action]:
     return actions
 
 
-def _cancel_live(state: State) -> list[Action]:
+def _cancel_live(state: State, now: float) -> list[Action]:
     """Trials and builds that are still there have nothing to do any more. Holders and workers end by themselves."""
-    return [
-        CancelJob(job_id=info.job_id)
-        for name in sorted(state.live)
-        if (info := state.jobs[name]).job.purpose in ("trial", "host", "build", "convert") and info.job_id
-    ]
+    jobs = (state.jobs[name] for name in sorted(state.live))
+    return end_jobs([i for i in jobs if i.job.purpose in ("trial", "host", "build", "convert")], now)
 
 
-def repeat_releases(state: State) -> list[Action]:
-    """After a restart: say again what was said to holders and workers, whether or not it was heard."""
-    released = [ReleaseHolder(job=i.job.name) for i in state.live_jobs("stage") if i.released_at is not None]
-    if not state.results_asked:
-        return [*released]
-    return [StopWorkers(), *_cancel_live(state), *released]
+def repeat_releases(state: State, now: float) -> list[Action]:
+    """After a restart: say again what was said to jobs that shall end, whether or not it was heard."""
+    told = [i for name in sorted(state.live) if (i := state.jobs[name]).released_at is not None]
+    actions: list[Action] = [StopWorkers()] if state.results_asked else []
+    actions += [ReleaseHolder(job=i.job.name) for i in told if i.job.purpose == "stage"]
+    return actions + end_jobs([i for i in told if i.job.purpose != "stage"], now)
 
 
 def _close_entries(state: State, error: str) -> None:

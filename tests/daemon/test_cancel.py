@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from world import SITE, record
+from world_parts import SITE, record
 
 from coordinator import machine
 from coordinator import messages as m

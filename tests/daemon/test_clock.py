@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from world import SITE, Faults, World
+from world import World
+from world_parts import SITE, Faults
 
 from coordinator import clock, machine
 from coordinator import messages as m

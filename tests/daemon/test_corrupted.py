@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import SITE, Faults, World
+from world import World
+from world_parts import SITE, Faults
 
 from coordinator import machine
 from coordinator import messages as m

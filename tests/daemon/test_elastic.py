@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from world import record
+from world_parts import record
 
 from coordinator.allocation import Limits
 from coordinator.cluster import ClusterError, Job

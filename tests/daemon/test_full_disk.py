@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from world import record
+from world_parts import record
 
 from coordinator import setup
 from coordinator.allocation import Limits

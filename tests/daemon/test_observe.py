@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from world import SITE, Faults, World, record
+from world import World
+from world_parts import SITE, Faults, record
 
 from coordinator import machine, observe
 from coordinator import messages as m

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from world import SITE, Faults, World, replay
+from world import World, replay
+from world_parts import SITE, Faults
 
 from coordinator import machine
 from coordinator import messages as m

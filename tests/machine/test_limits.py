@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from world import record
+from world_parts import record
 
 from coordinator import machine
 from coordinator import messages as m

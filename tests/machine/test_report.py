@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from world import Faults, World, record
+from world import World
+from world_parts import Faults, record
 
 from coordinator.report.model import make_report
 

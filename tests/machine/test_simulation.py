@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from world import Faults, World, record, replay
+from world import World, replay
+from world_parts import Faults, record
 
 from coordinator import messages as m
 from coordinator.facts import MAX_LOSSES
@@ -133,6 +134,15 @@ def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None
     world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
     finished(world)
     assert all(n.failures == 0 and not n.asides for n in world.state.nodes.values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(2, 4))
+def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
+    """Nodes drain while submissions to them are in doubt: the others score all, nothing more is submitted to a
+    drained one, and no job waits for it."""
+    faults = Faults(submit_lost=0.2, submit_timeout=0.3, drain=0.1, restart=0.03, listing=0.1)
+    finished(World(seed, faults, nodes=nodes, gpus=8))
 
 
 @settings(max_examples=60, deadline=None)

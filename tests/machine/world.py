@@ -7,112 +7,18 @@ a number. A seed replays exactly.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from typing import Any
+
+from world_parts import SITE, FakeJob, FakeMember, Faults, ended, record
 
 from coordinator import machine, observe
 from coordinator import messages as m
-from coordinator.cluster import Job, JobState
-from coordinator.records import EvaluationRecord, RunOptions
-from coordinator.specs import Site
+from coordinator.cluster import JobState
+from coordinator.records import EvaluationRecord
 from coordinator.state import State, validate
-from evaljobs.contract import (
-    CheckpointFile,
-    CheckpointSpec,
-    FrameRef,
-    ModelOptions,
-    SuiteSpec,
-    TaskEntry,
-    TrialSpec,
-)
-from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged, TrialEnded
+from evaljobs.contract import FrameRef, TrialSpec
+from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
 from evaljobs.paths import shard_id
-
-SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
-
-
-@dataclass
-class Faults:
-    """Probabilities per chance."""
-
-    submit_lost: float = 0.0  # an acknowledged or timed-out submission that never happened
-    submit_timeout: float = 0.0  # a submission that happened and then timed out
-    kill: float = 0.0  # a running member dies without a word
-    vanish: float = 0.0  # ... and is in no listing afterwards
-    listing: float = 0.0  # no news this tick
-    overrun: float = 0.0  # a running trial is told to end by its time limit: it hands back what it holds
-    wipe_queue: float = 0.0
-    lose_metric: float = 0.0
-    restart: float = 0.0  # the coordinator dies and replays its journal
-    node_down: float = 0.0
-    preempt: float = 0.0  # a running member on a node is told to end for somebody of higher priority
-    build_fails: float = 0.0
-    convert_fails: float = 0.0
-    stage_fails: float = 0.0
-    metric_fails: float = 0.0
-    metric_slow: float = 0.0  # a worker does not get to a job this tick
-    item_fails: float = 0.0  # a score leaves an item out
-    metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
-    straggle: float = (
-        0.0  # a living trial is named as a straggler: the next claim that it asks for may be refused
-    )
-    slow_outcome: float = 0.0  # an outcome is seen later than it was written
-
-
-@dataclass
-class FakeMember:
-    phase: str = "pending"
-    word: str = ""  # the cluster's for its end, where it has one
-    trials: list[str] = field(default_factory=list)
-
-
-@dataclass
-class FakeJob:
-    job: Job
-    job_id: str
-    specs: dict[str, Any]
-    members: dict[int, FakeMember]
-    listed: bool = True
-    released: bool = False
-
-
-def ended(spec: TrialSpec, trial: str, reason: str) -> TrialEnded:
-    """A trial's own account."""
-    return TrialEnded(
-        name=trial,
-        node=spec.node,
-        reason=reason,
-        shards=1,
-        started_at=0,
-        ended_at=1,
-        wait_seconds=0,
-        import_seconds=0,
-        load_seconds=0,
-        infer_seconds=1,
-        dump_seconds=0,
-        idle_seconds=0,
-        devices="cpu",
-        gpus=1,
-    )
-
-
-def record(entries: int = 3, *, convert: str | None = None, **options: Any) -> EvaluationRecord:
-    """An evaluation of `entries` tasks; every second one executes programs."""
-    return EvaluationRecord(
-        evaluation_id="ckpt-suite-12345678",
-        checkpoint=CheckpointSpec(
-            source="/c",
-            digest="d",
-            files=(CheckpointFile(name="model.safetensors", size=1 << 20, mtime_ns=1),),
-        ),
-        suite=SuiteSpec(
-            name="suite", batch_size=8, tasks=tuple(TaskEntry(name=f"t{i}") for i in range(entries))
-        ),
-        model=ModelOptions(),
-        options=RunOptions(execute_documents=3, **options),
-        convert=convert,
-        accepted_at=0.0,
-    )
 
 
 class World:
@@ -144,6 +50,7 @@ class World:
         self.converted: set[str] = set()
         self.scored_with: dict[int, int] = {}
         self.workers_stopped = False
+        self.drained: set[str] = set()
         self.slow: dict[str, float] = {}  # of the queue: trial -> times as long as the others
         self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
         event = m.Accepted(at=0.0, record=self.record)
@@ -217,6 +124,7 @@ class World:
 
     def submit(self, action: m.SubmitJob) -> list[m.AnyEvent]:
         name = action.job.name
+        assert action.job.node not in self.drained, f"{name} would wait for a drained node"
         roll = self.dice.random()
         if roll < self.faults.submit_lost:
             return [m.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
@@ -294,7 +202,7 @@ class World:
         for job in list(self.jobs.values()):
             for index, member in job.members.items():
                 if member.phase == "pending" and self.dice.random() < 0.6:
-                    member.phase = "running"
+                    member.phase = "pending" if job.job.node in self.drained else "running"
                 elif member.phase == "running":
                     if self.faults.preempt and job.job.node and self.dice.random() < self.faults.preempt:
                         if job.job.purpose == "trial" and self.dice.random() < 0.7:
@@ -480,8 +388,15 @@ class World:
                         for index, member in job.members.items():
                             self.end_member(job, index, member)
                 self.take([m.NodeWithdrawn(at=self.now, node=name, reason="down")])
+        for name in sorted(used - self.drained):
+            others = len(self.node_names) - len(self.drained)
+            if others > 1 and self.faults.drain and self.dice.random() < self.faults.drain:
+                self.drained.add(name)
+                self.take([m.NodeWithdrawn(at=self.now, node=name, reason="drained")])
         offers = tuple(
-            m.Offer(node=n, gpus=self.gpus, memory_mb=1000) for n in self.node_names if n not in used
+            m.Offer(node=n, gpus=self.gpus, memory_mb=1000)
+            for n in self.node_names
+            if n not in used | self.drained
         )
         if offers and not self.state.winding_down:
             self.take([m.NodesOffered(at=self.now, offers=offers)])

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
-from world import FakeJob, FakeMember, Faults, World, record, replay
+from world import World, replay
+from world_parts import FakeJob, FakeMember, Faults, record
 
 from evaljobs.contract import HostSpec
 from evaljobs.outcomes import Cleared, Failed, Staged

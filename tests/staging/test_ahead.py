@@ -29,7 +29,8 @@ from evaljobs.paths import EvaluationPaths
 from evaljobs.stage import MARGIN
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "machine"))
-from world import Faults, World, record, replay
+from world import World, replay
+from world_parts import Faults, record
 
 NAMES = [f"n{i}" for i in range(4)]
 DIGESTS = st.sampled_from("abc")
