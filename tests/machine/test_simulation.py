@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
+from shared import Shared
 from world import World, replay
 from world_parts import Faults, record
 
@@ -143,6 +144,31 @@ def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
     drained one, and no job waits for it."""
     faults = Faults(submit_lost=0.2, submit_timeout=0.3, drain=0.1, restart=0.03, listing=0.1)
     finished(World(seed, faults, nodes=nodes, gpus=8))
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), quiet=st.booleans())
+def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> None:
+    """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by somebody's
+    jobs: none waits for another for ever, each is scored, and nothing is left."""
+    faults = Faults(
+        kill=0.005,
+        submit_timeout=0.05,
+        listing=0.2,
+        overrun=0.02,
+        restart=0.02,
+        stage_fails=0.03,
+        slow_outcome=0.2,
+        preempt=0.01,
+    )
+    shared = Shared(seed, Faults() if quiet else faults)
+    shared.run()
+    for tenant in shared.tenants:
+        lost = [e for e in tenant.state.entries if e.status != "scored"]
+        told = tenant.state.fatal or all("times" in e.error for e in lost)
+        assert not lost or (told and not quiet), tenant.summary()
+        assert not tenant.memory, "weights left in node memory"
+        assert all(x.phase == "ended" for j in tenant.jobs.values() for x in j.members.values()), "jobs left"
 
 
 @settings(max_examples=60, deadline=None)

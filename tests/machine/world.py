@@ -201,8 +201,8 @@ class World:
         """Every running member does a little; some die."""
         for job in list(self.jobs.values()):
             for index, member in job.members.items():
-                if member.phase == "pending" and self.dice.random() < 0.6:
-                    member.phase = "pending" if job.job.node in self.drained else "running"
+                if member.phase == "pending":
+                    member.phase = "running" if self.starts(job, member) else "pending"
                 elif member.phase == "running":
                     if self.faults.preempt and job.job.node and self.dice.random() < self.faults.preempt:
                         if job.job.purpose == "trial" and self.dice.random() < 0.7:
@@ -216,6 +216,10 @@ class World:
                         self.overrun(job, index, member)
                     else:
                         getattr(self, f"run_{job.job.purpose}")(job, index, member)
+
+    def starts(self, job: FakeJob, _member: FakeMember) -> bool:
+        """Has the cluster room for this pending member now?"""
+        return self.dice.random() < 0.6 and job.job.node not in self.drained
 
     def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
         for spec in job.specs.values():
