@@ -89,12 +89,17 @@ def parse_batch_size(text: str) -> int | Literal["auto"]:
 
 
 def check_tasks(suite: SuiteSpec, site: Site) -> None:
-    """Ask lm-eval, in a process of its own, whether it knows the suite's tasks; OperatorError names the nearest."""
+    """Ask lm-eval, in a process of its own, whether it knows the suite's tasks and they can run as the suite has them.
+
+    OperatorError names the nearest, or what to say in the suite.
+    """
     names = [t.name for t in suite.tasks]
     argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]
     for folder in suite.include_path:
         argv += ["--include-path", folder]
     argv += ["--cache", str(site.paths.cache)]
+    if suite.apply_chat_template:
+        argv.append("--chat")
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=TASKS_SECONDS, check=False, env=_environment(site)
@@ -111,6 +116,10 @@ def check_tasks(suite: SuiteSpec, site: Site) -> None:
     if unknown:
         lines = [f"{n!r} (nearest: {', '.join(near) or 'none'})" for n, near in sorted(unknown.items())]
         raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}")
+    unfit: dict[str, str] = answer["unfit"]
+    if unfit:
+        name, why = min(unfit.items())
+        raise OperatorError(f"suite {suite.name}: task {name} has further turns, but {why}")
 
 
 def _environment(site: Site) -> dict[str, str]:

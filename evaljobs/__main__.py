@@ -58,12 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks.add_argument("--include-path", action="append", default=[])
     tasks.add_argument("--names", default="")
     tasks.add_argument("--cache", type=Path)
+    tasks.add_argument("--chat", action="store_true", help="the suite applies a chat template")
     chosen = parser.parse_args(arguments)
     if chosen.verb == "tasks":
         from evaljobs.task_names import main as ask  # noqa: PLC0415
 
         try:
-            return ask(chosen.include_path, [n for n in chosen.names.split(",") if n], chosen.cache)
+            names = [n for n in chosen.names.split(",") if n]
+            return ask(chosen.include_path, names, chosen.cache, chat=chosen.chat)
         except JobError as error:
             sys.stderr.write(f"{error}\n")
             return 2

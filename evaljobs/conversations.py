@@ -13,7 +13,7 @@ It does not know: how text is generated, judges, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from evaljobs.batches import Conversation, Piece, Turn
@@ -27,14 +27,13 @@ _SAID: Final = "."  # stands for an answer where a prompt's own tokens are count
 
 
 def follow_up_of(task: Any) -> str:
-    """The column of an lm-eval task's documents that holds the next messages; "" where it asks once. OperatorError."""
-    metadata = task.config.metadata
-    field = metadata.get(FOLLOW_UP) if isinstance(metadata, dict) else None
-    if field is None:
-        return ""
-    if not isinstance(field, str) or not field:
-        raise OperatorError(f"task {task.config.task}: metadata {FOLLOW_UP} is no column's name")
-    return field
+    """The column of an lm-eval task's documents that holds the next messages; "" where it asks once."""
+    return str(_column(vars(task.config)) or "")
+
+
+def _column(config: Mapping[str, Any]) -> Any:
+    metadata = config.get("metadata")
+    return metadata.get(FOLLOW_UP) if isinstance(metadata, dict) else None
 
 
 def messages_of(document: Any, field: str) -> list[str]:
@@ -48,24 +47,37 @@ def messages_of(document: Any, field: str) -> list[str]:
     return messages
 
 
+def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
+    """Why a task with these values of its YAML cannot have the later turns that it asks for; "" where it can or has none.
+
+    `chat`: the suite applies a chat template.
+    """
+    column = _column(config)
+    kind = config.get("output_type")
+    reason = ""
+    if column is None:
+        return reason
+    if not isinstance(column, str) or not column:
+        reason = f"metadata {FOLLOW_UP} is no column's name"
+    elif not chat:
+        reason = "its turns are rendered by the chat template: say `apply_chat_template = true` in the suite"
+    elif kind != "generate_until":
+        reason = f"only generate_until tasks have turns, not {kind}"
+    elif config.get("filter_list"):
+        reason = "filters take one text an answer: do their work in process_results"
+    elif not config.get("process_results"):
+        reason = "lm-eval's own metrics take one text an answer: give it a process_results"
+    return reason
+
+
 def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
     """Whether a task has conversations. OperatorError where it cannot have them as it stands."""
-    if not follow_up_of(task):
-        return False
-    reason = ""
-    if not chat:
-        reason = "its turns are rendered by the chat template: say `apply_chat_template = true` in the suite"
-    elif task.OUTPUT_TYPE != "generate_until":
-        reason = f"only generate_until tasks have turns, not {task.OUTPUT_TYPE}"
-    elif lm.backend != "causal":
+    reason = unfit({**vars(task.config), "output_type": task.OUTPUT_TYPE}, chat=chat)
+    if not reason and follow_up_of(task) and lm.backend != "causal":
         reason = "a sequence-to-sequence model holds no conversation"
-    elif task.config.filter_list:
-        reason = "filters take one text an answer: do their work in process_results"
-    elif not callable(task.config.process_results):
-        reason = "lm-eval's own metrics take one text an answer: give it a process_results"
     if reason:
         raise OperatorError(f"task {name} has {FOLLOW_UP} messages, but {reason}")
-    return True
+    return bool(follow_up_of(task))
 
 
 def turns(response: Any) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import difflib
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,22 +121,38 @@ def folder_names(include_path: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether a task, tag or group and all that it names stand in this index."""
-    entry = index.get(name)
-    if entry is None or name in seen:
-        return entry is not None
+def folder_configs(include_path: Sequence[str], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """What the YAML files of these folders say of the named tasks, and of members of the named groups and tags."""
+    index = _manager(tuple(include_path), "{}", defaults=False).task_index
+    found: dict[str, Mapping[str, Any]] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        entry = index.get(name)
+        if entry is not None and name not in found:
+            found[name] = entry.cfg or {}
+            waiting += [child for child in _members(entry) if isinstance(child, str)]
+    return found
+
+
+def _members(entry: Any) -> list[Any]:
+    """Names of what a tag or a group holds; one without a name is no text."""
     members: list[Any] = []
     if entry.kind.name == "TAG":
         members = sorted(entry.tags)
     elif entry.kind.name == "GROUP":
         listed = (entry.cfg or {}).get("task", [])
         members = listed if isinstance(listed, list) else [listed]
-    for member in members:
-        child = member if isinstance(member, str) else member.get("task") or member.get("group")
-        if not isinstance(child, str) or not _self_contained(index, child, seen | {name}):
-            return False
-    return True
+    return [m if isinstance(m, str) else m.get("task") or m.get("group") for m in members]
+
+
+def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether a task, tag or group and all that it names stand in this index."""
+    entry = index.get(name)
+    if entry is None or name in seen:
+        return entry is not None
+    children = _members(entry)
+    return all(isinstance(c, str) and _self_contained(index, c, seen | {name}) for c in children)
 
 
 def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:

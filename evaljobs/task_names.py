@@ -1,12 +1,13 @@
 """Which task names lm-eval knows, for a coordinator that does not import it.
 
-Rule: the answer is one line of JSON on stdout, {"known": [...], "unknown": {name: [nearest, …]}}. The names of lm-eval's
-own tasks are cached by its version: its index takes seconds to read.
+Rule: the answer is one line of JSON on stdout, {"known": [...], "unknown": {name: [nearest, …]}, "unfit": {name: why}}.
+The names of lm-eval's own tasks are cached by its version: its index takes seconds to read.
 It does not know: suites, or whether a task's data are there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -14,20 +15,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaljobs import harness
+from evaljobs import conversations, harness
 from evaljobs.files import write_atomic
 
 
-def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None) -> int:
+def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> int:
     harness.quiet_environment(offline=True)
     os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
     unknown: dict[str, list[str]] = {}
     own: list[str] = []
+    unfit: dict[str, str] = {}
     if include_path:
         own = list(harness.folder_names(include_path))
+        told = harness.folder_configs(include_path, names)  # only tasks of one's own have turns
+        unfit = {name: why for name, said in told.items() if (why := conversations.unfit(said, chat=chat))}
     if any(name not in own for name in names):
         unknown = harness.unknown_tasks(names, [*own, *default_names(cache)])
-    answer = {"known": [n for n in names if n not in unknown], "unknown": unknown}
+    answer = {"known": [n for n in names if n not in unknown], "unknown": unknown, "unfit": unfit}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 
@@ -42,5 +46,6 @@ def default_names(cache: Path | None) -> list[str]:
 
     names = list(TaskManager().all_tasks)
     if place is not None:
-        write_atomic(place, json.dumps(names).encode())
+        with contextlib.suppress(OSError):  # a full disk: they are read again next time
+            write_atomic(place, json.dumps(names).encode())
     return names

@@ -22,7 +22,7 @@ from coordinator.cli.app import CONFIG, JSON, WORK_DIR, Follower, app, find_eval
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Signals
 from coordinator.errors import OperatorError
-from coordinator.intake import make_record
+from coordinator.intake import check_tasks, judge_for, make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.report.terminal import seconds
@@ -30,6 +30,7 @@ from coordinator.running import Running
 from coordinator.service import Command, Service, leave_command
 from coordinator.state import NodeUse, State
 from coordinator.store import read_events
+from coordinator.suites import load_suite
 from coordinator.trackers.live import Exporter, failures
 from coordinator.triggers import Notice, spool
 from evaljobs.paths import EvaluationPaths, WorkPaths
@@ -58,6 +59,7 @@ def daemon(
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
     settings = setup.load(config, {"work_dir": work_dir})
+    _check_watch(settings)
     screen = Console(stderr=True)
     _log_to(screen)
     coordinator = setup.coordinator_of(settings)
@@ -92,6 +94,17 @@ def daemon(
             return bool(signals.received) or (until_idle and time.monotonic() - quiet_since > 5.0)
 
         coordinator.run(over, tick)
+
+
+def _check_watch(settings: Config) -> None:
+    """The suite of checkpoints that come without one is there, with the judge that it needs: nobody reads a log for that."""
+    watch = settings.watch
+    if watch.suite is not None:
+        judge_for(load_suite(watch.suite), partial(setup.judge_options, settings))
+    elif watch.folders:
+        raise OperatorError(
+            "[watch] folders are set without [watch] suite: name the suite for what appears there"
+        )
 
 
 def _log_to(screen: Console) -> None:
@@ -132,6 +145,8 @@ def submit(
         convert=settings.checkpoint.convert,
     )
     paths = WorkPaths(settings.work_dir)
+    if not paths.evaluation(record.evaluation_id).journal.exists():
+        check_tasks(record.suite, setup.site_of(settings))
     named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
     spool(
         paths,

@@ -116,6 +116,68 @@ def test_bad_input_is_exit_code_2_and_no_traceback(site, arguments):
     assert not done.stdout
 
 
+SUITES = {
+    "an unknown task": ('[[task]]\nname = "toy_tolks"\n', "knows no task 'toy_tolks' (nearest: toy_talks"),
+    "turns without a template": ('[[task]]\nname = "toy_talks"\n', "apply_chat_template = true"),
+    "a group of them": ('[[task]]\nname = "toy_group"\n', "apply_chat_template = true"),
+}
+
+
+@pytest.fixture
+def talks(site: Path) -> Path:
+    """A suite's folder of one generation task with further turns, in a group too."""
+    (site / "tasks").mkdir()
+    (site / "tasks" / "talks.yaml").write_text(
+        "task: toy_talks\ndataset_path: json\ntest_split: test\noutput_type: generate_until\n"
+        "doc_to_text: x\nprocess_results: !function a.b\nmetadata: {follow_up: next}\n"
+    )
+    (site / "tasks" / "group.yaml").write_text("group: toy_group\ntask: [toy_talks]\n")
+    return site
+
+
+def _suite(site: Path, text: str) -> str:
+    (site / "s.toml").write_text(f'name = "s"\ninclude_path = ["tasks"]\n{text}')
+    return "s.toml"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("why", SUITES)
+def test_a_suite_that_cannot_run_is_refused_by_submit(talks, tiny_model_dir, why):
+    """Whoever types it is told, and no daemon ever hears of it."""
+    text, says = SUITES[why]
+    suite = _suite(talks, text)
+    done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
+    assert done.returncode == 2, done.stderr
+    assert says in " ".join(done.stderr.split())
+    assert not (talks / "w" / "spool").exists()
+
+
+@pytest.mark.model
+def test_a_suite_whose_turns_have_a_template_is_taken(talks, tiny_model_dir):
+    """The same task is spooled for the next daemon where the suite says how turns are rendered."""
+    suite = _suite(talks, 'apply_chat_template = true\n[[task]]\nname = "toy_talks"\n')
+    done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
+    assert done.returncode == 0, done.stderr
+    assert len(list((talks / "w" / "spool").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("watch", "says"),
+    [
+        ('folders = ["c"]\nsuite = "quikstart"', "nearest: quickstart"),
+        ('folders = ["c"]', "name the suite"),
+        ('suite = "mt_bench"', "set url and model of [judge]"),
+    ],
+)
+def test_a_daemon_whose_watched_suite_cannot_run_does_not_start(site, watch, says):
+    """Exit code 2 and one line, before it holds the work folder."""
+    (site / "evalspan.toml").write_text(f'work_dir = "w"\n[watch]\n{watch}\n')
+    done = evalspan("daemon", "--until-idle", folder=site)
+    assert done.returncode == 2, done.stderr
+    assert says in " ".join(done.stderr.split())
+    assert not (site / "w" / "daemon.lock").exists()
+
+
 def test_a_series_is_shown_in_a_pipe_without_colour_and_whole(site):
     """No escape codes, every figure, the regression flagged; 40 columns are kept."""
     for env in ({}, {"NO_COLOR": "1", "COLUMNS": "40"}, {"COLUMNS": "200"}):
