@@ -10,16 +10,15 @@ It does not know: how long anything takes, Slurm, Redis, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from coordinator import facts, rules
+from coordinator import facts, job_events, rules
 from coordinator.messages import (
     Accepted,
     Action,
     AnyEvent,
     CancelAsked,
-    CancelJob,
     CheckpointConverted,
     EnqueueMetric,
     FillQueue,
@@ -42,7 +41,6 @@ from coordinator.messages import (
     PublishSets,
     QueueLost,
     QueueShards,
-    ReleaseClaims,
     RequestSetsFound,
     Restarted,
     ResultsWritten,
@@ -51,19 +49,11 @@ from coordinator.messages import (
     ShardsDumped,
     ShardsStray,
     StragglersFound,
-    SubmitJob,
     TrialHung,
 )
 from coordinator.outcomes import metric_gone, outcome_seen
 from coordinator.specs import Site
-from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, ShardState, State
-
-NO_FAULT_OF_A_NODE = frozenset({"TIMEOUT", "PREEMPTED"})
-"""Slurm's words for a job that its own limit or somebody's priority ended, should it not have told of itself in time."""
-
-
-class IllegalEventError(Exception):
-    """An event that cannot follow this state: a bug of the shell, never the operator's fault."""
+from coordinator.state import EntryState, IllegalEventError, LeafState, NodeUse, ShardState, State
 
 
 def start(event: Accepted) -> tuple[State, list[Action]]:
@@ -88,13 +78,6 @@ def step(state: State, site: Site, event: AnyEvent) -> list[Action]:
         raise IllegalEventError(f"{event.kind} cannot come to a running evaluation")
     actions = handler(state, event)
     return [*actions, *rules.due(state, site, event.at)]
-
-
-def _known_job(state: State, name: str) -> JobInfo:
-    info = state.jobs.get(name)
-    if info is None:
-        raise IllegalEventError(f"no job {name} was ever intended")
-    return info
 
 
 def _converted(state: State, event: CheckpointConverted) -> list[Action]:
@@ -166,86 +149,6 @@ def _withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
     if node is None:
         raise IllegalEventError(f"node {event.node} is not used")
     return facts.withdraw_node(state, node, event.reason, event.at)
-
-
-def _submitted(state: State, event: JobSubmitted) -> list[Action]:
-    info = _known_job(state, event.job)
-    if info.phase == "ended":
-        return [CancelJob(job_id=event.job_id)]
-    if info.phase == "submitted" and info.job_id != event.job_id:
-        # a submission that timed out had happened after all: the later twin goes
-        return [CancelJob(job_id=event.job_id)]
-    info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
-    return facts.end_jobs([info], event.at) if info.released_at is not None else []
-
-
-def _not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
-    info = _known_job(state, event.job)
-    if info.phase == "ended":
-        return []
-    info.changed_at = event.at
-    if event.maybe_done and not event.refused:
-        info.phase = "uncertain"
-        facts.count_submission(state, info)
-        return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
-    if facts.staged_ahead(state, info):
-        # nothing hangs on it: the node's GPUs come later, and another try with them
-        info.refused = event.error
-    elif event.refused:
-        info.refused = event.error
-        state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
-    elif info.released_at is None:
-        info.phase, tries = "intended", facts.count_submission(state, info)
-        if tries <= facts.MAX_SUBMISSIONS:
-            return [SubmitJob(job=info.job, specs=info.specs)]
-        state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
-    word = "REFUSED" if info.refused else "NOT_SUBMITTED"
-    return _end_members(state, info, list(info.members), word, event.at)
-
-
-def _started(state: State, event: JobStarted) -> list[Action]:
-    info = _known_job(state, event.job)
-    if info.members.get(event.index) == "pending":
-        info.members[event.index] = "running"
-        info.changed_at = event.at
-    return []
-
-
-def _ended(state: State, event: JobEnded) -> list[Action]:
-    info = _known_job(state, event.job)
-    if event.index not in info.members:
-        raise IllegalEventError(f"{event.job} has no member {event.index}")
-    if info.members[event.index] == "ended":
-        return []
-    info.changed_at = event.at
-    return _end_members(state, info, [event.index], event.state, event.at)
-
-
-def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str, now: float) -> list[Action]:
-    """Members are over: their trials die with them, and the whole job once all are."""
-    actions: list[Action] = []
-    for member in members:
-        info.members[member] = "ended"
-        hosted = info.job.purpose == "host"
-        trials = info.trials if hosted else info.trials[member : member + 1]
-        # no account of their own: they were killed
-        dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
-        actions += [ReleaseClaims(trial=trial) for trial in dead]
-        if word == facts.TAKEN:
-            actions += facts.gpus_taken(state, info, now)
-        elif (
-            dead
-            and not all(state.counters.get(f"cancel/{trial}") for trial in dead)
-            and facts.staging_stands(state, info)
-        ):
-            # those of a host died one death; those that we cancelled died of us
-            blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
-            facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
-    if all(phase == "ended" for phase in info.members.values()) and info.live:
-        info.phase = "ended"
-        state.live.discard(info.job.name)
-        facts.job_over(state, info, word)
-    return actions
 
 
 def _planned(state: State, event: Planned) -> list[Action]:
@@ -352,20 +255,6 @@ def _metrics_died(state: State, event: MetricJobsDied) -> list[Action]:
     return [a for name, why in event.jobs.items() for a in metric_gone(state, name, why)]
 
 
-def _hung(state: State, event: TrialHung) -> list[Action]:
-    where = state.live_trials.get(event.trial)
-    if where is None:
-        return []
-    job, member = where
-    info = state.jobs[job]
-    if event.shard is not None:
-        facts.count_kill(state, event.shard, f"{event.trial} made no progress for {event.seconds:.0f} s")
-    state.warnings.append(f"{event.trial} made no progress for {event.seconds:.0f} s and was ended")
-    if not info.job_id:
-        return []
-    return [CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None)]
-
-
 def _straggle(state: State, event: StragglersFound) -> list[Action]:
     for trial, times in sorted(event.trials.items()):
         if trial in state.live_trials and trial not in state.stragglers:
@@ -452,10 +341,10 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     MemoryOffered: _memory_offered,
     NodesRested: _rested,
     NodeWithdrawn: _withdrawn,
-    JobSubmitted: _submitted,
-    JobNotSubmitted: _not_submitted,
-    JobStarted: _started,
-    JobEnded: _ended,
+    JobSubmitted: job_events.submitted,
+    JobNotSubmitted: job_events.not_submitted,
+    JobStarted: job_events.started,
+    JobEnded: job_events.ended,
     OutcomeSeen: _outcome,
     Planned: _planned,
     PlanFailed: _plan_failed,
@@ -465,7 +354,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     ShardsStray: _stray,
     MetricJobsLost: _metrics_lost,
     MetricJobsDied: _metrics_died,
-    TrialHung: _hung,
+    TrialHung: job_events.hung,
     StragglersFound: _straggle,
     CancelAsked: _cancel,
     RetryAsked: _retry,

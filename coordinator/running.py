@@ -35,7 +35,7 @@ from coordinator.messages import (
 from coordinator.metric_queue import MetricQueue
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
-from coordinator.state import State
+from coordinator.state import IllegalEventError, State
 from coordinator.store import Journal
 from evaljobs.contract import FrameRef
 from evaljobs.files import FrameError, read_frame, read_frames, write_atomic
@@ -101,7 +101,7 @@ class Running:
             elif state is not None:
                 try:
                     machine.step(state, performer.site, event)
-                except machine.IllegalEventError:
+                except IllegalEventError:
                     log.exception("%s: an event in the journal is illegal and was passed over", root.name)
         if state is None:
             journal.close()
@@ -145,7 +145,7 @@ class Running:
     def _step(self, event: AnyEvent) -> list[Action]:
         try:
             return machine.step(self.state, self.performer.site, event)
-        except machine.IllegalEventError:
+        except IllegalEventError:
             log.exception("%s: passed over an illegal %s", self.state.evaluation_id, event.kind)
             return []
 

@@ -23,6 +23,10 @@ JobPhase = Literal["intended", "uncertain", "submitted", "ended"]
 MemberPhase = Literal["pending", "running", "ended"]
 
 
+class IllegalEventError(Exception):
+    """An event that cannot follow this state: a bug of the shell, never the operator's fault."""
+
+
 @dataclass(slots=True, kw_only=True)
 class EntryState:
     """One `[[task]]` of the suite."""

@@ -16,7 +16,7 @@ from coordinator.errors import OperatorError
 from coordinator.messages import Accepted, AnyEvent
 from coordinator.setup import site_of
 from coordinator.specs import Site
-from coordinator.state import State
+from coordinator.state import IllegalEventError, State
 from coordinator.store import events_after, read_events
 from evaljobs.paths import EvaluationPaths
 
@@ -73,9 +73,7 @@ def replay(events: list[AnyEvent], config: Config) -> State:
 def go_on(state: State, events: Iterable[AnyEvent], site: Site) -> None:
     """Take further events of the journal in."""
     for event in events:
-        with contextlib.suppress(
-            machine.IllegalEventError
-        ):  # the coordinator that wrote it passed over it too
+        with contextlib.suppress(IllegalEventError):  # the coordinator that wrote it passed over it too
             machine.step(state, site, event)
 
 

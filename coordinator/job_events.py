@@ -1,0 +1,128 @@
+"""What is learnt of a job of ours: submitted or not, started, ended, hung. Pure.
+
+Rule: a job is known by our name for it; what is said of one that has ended already, or of a member that has, changes
+nothing. A job without an account of its own was killed, and its trials with it.
+It does not know: who asked the cluster, or when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator import facts
+from coordinator.messages import (
+    Action,
+    CancelJob,
+    JobEnded,
+    JobNotSubmitted,
+    JobStarted,
+    JobSubmitted,
+    ReleaseClaims,
+    SubmitJob,
+    TrialHung,
+)
+from coordinator.state import IllegalEventError, JobInfo, State
+
+NO_FAULT_OF_A_NODE = frozenset({"TIMEOUT", "PREEMPTED"})
+"""Slurm's words for a job that its own limit or somebody's priority ended, should it not have told of itself in time."""
+
+
+def _known_job(state: State, name: str) -> JobInfo:
+    info = state.jobs.get(name)
+    if info is None:
+        raise IllegalEventError(f"no job {name} was ever intended")
+    return info
+
+
+def submitted(state: State, event: JobSubmitted) -> list[Action]:
+    info = _known_job(state, event.job)
+    if info.phase == "ended":
+        return [CancelJob(job_id=event.job_id)]
+    if info.phase == "submitted" and info.job_id != event.job_id:
+        # a submission that timed out had happened after all: the later twin goes
+        return [CancelJob(job_id=event.job_id)]
+    info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
+    return facts.end_jobs([info], event.at) if info.released_at is not None else []
+
+
+def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
+    info = _known_job(state, event.job)
+    if info.phase == "ended":
+        return []
+    info.changed_at = event.at
+    if event.maybe_done and not event.refused:
+        info.phase = "uncertain"
+        facts.count_submission(state, info)
+        return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
+    if facts.staged_ahead(state, info):
+        # nothing hangs on it: the node's GPUs come later, and another try with them
+        info.refused = event.error
+    elif event.refused:
+        info.refused = event.error
+        state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
+    elif info.released_at is None:
+        info.phase, tries = "intended", facts.count_submission(state, info)
+        if tries <= facts.MAX_SUBMISSIONS:
+            return [SubmitJob(job=info.job, specs=info.specs)]
+        state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
+    word = "REFUSED" if info.refused else "NOT_SUBMITTED"
+    return _end_members(state, info, list(info.members), word, event.at)
+
+
+def started(state: State, event: JobStarted) -> list[Action]:
+    info = _known_job(state, event.job)
+    if info.members.get(event.index) == "pending":
+        info.members[event.index] = "running"
+        info.changed_at = event.at
+    return []
+
+
+def ended(state: State, event: JobEnded) -> list[Action]:
+    info = _known_job(state, event.job)
+    if event.index not in info.members:
+        raise IllegalEventError(f"{event.job} has no member {event.index}")
+    if info.members[event.index] == "ended":
+        return []
+    info.changed_at = event.at
+    return _end_members(state, info, [event.index], event.state, event.at)
+
+
+def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str, now: float) -> list[Action]:
+    """Members are over: their trials die with them, and the whole job once all are."""
+    actions: list[Action] = []
+    for member in members:
+        info.members[member] = "ended"
+        hosted = info.job.purpose == "host"
+        trials = info.trials if hosted else info.trials[member : member + 1]
+        # no account of their own: they were killed
+        dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
+        actions += [ReleaseClaims(trial=trial) for trial in dead]
+        if word == facts.TAKEN:
+            actions += facts.gpus_taken(state, info, now)
+        elif (
+            dead
+            and not all(state.counters.get(f"cancel/{trial}") for trial in dead)
+            and facts.staging_stands(state, info)
+        ):
+            # those of a host died one death; those that we cancelled died of us
+            blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
+            facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
+    if all(phase == "ended" for phase in info.members.values()) and info.live:
+        info.phase = "ended"
+        state.live.discard(info.job.name)
+        facts.job_over(state, info, word)
+    return actions
+
+
+def hung(state: State, event: TrialHung) -> list[Action]:
+    where = state.live_trials.get(event.trial)
+    if where is None:
+        return []
+    job, member = where
+    info = state.jobs[job]
+    if event.shard is not None:
+        facts.count_kill(state, event.shard, f"{event.trial} made no progress for {event.seconds:.0f} s")
+    state.warnings.append(f"{event.trial} made no progress for {event.seconds:.0f} s and was ended")
+    if not info.job_id:
+        return []
+    return [CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None)]
