@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from coordinator import ahead, clock, needs
@@ -68,6 +66,11 @@ class _Due:
         return True
 
 
+def _redis_trouble(error: Exception) -> str:
+    text = str(error)
+    return text if text.startswith("Redis") else f"Redis: {text}"
+
+
 class Coordinator:
     """All evaluations of a work folder. One per folder at a time (`WorkLock`)."""
 
@@ -113,11 +116,9 @@ class Coordinator:
             self._touch_lease()
             try:
                 self.keeper.ensure()
-            except (
-                RetryError,
-                OSError,
-            ) as error:  # the loop asks again; whoever restarted us may do so once only
-                self.trouble = f"Redis: {error}"
+            # the loop asks again; whoever restarted us may do so once only
+            except (RetryError, OSError) as error:
+                self.trouble = _redis_trouble(error)
                 log.warning("%s", self.trouble)
             yield
         finally:
@@ -199,24 +200,11 @@ class Coordinator:
     def release(self, node: str, gpus: int, reason: str) -> list[str]:
         """Give a node back, or as many nodes as hold `gpus` GPUs: those whose trials lose the least work first."""
         states = [r.state for r in self.running.values() if r.state.ended_at is None]
-        uses = [(s, n) for s in states for n in s.nodes.values() if n.status in needs.IN_USE]
-        if node:
-            chosen = [(s, n) for s, n in uses if n.name == node]
-        else:
-            order = {"offered": 0, "staging": 1, "ready": 2}
-            uses = [u for u in uses if u[1].lanes]
-            uses.sort(key=lambda u: (order[u[1].status], len(u[0].live_lanes(u[1].name)), u[1].name))
-            chosen, freed = [], 0
-            for state, use in uses:
-                if freed >= gpus:
-                    break
-                chosen.append((state, use))
-                freed += use.lanes * state.record.options.gpus_per_trial
-        for state, use in chosen:
-            event = NodeWithdrawn(at=clock.now(), node=use.name, reason=reason)
-            self.running[state.evaluation_id].take([event])
-            self.kept_back.add(use.name)
-        return [use.name for _, use in chosen]
+        chosen = needs.to_give_back(states, node, gpus)
+        for evaluation_id, name in chosen:
+            self.running[evaluation_id].take([NodeWithdrawn(at=clock.now(), node=name, reason=reason)])
+            self.kept_back.add(name)
+        return [name for _, name in chosen]
 
     def _clear_converted(self, ended: Running) -> None:
         """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
@@ -269,7 +257,7 @@ class Coordinator:
         try:
             self.keeper.ensure()
         except Exception as error:  # noqa: BLE001 (whatever is wrong with Redis, the loop goes on and says so)
-            self.trouble = f"Redis: {error}"
+            self.trouble = _redis_trouble(error)
             log.warning("%s", self.trouble)
 
     def _listing(self, now: float) -> list[JobState] | None:
@@ -392,24 +380,3 @@ class Coordinator:
             if on_tick is not None:
                 on_tick()
             time.sleep(max(0.0, self.pace.tick - (time.monotonic() - started)))
-
-
-class Signals:
-    """SIGINT and SIGTERM as a count to be asked for, so that no write is torn by an exception."""
-
-    def __init__(self, watched: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        self.received: list[int] = []
-        self._watched = watched
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Signals:
-        for number in self._watched:
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append(number)

@@ -13,7 +13,7 @@ from coordinator.allocation import Demand
 from coordinator.specs import holder_memory_mb
 from coordinator.state import NodeUse, State
 
-IN_USE = ("offered", "staging", "ready")
+IN_USE = ("offered", "staging", "ready")  # in the order of the work that they hold
 NO_LIMIT = 1 << 20
 
 
@@ -68,6 +68,25 @@ def gpus_in_use(states: Iterable[State]) -> int:
         for n in state.nodes.values()
         if n.status in ("staging", "ready")
     )
+
+
+def to_give_back(states: Iterable[State], node: str, gpus: int) -> list[tuple[str, str]]:
+    """(evaluation id, node) of every use of `node`; where it is "", of as many nodes as hold `gpus` GPUs: those on which
+    the least is lost, not staged yet before staged, few trials before many.
+    """
+    uses = [(s, n) for s in states for n in s.nodes.values() if n.status in IN_USE]
+    if node:
+        return [(s.evaluation_id, n.name) for s, n in uses if n.name == node]
+    ranked = sorted(
+        ((s, n) for s, n in uses if n.lanes),
+        key=lambda u: (IN_USE.index(u[1].status), len(u[0].live_lanes(u[1].name)), u[1].name),
+    )
+    chosen, freed = [], 0
+    for state, use in ranked:
+        if freed < gpus:
+            chosen.append((state.evaluation_id, use.name))
+            freed += use.lanes * state.record.options.gpus_per_trial
+    return chosen
 
 
 def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:

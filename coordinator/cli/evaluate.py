@@ -17,7 +17,7 @@ from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
 from coordinator.cli.interrupt import Interrupt
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
-from coordinator.daemon import Coordinator, Signals
+from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.intake import check_cluster, check_tasks, make_record
 from coordinator.records import EvaluationRecord
@@ -26,6 +26,7 @@ from coordinator.report.model import Report
 from coordinator.report.terminal import show
 from coordinator.running import Running
 from coordinator.service import obey_commands
+from coordinator.signals import Signals
 from coordinator.state import State
 from coordinator.trackers.live import Exporter
 

@@ -12,9 +12,9 @@ import signal
 from collections.abc import Sequence
 from typing import TextIO
 
-from coordinator.daemon import Signals
 from coordinator.report.live import Watcher
 from coordinator.running import Running
+from coordinator.signals import Signals
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
 

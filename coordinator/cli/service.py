@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 from coordinator import setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, Follower, app, find_evaluation, replay, stdout
 from coordinator.config import Config
-from coordinator.daemon import Coordinator, Signals
+from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.intake import check_tasks, judge_for, make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_status
@@ -28,6 +28,7 @@ from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.report.terminal import seconds
 from coordinator.running import Running
 from coordinator.service import Command, Service, leave_command
+from coordinator.signals import Signals
 from coordinator.state import NodeUse, State
 from coordinator.store import read_events
 from coordinator.suites import load_suite

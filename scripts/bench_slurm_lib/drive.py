@@ -18,8 +18,8 @@ from pathlib import Path
 from bench_slurm_lib import folder, synthetic
 from bench_slurm_lib.portfolio import INSTANCE, Portfolio
 from coordinator import setup
-from coordinator.daemon import Signals
 from coordinator.records import EvaluationRecord, evaluation_id
+from coordinator.signals import Signals
 
 CHECKPOINT_MB = 64
 
