@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coordinator import ahead, clock, needs
+from coordinator import ahead, clock, kept_back, needs
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
@@ -92,7 +92,6 @@ class Coordinator:
         self.grace = grace
         self.running: dict[str, Running] = {}
         self.nodes: list[NodeState] = []
-        self.kept_back: set[str] = set()  # nodes that were given back on request: not taken again
         self.trouble: str = ""  # the last thing that was away; shown to whoever watches
         self._due = _Due()
         self._broken: dict[str, Path] = {}
@@ -197,14 +196,18 @@ class Coordinator:
             raise KeyError(evaluation_id)
         self.running[evaluation_id] = running
 
-    def release(self, node: str, gpus: int, reason: str) -> list[str]:
-        """Give a node back, or as many nodes as hold `gpus` GPUs: those whose trials lose the least work first."""
-        states = [r.state for r in self.running.values() if r.state.ended_at is None]
-        chosen = needs.to_give_back(states, node, gpus)
-        for evaluation_id, name in chosen:
-            self.running[evaluation_id].take([NodeWithdrawn(at=clock.now(), node=name, reason=reason)])
-            self.kept_back.add(name)
-        return [name for _, name in chosen]
+    def release(self, nodes: Sequence[str], until: float, reason: str) -> None:
+        """Give these nodes back and take none of them again before `until` (unix seconds); a time that is over means that
+        they may be taken. OSError where the disk refuses to note it: nothing is given back then.
+        """
+        now = clock.now()
+        kept_back.keep(self.performer.site.paths.kept_back, nodes, until, now)
+        if until <= now:
+            return
+        for use in needs.uses(r.state for r in self.running.values() if r.state.ended_at is None):
+            if use.node in nodes:
+                event = NodeWithdrawn(at=now, node=use.node, reason=reason)
+                self.running[use.evaluation_id].take([event])
 
     def _clear_converted(self, ended: Running) -> None:
         """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
@@ -312,6 +315,9 @@ class Coordinator:
     def _states(self) -> list[State]:
         return [running.state for running in self.running.values()]
 
+    def _kept_back(self, now: float) -> set[str]:
+        return set(kept_back.read(self.performer.site.paths.kept_back, now))
+
     def _offer(self, now: float) -> None:
         states = self._states()
         in_use = any(state.nodes for state in states)
@@ -336,7 +342,8 @@ class Coordinator:
             ]
             self._guarded(evaluation_id, lambda r, gone=gone: r.take(gone))  # type: ignore[misc]
         states = self._states()  # those that the disk refused are gone
-        free = [n for n in self.nodes if n.name not in self.kept_back]
+        kept = self._kept_back(now)
+        free = [n for n in self.nodes if n.name not in kept]
         offered = allocate(
             free, demands, self.limits, gpus_in_use=needs.gpus_in_use(states), promised=needs.promised(states)
         )
@@ -355,7 +362,7 @@ class Coordinator:
             n for n in self.nodes if not n.best_effort
         ]  # weights that wait are not worth being preempted
         for evaluation_id, names in ahead.choose(
-            certain, candidates, held, self.limits, share=share, kept_back=self.kept_back
+            certain, candidates, held, self.limits, share=share, kept_back=self._kept_back(now)
         ).items():
             event = MemoryOffered(at=now, nodes=names)
             self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
@@ -363,7 +370,7 @@ class Coordinator:
     def _linger(self, state: State, node: str) -> float:
         """Seconds that a holder released there keeps its pages: some, where one waits that may write them over."""
         seconds, record = self.performer.site.linger_seconds, state.record
-        if not seconds or node in self.kept_back:
+        if not seconds or node in self._kept_back(clock.now()):
             return 0.0
         there = next((n for n in self.nodes if n.name == node), None)
         waiting = needs.waiting(self._states(), needs.demands(self._states()))

@@ -7,6 +7,7 @@ It does not know: what is free, or who is served first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from coordinator.ahead import Candidate, Held
 from coordinator.allocation import Demand
@@ -70,23 +71,53 @@ def gpus_in_use(states: Iterable[State]) -> int:
     )
 
 
-def to_give_back(states: Iterable[State], node: str, gpus: int) -> list[tuple[str, str]]:
-    """(evaluation id, node) of every use of `node`; where it is "", of as many nodes as hold `gpus` GPUs: those on which
-    the least is lost, not staged yet before staged, few trials before many.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What an evaluation has on a node: `gpus` that it may run trials on, `trials` that live."""
+
+    evaluation_id: str
+    node: str
+    status: str
+    gpus: int
+    trials: int
+
+
+def uses(states: Iterable[State]) -> list[Use]:
+    """Every node that is in use, once for each evaluation that uses it."""
+    return [
+        Use(
+            evaluation_id=state.evaluation_id,
+            node=node.name,
+            status=node.status,
+            gpus=node.lanes * state.record.options.gpus_per_trial,
+            trials=len(state.live_lanes(node.name)),
+        )
+        for state in states
+        for node in state.nodes.values()
+        if node.status in IN_USE
+    ]
+
+
+def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
+    """As many nodes as hold `gpus` GPUs (all, where they hold fewer), those on which the least is lost first: nothing
+    staged yet before staged weights, few trials before many.
     """
-    uses = [(s, n) for s in states for n in s.nodes.values() if n.status in IN_USE]
-    if node:
-        return [(s.evaluation_id, n.name) for s, n in uses if n.name == node]
-    ranked = sorted(
-        ((s, n) for s, n in uses if n.lanes),
-        key=lambda u: (IN_USE.index(u[1].status), len(u[0].live_lanes(u[1].name)), u[1].name),
-    )
-    chosen, freed = [], 0
-    for state, use in ranked:
-        if freed < gpus:
-            chosen.append((state.evaluation_id, use.name))
-            freed += use.lanes * state.record.options.gpus_per_trial
-    return chosen
+    by_node: dict[str, list[Use]] = {}
+    for use in used:
+        by_node.setdefault(use.node, []).append(use)
+
+    def loss(node: str) -> tuple[int, int, str]:
+        there = by_node[node]
+        return max(IN_USE.index(u.status) for u in there), sum(u.trials for u in there), node
+
+    chosen: list[str] = []
+    freed = 0
+    for node in sorted(by_node, key=loss):
+        here = sum(u.gpus for u in by_node[node])
+        if here and freed < gpus:
+            chosen.append(node)
+            freed += here
+    return tuple(chosen)
 
 
 def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:

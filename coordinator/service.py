@@ -47,8 +47,8 @@ class Command(Record):
 
     command: Literal["cancel", "retry", "release"]
     evaluation_id: str = ""
-    node: str = ""
-    gpus: int = 0
+    nodes: tuple[str, ...] = ()
+    seconds: float = 0.0  # that nodes given back are not taken again; 0: take them again
     reason: str = "asked"
 
 
@@ -81,7 +81,7 @@ def _obey(coordinator: Coordinator, command: Command) -> None:
         coordinator.revive(command.evaluation_id)
         coordinator.retry(command.evaluation_id)
     else:
-        coordinator.release(command.node, command.gpus, command.reason)
+        coordinator.release(command.nodes, clock.now() + command.seconds, command.reason)
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ class WorkPaths:
         self.cache = self.root / "cache"
         self.judgements = self.cache / "judgements"
         self.spool = self.root / "spool"
+        self.kept_back = self.root / "kept_back.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)

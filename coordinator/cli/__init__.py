@@ -10,11 +10,11 @@ import sys
 
 from rich.console import Console
 
-from coordinator.cli import doctor, evaluate, series, service, tools
+from coordinator.cli import commands, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
 from coordinator.errors import BugError, EvalspanError, OperatorError
 
-__all__ = ["app", "doctor", "evaluate", "main", "series", "service", "tools"]
+__all__ = ["app", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`evalspan daemon | submit | status | watch | cancel | retry | release | logs`: evaluations that run by themselves."""
+"""`evalspan daemon | submit | status | watch | logs`: evaluations that run by themselves."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
-from coordinator import setup
+from coordinator import kept_back, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, Follower, app, find_evaluation, replay, stdout
 from coordinator.config import Config
-from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.intake import check_tasks, judge_for, make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.report.terminal import seconds
 from coordinator.running import Running
-from coordinator.service import Command, Service, leave_command
+from coordinator.service import Service
 from coordinator.signals import Signals
 from coordinator.state import NodeUse, State
 from coordinator.store import read_events
@@ -249,10 +248,17 @@ def status(
     states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
     rows = [_row(state, paths.evaluation(state.evaluation_id)) for state in states]
     alive = daemon_alive(paths)
+    now = time.time()
+    kept = {node: until - now for node, until in sorted(kept_back.read(paths.kept_back, now).items())}
     if as_json:
-        stdout().print_json(json.dumps({"schema_version": 1, "daemon": alive, "evaluations": rows}))
+        shown = {"schema_version": 1, "daemon": alive, "evaluations": rows, "kept_back_seconds": kept}
+        stdout().print_json(json.dumps(shown))
         return
     show_status(stdout(), rows)
+    for node, left in kept.items():
+        again = f"evalspan release {node} --minutes 0"
+        said = f"{node} was given back and is not taken for {seconds(left)} more (`{again}` lets it be taken)"
+        stdout().print(said, style="yellow", soft_wrap=True, highlight=False, markup=False)
     stdout().print(f"daemon: {'running' if alive else 'not running'}")
 
 
@@ -283,85 +289,6 @@ def watch(
             time.sleep(0.5)
     if not signals.received:
         stdout().print("nothing runs (any more): `evalspan status` lists what there is", soft_wrap=True)
-
-
-def _ask(config: Config, evaluation: str, command: Command) -> None:
-    """Through the daemon where one runs; else do it here, with the same loop."""
-    state, _, _ = find_evaluation(config, evaluation)
-    paths = WorkPaths(config.work_dir)
-    command = command.model_copy(update={"evaluation_id": state.evaluation_id})
-    if daemon_alive(paths):
-        leave_command(paths, command)
-        said = f"{command.command} of {state.evaluation_id} is asked for"
-        stdout().print(said, soft_wrap=True, highlight=False)
-        return
-    coordinator = setup.coordinator_of(config)
-    with coordinator.in_charge(), Watcher(Console(stderr=True)) as watcher:
-        coordinator.revive(state.evaluation_id)
-        if command.command == "cancel":
-            coordinator.cancel(state.evaluation_id, command.reason)
-        else:
-            coordinator.retry(state.evaluation_id)
-        coordinator.run(
-            lambda: _over(coordinator, state.evaluation_id),
-            lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
-        )
-
-
-def _over(coordinator: Coordinator, evaluation_id: str) -> bool:
-    running = coordinator.running.get(evaluation_id)
-    return running is not None and running.state.ended_at is not None
-
-
-@app.command()
-def cancel(
-    evaluation: EVALUATION,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-    reason: Annotated[str, typer.Option(help="Shown in the report.")] = "asked",
-) -> None:
-    """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays.
-
-    Example:
-
-    evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
-    """
-    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
-
-
-@app.command()
-def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Try the failed tasks of an evaluation again, and items without a score; what is done is kept.
-
-    Example:
-
-    evalspan retry step-1000-core-1a2b3c4d
-    """
-    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
-
-
-@app.command()
-def release(
-    node: Annotated[str | None, typer.Argument(help="Node to give back.")] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="Or: as many GPUs, wherever the least work is lost.")] = 0,
-    config: CONFIG = None,
-    work_dir: WORK_DIR = None,
-) -> None:
-    """Give nodes back to others; their shards go on elsewhere.
-
-    Examples:
-
-    evalspan release node17
-
-    evalspan release --gpus 8
-    """
-    if bool(node) == bool(gpus):
-        raise OperatorError("name a node, or say --gpus K")
-    settings = setup.load(config, {"work_dir": work_dir})
-    paths = WorkPaths(settings.work_dir)
-    if not daemon_alive(paths):
-        raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    leave_command(paths, Command(command="release", node=node or "", gpus=gpus))
 
 
 @app.command()

@@ -150,6 +150,35 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         assert process.returncode == 0
 
 
+def test_a_node_that_is_asked_back_is_left_alone_by_the_next_daemon_too(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """`release` says what it costs and cancels it; killed and started again, the daemon waits until it may be taken, and
+    goes on to the same scores. A name that nobody knows is refused."""
+    with daemon(site) as (process, log):
+        site.run(site.command("submit", str(site.model), "--suite", str(site.suite)))
+        wait(lambda: processes(site, "trial"), "a trial", log)
+        wrong = site.run(site.command("release", "locl"))
+        assert wrong.returncode == 2
+        assert "nearest: local" in wrong.stderr
+        told = site.run(site.command("release", "--gpus", "1"))
+        assert told.stdout.startswith("local is asked back (2 GPUs of "), told.stderr
+        wait(lambda: not processes(site, "trial", "stage"), "its jobs are gone", log)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with daemon(site, "--until-idle") as (process, log):
+        wait(lambda: "restarted" in [e["kind"] for e in events(site)], "it is taken up", log)
+        shown = json.loads(site.run(site.command("status", "--json")).stdout)
+        assert 0 < shown["kept_back_seconds"]["local"] <= 3600
+        again = site.run(site.command("release", "local", "--minutes", "0"))
+        assert again.stdout == "local may be taken again\n", again.stderr
+        wait(lambda: process.poll() is not None, "it ends", log)
+    kinds = [e["kind"] for e in events(site)]
+    assert kinds.index("node-withdrawn") < kinds.index("restarted")
+    assert "nodes-offered" not in kinds[kinds.index("node-withdrawn") : kinds.index("restarted")]
+    assert dict(site.results()["results"]) == expected
+
+
 def _folder(site: Any, step: int) -> Path | None:
     return next((p.parent for p in site.work.glob(f"step-{step}-*/journal.jsonl")), None)
 

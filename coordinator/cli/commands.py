@@ -1,0 +1,134 @@
+"""`evalspan cancel | retry | release`: what a person asks of evaluations that run, or have ended."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator import needs, setup
+from coordinator.cli.app import CONFIG, WORK_DIR, app, find_evaluation, stdout
+from coordinator.cli.service import EVALUATION, daemon_alive, evaluations
+from coordinator.cluster import ClusterError
+from coordinator.config import Config
+from coordinator.daemon import Coordinator
+from coordinator.errors import OperatorError
+from coordinator.report.live import Watcher
+from coordinator.report.terminal import seconds
+from coordinator.service import Command, leave_command
+from evaljobs.paths import WorkPaths
+
+
+def _ask(config: Config, evaluation: str, command: Command) -> None:
+    """Through the daemon where one runs; else do it here, with the same loop."""
+    state, _, _ = find_evaluation(config, evaluation)
+    paths = WorkPaths(config.work_dir)
+    command = command.model_copy(update={"evaluation_id": state.evaluation_id})
+    if daemon_alive(paths):
+        leave_command(paths, command)
+        said = f"{command.command} of {state.evaluation_id} is asked for"
+        stdout().print(said, soft_wrap=True, highlight=False)
+        return
+    coordinator = setup.coordinator_of(config)
+    with coordinator.in_charge(), Watcher(Console(stderr=True)) as watcher:
+        coordinator.revive(state.evaluation_id)
+        if command.command == "cancel":
+            coordinator.cancel(state.evaluation_id, command.reason)
+        else:
+            coordinator.retry(state.evaluation_id)
+        coordinator.run(
+            lambda: _over(coordinator, state.evaluation_id),
+            lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
+        )
+
+
+def _over(coordinator: Coordinator, evaluation_id: str) -> bool:
+    running = coordinator.running.get(evaluation_id)
+    return running is not None and running.state.ended_at is not None
+
+
+@app.command()
+def cancel(
+    evaluation: EVALUATION,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+    reason: Annotated[str, typer.Option(help="Shown in the report.")] = "asked",
+) -> None:
+    """Stop an evaluation: its jobs are cancelled and node memory is cleared. What is scored stays.
+
+    Example:
+
+    evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
+    """
+    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
+
+
+@app.command()
+def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+    """Try the failed tasks of an evaluation again, and items without a score; what is done is kept.
+
+    Example:
+
+    evalspan retry step-1000-core-1a2b3c4d
+    """
+    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
+
+
+@app.command()
+def release(
+    node: Annotated[str | None, typer.Argument(help="Node to give back.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="Or: as many GPUs, wherever the least work is lost.")] = 0,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="Not taken again for so long; 0: take it again now.")
+    ] = 60.0,
+    config: CONFIG = None,
+    work_dir: WORK_DIR = None,
+) -> None:
+    """Give nodes back to others, whole; their shards go on elsewhere.
+
+    Examples:
+
+    evalspan release node17
+
+    evalspan release --gpus 8 --minutes 240
+
+    evalspan release node17 --minutes 0
+    """
+    if bool(node) == bool(gpus):
+        raise OperatorError("name a node, or say --gpus K")
+    settings = setup.load(config, {"work_dir": work_dir})
+    paths = WorkPaths(settings.work_dir)
+    if not daemon_alive(paths):
+        raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
+    used = needs.uses(s for s in evaluations(settings) if s.ended_at is None)
+    if node:
+        _check_node(settings, node, used)
+    names = (node,) if node else needs.to_give_back(used, gpus)
+    if not names:
+        raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
+    leave_command(paths, Command(command="release", nodes=names, seconds=60 * minutes))
+    for name in names:
+        stdout().print(_given_back(name, used, minutes), soft_wrap=True, highlight=False, markup=False)
+
+
+def _check_node(config: Config, node: str, used: Sequence[needs.Use]) -> None:
+    """A name that neither an evaluation nor the cluster knows is refused; a cluster that is away is not asked twice."""
+    if any(use.node == node for use in used):
+        return
+    try:
+        known = [n.name for n in setup.cluster_of(config).nodes()]
+    except ClusterError:
+        return
+    if node not in known:
+        near = ", ".join(difflib.get_close_matches(node, known, n=3, cutoff=0.5)) or "none"
+        raise OperatorError(f"the cluster has no node {node!r} for us (nearest: {near})")
+
+
+def _given_back(node: str, used: Sequence[needs.Use], minutes: float) -> str:
+    if not minutes:
+        return f"{node} may be taken again"
+    there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
+    return f"{node} is asked back ({'; '.join(there) or 'not in use'}) and not taken again for {seconds(60 * minutes)}"

@@ -1,0 +1,94 @@
+"""Nodes that are given back: those that cost the least, and not taken again before their time."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from daemon.test_elastic import coordinator_on
+from hypothesis import given
+from hypothesis import strategies as st
+from world_parts import record
+
+from coordinator import clock, kept_back
+from coordinator.needs import IN_USE, Use, to_give_back
+from coordinator.testing import FakeCluster, fake_node
+
+USES = st.lists(
+    st.builds(
+        Use,
+        evaluation_id=st.sampled_from(["a", "b"]),
+        node=st.sampled_from(["n1", "n2", "n3", "n4"]),
+        status=st.sampled_from(IN_USE),
+        gpus=st.integers(0, 8),
+        trials=st.integers(0, 8),
+    ),
+    max_size=8,
+    unique_by=lambda use: (use.evaluation_id, use.node),
+)
+
+
+@given(USES, st.integers(1, 40))
+def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses: list[Use], gpus: int) -> None:
+    """No node without GPUs; enough, where there are enough; none too many; none that loses more than one that is kept."""
+    chosen = to_give_back(uses, gpus)
+    hold = {n: sum(u.gpus for u in uses if u.node == n) for n in {u.node for u in uses}}
+    loss = {
+        n: (
+            max(IN_USE.index(u.status) for u in uses if u.node == n),
+            sum(u.trials for u in uses if u.node == n),
+        )
+        for n in hold
+    }
+    assert all(hold[n] for n in chosen)
+    assert sum(hold[n] for n in chosen) >= min(gpus, sum(hold.values()))
+    assert sum(hold[n] for n in chosen[:-1]) < gpus
+    kept = [n for n in hold if hold[n] and n not in chosen]
+    assert all(loss[a] <= loss[b] for a, b in itertools.product(chosen, kept))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(0, 100)), max_size=8))
+def test_the_last_word_on_a_node_counts_until_its_time_is_over(
+    tmp_path_factory: pytest.TempPathFactory, words: list[tuple[str, float, float]]
+) -> None:
+    """Kept back to the second; a time that is over takes back what was said before; nothing else is forgotten."""
+    path = tmp_path_factory.mktemp("w") / "kept_back.json"
+    said: dict[str, float] = {}
+    now = 0.0
+    for node, until, passed in words:
+        now += passed
+        left = kept_back.keep(path, [node], until, now)
+        said[node] = until
+        assert left == kept_back.read(path, now) == {n: at for n, at in said.items() if at > now}
+
+
+def test_a_node_that_is_given_back_is_left_alone_until_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its jobs are cancelled and it is offered to nobody, by the next coordinator neither; another node is used; after its
+    time, or where that is taken back, it is used again."""
+    now = 1000.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    coordinator = coordinator_on(tmp_path, cluster)
+    running = coordinator.accept(record())
+    coordinator.tick()
+    (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
+    coordinator.release(("n1",), now + 60, "asked")
+    coordinator.tick()
+    assert running.state.nodes["n1"].status == "withdrawn"
+    assert not [j for j in cluster.jobs() if j.name == holder.name and j.phase != "ended"]
+    coordinator = coordinator_on(tmp_path, cluster)
+    running = coordinator.accept(record())
+    now += 59
+    coordinator.tick()
+    assert running.state.nodes["n1"].status == "withdrawn"
+    now += 2
+    coordinator.tick()
+    assert running.state.nodes["n1"].status == "staging"
+    coordinator.release(("n1",), now + 60, "asked")
+    coordinator.tick()
+    coordinator.release(("n1",), now, "asked")
+    coordinator.tick()
+    assert running.state.nodes["n1"].status == "staging"
