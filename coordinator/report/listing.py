@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.report.terminal import seconds
+from coordinator.report.terminal import by_reason, seconds
 from coordinator.state import State
 from evaljobs.outcomes import OUTCOME, Failed
 from evaljobs.paths import EvaluationPaths
@@ -91,7 +91,7 @@ def _said(figures: Sequence[str]) -> Iterable[str]:
 
 def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What went wrong, worst first, with its colour."""
-    for name, why in {**row["errors"], **row["nodes_aside"]}.items():
+    for name, why in {**by_reason(row["errors"]), **row["nodes_aside"]}.items():
         yield f"{name}: {why}", "red"
     if row["waits_seconds"] is not None:
         yield f"all nodes are set aside: it waits for {seconds(row['waits_seconds'])} more", "red"
@@ -99,7 +99,9 @@ def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield f"{name} {why}", "yellow"
     for name, why in row["failed_jobs"].items():
         yield (
-            f"{name} failed and was made up for: {why}" if row["stage"] == "ended" else f"{name}: {why}",
+            f"{name} failed and was made up for: {why}"
+            if row["stage"] in ("ended", "cancelled")
+            else f"{name}: {why}",
             "yellow",
         )
     for name, why in row["trackers"].items():

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.report.series import ScoreValue, scores_of
-from coordinator.report.terminal import seconds
+from coordinator.report.terminal import by_reason, seconds
 from coordinator.running import Running
 from coordinator.state import EntryState, State
 
@@ -37,7 +37,7 @@ STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
 def stage_of(state: State) -> str:
     """The stage in one word, the furthest that is under way."""
     if state.ended_at is not None or state.results_written:
-        return "clearing" if state.ended_at is None else "ended"
+        return "clearing" if state.ended_at is None else "cancelled" if state.cancelled else "ended"
     if state.cancelled or state.fatal:
         return "ending"
     if state.leaves and state.todo == 0:
@@ -158,16 +158,14 @@ def _metrics(state: State) -> Text | None:
 
 def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableType]:
     """A line per scored or failed task, the last ones where there are many; then what is still open, in a line."""
-    ended = [e for e in state.entries if e.terminal]
-    yield Text(f"  {sum(e.status == 'scored' for e in ended)}/{len(state.entries)} tasks scored", style="dim")
-    if len(ended) > MAX_ENTRIES:
-        yield Text(f"    ... and {len(ended) - MAX_ENTRIES} before these", style="dim")
-    for entry in ended[-MAX_ENTRIES:]:
-        if entry.status == "failed":
-            yield Text(
-                f"    {entry.name}: {entry.error}", style="bold red", no_wrap=True, overflow="ellipsis"
-            )
-            continue
+    scored = [e for e in state.entries if e.status == "scored"]
+    yield Text(f"  {len(scored)}/{len(state.entries)} tasks scored", style="dim")
+    failed = {e.name: e.error for e in state.entries if e.status == "failed"}
+    for names, why in by_reason(failed).items():
+        yield Text(f"    {names}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
+    if len(scored) > MAX_ENTRIES:
+        yield Text(f"    ... and {len(scored) - MAX_ENTRIES} before these", style="dim")
+    for entry in scored[-MAX_ENTRIES:]:
         values = scores.of(entry)
         own = {v.task for v in values} == {entry.name}
         told = [f"{'' if own else v.task + ' '}{_value(v)}" for v in values[:4]]
@@ -281,11 +279,13 @@ class Watcher:
         scored = sum(e.status == "scored" for e in state.entries)
         shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
         age = f"[{seconds(now - state.record.accepted_at):>9}] {state.evaluation_id}"
-        for entry in state.entries:
-            if entry.terminal and (state.evaluation_id, entry.name) not in self._told:
-                self._told.add((state.evaluation_id, entry.name))
-                told = entry.error or "  ".join(map(_value, self._scores.of(entry)))
-                self._print(f"{age}: {entry.name}: {told}")
+        fresh = [e for e in state.entries if e.terminal and (state.evaluation_id, e.name) not in self._told]
+        self._told |= {(state.evaluation_id, e.name) for e in fresh}
+        for names, why in by_reason({e.name: e.error for e in fresh if e.status == "failed"}).items():
+            self._print(f"{age}: {names}: {why}")
+        for entry in fresh:
+            if entry.status == "scored":
+                self._print(f"{age}: {entry.name}: {'  '.join(map(_value, self._scores.of(entry)))}")
         line = f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored"
         self._line(state.evaluation_id, line, now, age + ": ")
 

@@ -33,6 +33,17 @@ def seconds(value: float | None) -> str:
     return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
 
 
+def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
+    """Names of one reason together, with it: a suite of 60 tasks that is cancelled says so once. Three names at most."""
+    names: dict[str, list[str]] = {}
+    for name, why in errors.items():
+        names.setdefault(why, []).append(name)
+    return {
+        ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else ""): why
+        for why, alike in names.items()
+    }
+
+
 def size(value: int) -> str:
     number = float(value)
     for unit in ("B", "kB", "MB", "GB"):
@@ -237,10 +248,10 @@ def show(
     ]
     if report.gpus:
         parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
+    failed = {e.name: e.error for e in report.entries if e.status == "failed"}
+    parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     for entry in report.entries:
-        if entry.status == "failed":
-            parts.append(Text(f"FAILED {entry.name}: {entry.error}", style="bold red"))
-        elif entry.unscored:
+        if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"
             text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
             parts.append(Text(text, style="bold red"))

@@ -16,6 +16,7 @@ from trackers.conftest import leave, results
 
 from coordinator.records import EvaluationRecord
 from coordinator.report.live import Scores, Watcher, eta_seconds, screen
+from coordinator.report.terminal import by_reason
 from coordinator.state import EntryState, NodeUse, ShardState, State
 from evaljobs.contract import FrameRef
 from evaljobs.work_queue import Progress, QueueSnapshot
@@ -118,3 +119,24 @@ def test_in_a_pipe_each_change_and_each_score_is_a_line(tmp_path, dumb):
     assert all("step-1000-mini-00001000" in line for line in lines)
     assert "exact_match 0.2500 ± 0.0100" in lines[0]
     assert lines[1].endswith("inference, 5/12 shards, 1/2 scored")
+
+
+def test_what_ended_sixty_tasks_is_told_once(tmp_path):
+    """In the screen, in a pipe and in a listing: the first names, how many more, and the reason, in one line."""
+    one = running(tmp_path)
+    why = "cancelled: stale: step-3 is newer"
+    one.state.entries = [
+        EntryState(index=i, name=f"task{i}", status="failed", error=why if i else "no data")
+        for i in range(60)
+    ]
+    told = [f"task1, task2, task3 and 56 more: {why}", "task0: no data"]
+    out = io.StringIO()
+    with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
+        watcher.show([one], "")
+        watcher.show([one], "")
+    errors = {e.name: e.error for e in one.state.entries}
+    for text in (out.getvalue(), drawn(one, 200)):
+        for line in told:
+            assert text.count(line) == 1, text
+        assert text.count("cancelled") == 1
+    assert by_reason(errors) == dict(line.split(": ", 1) for line in told)
