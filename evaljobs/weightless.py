@@ -7,6 +7,7 @@ It does not know: tasks, files.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from evaljobs.contract import ModelOptions
@@ -66,6 +67,10 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     try:
         lm = Weightless(**arguments)
     except OSError as error:
+        if not Path(model_dir).is_dir():
+            raise OperatorError(
+                f"{model_dir} is gone: the checkpoint was deleted while it was needed"
+            ) from error
         raise OperatorError(f"{model_dir} has no config or tokenizer: {one_line(error)}") from error
     lm.is_text = own is None
     return lm

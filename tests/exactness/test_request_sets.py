@@ -132,6 +132,13 @@ def test_changed_data_files_are_built_anew(model_dir: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.model
+def test_a_checkpoint_that_was_deleted_is_called_that(tmp_path: Path) -> None:
+    """Not by what a library says of a path that it takes for a name on a hub."""
+    with pytest.raises(OperatorError, match="step-1 is gone: the checkpoint was deleted while it was needed"):
+        requests.build(spec(tmp_path / "step-1", tmp_path))
+
+
+@pytest.mark.model
 def test_an_unknown_task_names_the_nearest(model_dir: Path, tmp_path: Path) -> None:
     """The operator is told which names come near."""
     with pytest.raises(OperatorError, match="nearest: toy_choice"):
