@@ -67,13 +67,15 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     try:
         lm = Weightless(**arguments)
     except OSError as error:
-        if not Path(model_dir).is_dir():
-            raise OperatorError(
-                f"{model_dir} is gone: the checkpoint was deleted while it was needed"
-            ) from error
-        raise OperatorError(f"{model_dir} has no config or tokenizer: {one_line(error)}") from error
+        raise OperatorError(_unreadable(model_dir, error)) from error
     lm.is_text = own is None
     return lm
+
+
+def _unreadable(model_dir: str, error: OSError) -> str:
+    if not Path(model_dir).is_dir():
+        return f"{model_dir} is gone: the checkpoint was deleted while it was needed"
+    return f"{model_dir} has no config or tokenizer: {one_line(error)}"
 
 
 def keep_histories(lm: Any) -> None:

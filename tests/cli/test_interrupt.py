@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dev_cluster.testing import wait_until
 
 pytestmark = pytest.mark.model
 TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
@@ -70,8 +72,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "evalspan.toml").write_text(CONFIG)
     (tmp_path / "toys.toml").write_text(SUITE)
     yield tmp_path
-    for pid in _left(tmp_path):
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGKILL):  # told first: a holder clears node memory
+        for pid in _left(tmp_path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not _left(tmp_path), "its processes end", 20.0)
 
 
 def _left(folder: Path) -> list[int]:
