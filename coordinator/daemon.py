@@ -51,6 +51,7 @@ class Pace:
     nodes: float = 10.0
     redis: float = 2.0
     lease: float = 30.0
+    submit: float = 1.0  # that a tick submits jobs for at most, if more than one command
 
 
 @dataclass(slots=True)
@@ -242,10 +243,20 @@ class Coordinator:
         for evaluation_id in list(self.running):
             self._guarded(evaluation_id, lambda r: r.observe(listing, clock.now()))
         self._offer(now)
+        self._submit()
         self._mend()
         for running in self.running.values():
             if running.state.ended_at is not None:
                 self._clear_converted(running)
+
+    def _submit(self) -> None:
+        """Jobs that evaluations have called for, in the order in which they are served."""
+        deadline = time.monotonic() + self.pace.submit
+        order = sorted(
+            self.running.values(), key=lambda r: (-r.state.record.priority, r.state.record.accepted_at)
+        )
+        for running in order:
+            self._guarded(running.state.evaluation_id, lambda r: r.submit(deadline))
 
     def _touch_lease(self) -> None:
         path = self.performer.site.paths.lease
@@ -332,15 +343,7 @@ class Coordinator:
             self.trouble = f"no news of nodes: {error}"
             log.warning("%s", self.trouble)
             return
-        usable = {n.name for n in self.nodes if n.usable}
-        known = {n.name for n in self.nodes}
-        for evaluation_id, running in list(self.running.items()):
-            gone = [
-                NodeWithdrawn(at=now, node=n.name, reason="the cluster says it is down or drained")
-                for n in running.state.nodes.values()
-                if n.status in needs.IN_USE and n.name in known and n.name not in usable
-            ]
-            self._guarded(evaluation_id, lambda r, gone=gone: r.take(gone))  # type: ignore[misc]
+        self._withdraw(now)
         states = self._states()  # those that the disk refused are gone
         kept = self._kept_back(now)
         free = [n for n in self.nodes if n.name not in kept]
@@ -352,6 +355,24 @@ class Coordinator:
                 event = NodesOffered(at=now, offers=offers)
                 self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
         self._stage_ahead(demands, now)
+
+    def _withdraw(self, now: float) -> None:
+        """Nodes that an evaluation can no longer use, or whose memory it must leave to who has the GPUs there."""
+        unusable = {n.name for n in self.nodes if not n.usable}
+        lost = [
+            (state.evaluation_id, use.name, "the cluster says it is down or drained")
+            for state in self._states()
+            for use in state.nodes.values()
+            if use.status in needs.IN_USE and use.name in unusable
+        ]
+        lost += [
+            (*use, "its memory is needed by who has the GPUs")
+            for use in needs.in_the_way(self._states(), self.nodes)
+        ]
+        for evaluation_id, node, reason in lost:
+            if evaluation_id in self.running:  # the disk may have refused one of two
+                event = NodeWithdrawn(at=now, node=node, reason=reason)
+                self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
 
     def _stage_ahead(self, demands: Sequence[Demand], now: float) -> None:
         """While GPUs are busy, the next checkpoint's weights may come to the nodes that will have them free."""

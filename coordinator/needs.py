@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from coordinator.ahead import Candidate, Held
 from coordinator.allocation import Demand
+from coordinator.cluster import NodeState
 from coordinator.specs import holder_memory_mb
 from coordinator.state import NodeUse, State
 
@@ -139,6 +140,33 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
                 )
             )
     return candidates
+
+
+def in_the_way(states: Iterable[State], nodes: Iterable[NodeState]) -> list[tuple[str, str]]:
+    """(evaluation id, node) of checkpoints staged ahead that must go: another evaluation was given the GPUs there, and its
+    precursor waits for their memory, so both would wait for ever. The last to be served goes first; none, where all of
+    them together would not be enough.
+    """
+    served = sorted(_open(states), key=lambda s: (-s.record.priority, s.record.accepted_at, s.evaluation_id))
+    gone: list[tuple[str, str]] = []
+    for node in nodes:
+        here = [(s, s.nodes[node.name]) for s in served if node.name in s.nodes]
+        wanted = max((_pending_mb(s, use) for s, use in here if use.lanes), default=0)
+        ahead = [(s, s.jobs[use.holder].job.memory_mb) for s, use in here if not use.lanes and use.holder]
+        free = node.memory_free_mb
+        if wanted <= free or free + sum(mb for _, mb in ahead) < wanted:
+            continue
+        while free < wanted:
+            state, megabytes = ahead.pop()
+            gone.append((state.evaluation_id, node.name))
+            free += megabytes
+    return gone
+
+
+def _pending_mb(state: State, use: NodeUse) -> int:
+    """Memory that the job which is to stage there still waits for; 0 once it runs."""
+    info = state.jobs.get(use.holder or "")
+    return info.job.memory_mb if info is not None and "pending" in info.members.values() else 0
 
 
 def held(states: Iterable[State]) -> dict[str, Held]:

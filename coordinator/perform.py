@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,10 +63,17 @@ class Performer:
     """Effects of one work folder."""
 
     def __init__(
-        self, *, site: Site, cluster: Cluster, lm_eval_version: Callable[[], str], observations: Path
+        self,
+        *,
+        site: Site,
+        cluster: Cluster,
+        lm_eval_version: Callable[[], str],
+        observations: Path,
+        at_once: int = 1,
     ) -> None:
         self.site = site
         self.cluster = cluster
+        self.at_once = at_once  # submissions that the cluster is asked for side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
         # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
@@ -133,9 +142,19 @@ class Performer:
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
+    def submit(self, state: State, actions: Sequence[SubmitJob]) -> list[AnyEvent]:
+        """Submit these, `at_once` side by side: a controller under load takes its time for each."""
+        effect = partial(self._submit_job, state)
+        if len(actions) == 1:
+            return effect(actions[0])
+        with ThreadPoolExecutor(self.at_once) as pool:
+            return [event for came in pool.map(effect, actions) for event in came]
+
     def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
         paths = self._paths(state)
         name = action.job.name
+        if state.jobs[name].released_at is not None:
+            return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
         for spec_name, spec in action.specs.items():
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":

@@ -376,10 +376,10 @@ def _finish(state: State, now: float) -> list[Action]:
         actions.append(StopWorkers())
         actions += _cancel_live(state, now)
         actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
-    for info in state.live_jobs("stage"):
+    for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
         if info.released_at is None:
             info.released_at = now
-            actions.append(ReleaseHolder(job=info.job.name))
+            actions += [ReleaseHolder(job=info.job.name)] if info.job.purpose == "stage" else []
     if state.results_written and not state.live:
         state.ended_at = now
     return actions

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from coordinator.messages import (
     ShardsDumped,
     ShardsStray,
     StragglersFound,
+    SubmitJob,
 )
 from coordinator.metric_queue import MetricQueue
 from coordinator.perform import Performer
@@ -68,6 +70,7 @@ class Running:
         self._audited_at = 0.0
         self._paced_at = 0.0
         self._cancels: list[CancelJob] = []
+        self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, stragglers.Pace] = {}
         self._metrics_audited_at = 0.0
 
@@ -156,11 +159,23 @@ class Running:
             if isinstance(action, CancelJob):
                 self._cancels.append(action)  # one command ends them all
                 continue
+            if isinstance(action, SubmitJob):
+                self._submits.append(action)  # `submit` takes its turn after all that is known
+                continue
             came = self.performer.perform(self.state, action)
             if came:
                 self.journal.append(came)
                 for event in came:
                     waiting.extend(self._step(event))
+
+    def submit(self, deadline: float) -> None:
+        """Submit what was called for, several at once, until `deadline` (monotonic seconds); what is left waits for the
+        next tick, so that however slow the cluster answers, everything else is looked at in between.
+        """
+        while self._submits and time.monotonic() < deadline:
+            count = min(self.performer.at_once, len(self._submits))
+            wave = [self._submits.popleft() for _ in range(count)]
+            self.take(self.performer.submit(self.state, wave))
 
     def observe(self, listing: Sequence[JobState] | None, now: float) -> None:
         """One tick. `listing`: all jobs of the cluster, or None where there is no news of them."""

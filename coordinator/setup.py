@@ -51,6 +51,7 @@ LOCAL_CPU_SLOTS = 2
 # looks at jobs for one at nodes: with the first looks and the last ones, under 0.2 a second at 10 s
 NODES_PACE = 1.5
 MOST_WORKERS = 64  # where the settings name no number: more would leave others little of a CPU partition
+SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side; a controller serves many users so
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
@@ -373,7 +374,11 @@ def coordinator_of(config: Config) -> Coordinator:
         return _lm_eval_version_of(site.trial_command, tuple(sorted(site.trial_env.items())))
 
     performer = Performer(
-        site=site, cluster=cluster, lm_eval_version=lm_eval_version, observations=site.paths.observations
+        site=site,
+        cluster=cluster,
+        lm_eval_version=lm_eval_version,
+        observations=site.paths.observations,
+        at_once=SUBMISSIONS_AT_ONCE if isinstance(cluster, SlurmCli) else 1,
     )
     poll = config.cluster.poll_seconds
     return Coordinator(

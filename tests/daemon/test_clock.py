@@ -6,10 +6,9 @@ import time
 
 import pytest
 from world import World
-from world_parts import SITE, Faults
+from world_parts import Faults
 
-from coordinator import clock, machine
-from coordinator import messages as m
+from coordinator import clock
 from coordinator.daemon import _Due
 
 
@@ -31,7 +30,7 @@ def test_a_coordinator_that_returns_an_hour_earlier_or_later_finishes(jump: floa
         world.tick()
     before = world.now
     world.now += jump
-    machine.step(world.state, SITE, m.Restarted(at=world.now))
+    world.restart()
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert world.now - (before + jump) < 1800

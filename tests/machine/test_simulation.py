@@ -43,6 +43,7 @@ def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float,
     """Killed jobs, lost submissions, a wiped queue, lost metric jobs, late news, restarts: all entries are scored."""
     faults = Faults(
         kill=kill,
+        submit_waits=0.2,
         submit_lost=0.05,
         submit_timeout=0.05,
         vanish=0.2,
@@ -142,8 +143,15 @@ def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None
 def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
     """Nodes drain while submissions to them are in doubt: the others score all, nothing more is submitted to a
     drained one, and no job waits for it."""
-    faults = Faults(submit_lost=0.2, submit_timeout=0.3, drain=0.1, restart=0.03, listing=0.1)
-    finished(World(seed, faults, nodes=nodes, gpus=8))
+    faults = Faults(
+        submit_waits=0.3, submit_lost=0.2, submit_timeout=0.3, drain=0.1, restart=0.03, listing=0.1
+    )
+    world = World(seed, faults, nodes=nodes, gpus=8)
+    world.run()
+    scored = all(e.status == "scored" for e in world.state.entries)
+    assert scored or "could not be submitted" in world.state.fatal, world.summary()
+    assert not world.memory, "weights left in node memory"
+    assert all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values()), "jobs left"
 
 
 @settings(max_examples=100, deadline=None)
@@ -153,6 +161,7 @@ def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> Non
     jobs: none waits for another for ever, each is scored, and nothing is left."""
     faults = Faults(
         kill=0.005,
+        submit_waits=0.2,
         submit_timeout=0.05,
         listing=0.2,
         overrun=0.02,

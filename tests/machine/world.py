@@ -51,6 +51,7 @@ class World:
         self.scored_with: dict[int, int] = {}
         self.workers_stopped = False
         self.drained: set[str] = set()
+        self.called: list[m.SubmitJob] = []  # submissions whose turn has not come
         self.slow: dict[str, float] = {}  # of the queue: trial -> times as long as the others
         self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
         event = m.Accepted(at=0.0, record=self.record)
@@ -81,7 +82,7 @@ class World:
                 found = self.record.checkpoint.model_copy(update={"converted_from": "/c"}) if there else None
                 return [m.CheckpointConverted(at=self.now, checkpoint=found, error="" if there else "gone")]
             case m.SubmitJob():
-                return self.submit(action)
+                self.called.append(action)
             case m.CancelJob():
                 self.cancel(action)
             case m.MakePlan():
@@ -122,8 +123,15 @@ class World:
                 pass
         return []
 
+    def submit_called(self) -> None:
+        """As `Running.submit`: in the order of the calls, some in a later tick; none whose end was called for meanwhile."""
+        while self.called and self.dice.random() >= self.faults.submit_waits:
+            self.take(self.submit(self.called.pop(0)))
+
     def submit(self, action: m.SubmitJob) -> list[m.AnyEvent]:
         name = action.job.name
+        if self.state.jobs[name].released_at is not None:
+            return [m.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
         assert action.job.node not in self.drained, f"{name} would wait for a drained node"
         roll = self.dice.random()
         if roll < self.faults.submit_lost:
@@ -378,6 +386,7 @@ class World:
         missing = observe.missing_metrics(self.state, self.rq, 5.0, self.now)
         self.take(observe.metric_events(missing, self.given_up, self.now))
         self.nodes()
+        self.submit_called()
 
     def nodes(self) -> None:
         used = {n.name for n in self.state.nodes.values() if n.status != "withdrawn"}
@@ -408,6 +417,7 @@ class World:
     def restart(self) -> None:
         """SIGKILL: what is not journalled is gone, and every outcome file is found again."""
         self.outcomes = list(self.left)
+        self.called = []
         self.state = replay(self.journal)
         self.seen = observe.Sightings()
         if self.state.ended_at is None:

@@ -25,6 +25,7 @@ SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",)
 class Faults:
     """Probabilities per chance."""
 
+    submit_waits: float = 0.0  # a submission, and all behind it, wait for the next tick
     submit_lost: float = 0.0  # an acknowledged or timed-out submission that never happened
     submit_timeout: float = 0.0  # a submission that happened and then timed out
     kill: float = 0.0  # a running member dies without a word

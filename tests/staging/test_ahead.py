@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staging.world import World as Node
 
-from coordinator import ahead
+from coordinator import ahead, machine, needs
 from coordinator import messages as m
 from coordinator.allocation import Demand, Limits
 from coordinator.cluster import Job, NodeState
@@ -20,6 +21,7 @@ from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, evaluation_id, job_token
 from coordinator.specs import Site, holder_memory_mb
+from coordinator.state import JobInfo, NodeUse, State
 from coordinator.testing import FakeCluster, fake_node
 from evaljobs.contract import Release
 from evaljobs.files import write_outcome
@@ -110,7 +112,7 @@ class _AheadWorld(World):
     def nodes(self) -> None:
         if self.state.looked_up and not self.state.nodes:
             self.take([m.MemoryOffered(at=self.now, nodes=tuple(self.node_names))])
-        if self.state.nodes and self.dice.random() < 0.3:
+        elif self.state.nodes and self.dice.random() < 0.3:
             offers = tuple(
                 m.Offer(node=n.name, gpus=2, memory_mb=1000)
                 for n in self.state.nodes.values()
@@ -321,3 +323,41 @@ def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: Node, fits: 
         assert failed.blame == "retry"
         assert "not staged ahead of its GPUs" in failed.error
     assert world.nothing_left()
+
+
+@given(
+    free=st.integers(0, 1000),
+    wanted=st.integers(0, 1000),
+    phase=st.sampled_from(["pending", "running"]),
+    others=st.lists(st.tuples(st.integers(1, 400), st.integers(-1, 1)), max_size=4),
+)
+def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
+    free: int, wanted: int, phase: Any, others: list[tuple[int, int]]
+) -> None:
+    """Only where its precursor waits for memory and they would make room; no more than that takes, the last to be served
+    first."""
+
+    def holding(number: int, memory_mb: int, priority: int, *, lanes: int, member: Any) -> State:
+        rec = record().model_copy(update={"evaluation_id": f"e{number}-s-0000000{number}"})
+        rec = rec.model_copy(update={"priority": priority, "accepted_at": float(number)})
+        state, _ = machine.start(m.Accepted(at=0.0, record=rec))
+        job = Job(
+            name=f"stage-{number}", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage"
+        )
+        state.jobs[job.name] = JobInfo(job=job, specs={}, members={0: member})
+        state.nodes["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", holder=job.name)
+        return state
+
+    owner = holding(9, wanted, 0, lanes=2, member=phase)
+    waiting = [holding(i, mb, p, lanes=0, member="running") for i, (mb, p) in enumerate(others)]
+    node = dataclasses.replace(fake_node("n1", memory_mb=1000), memory_free_mb=free)
+    gone = needs.in_the_way([owner, *waiting], [node])
+    held = {s.evaluation_id: s.jobs[s.nodes["n1"].holder or ""].job.memory_mb for s in waiting}
+    room = free + sum(held[name] for name, _ in gone)
+    if phase == "running" or wanted <= free or free + sum(held.values()) < wanted:
+        assert not gone
+        return
+    assert room >= wanted
+    assert room - held[gone[-1][0]] < wanted
+    order = sorted(waiting, key=lambda s: (-s.record.priority, s.record.accepted_at))
+    assert [name for name, _ in gone] == [s.evaluation_id for s in order[::-1][: len(gone)]]
