@@ -13,11 +13,13 @@ from rich.console import Console
 from coordinator import machine
 from coordinator.config import Config
 from coordinator.errors import OperatorError
+from coordinator.intake import check_tasks
 from coordinator.messages import Accepted, AnyEvent
 from coordinator.setup import site_of
 from coordinator.specs import Site
 from coordinator.state import IllegalEventError, State
 from coordinator.store import events_after, read_events
+from evaljobs.contract import SuiteSpec
 from evaljobs.paths import EvaluationPaths
 
 app = typer.Typer(
@@ -40,6 +42,12 @@ JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) inste
 def stdout() -> Console:
     """Where results go. NO_COLOR, pipes and narrow terminals are rich's business."""
     return Console()
+
+
+def ask_for_tasks(suite: SuiteSpec, site: Site) -> None:
+    """`check_tasks`, with a word to whoever watches: the first time lm-eval reads thousands of files."""
+    with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
+        check_tasks(suite, site)
 
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:

@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 
 from coordinator import preparing, setup
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, ask_for_tasks, stdout
 from coordinator.cli.interrupt import Interrupt
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
-from coordinator.intake import check_cluster, check_tasks, make_record
+from coordinator.intake import check_cluster, make_record
 from coordinator.records import EvaluationRecord
 from coordinator.report.live import Watcher
 from coordinator.report.model import Report
@@ -75,7 +75,7 @@ def evaluate(
     site = coordinator.performer.site
     known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
     if not known:
-        check_tasks(record.suite, site)
+        ask_for_tasks(record.suite, site)
         check_cluster(coordinator.cluster, record)
         try:
             record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)

@@ -18,10 +18,20 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from coordinator import kept_back, setup
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, Follower, app, find_evaluation, replay, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    JSON,
+    WORK_DIR,
+    Follower,
+    app,
+    ask_for_tasks,
+    find_evaluation,
+    replay,
+    stdout,
+)
 from coordinator.config import Config
 from coordinator.errors import OperatorError
-from coordinator.intake import check_tasks, judge_for, make_record
+from coordinator.intake import judge_for, make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.report.terminal import seconds
@@ -146,7 +156,7 @@ def submit(
     )
     paths = WorkPaths(settings.work_dir)
     if not paths.evaluation(record.evaluation_id).journal.exists():
-        check_tasks(record.suite, setup.site_of(settings))
+        ask_for_tasks(record.suite, setup.site_of(settings))
     named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
     spool(
         paths,
