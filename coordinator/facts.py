@@ -76,18 +76,17 @@ def withdraw_node(state: State, node: NodeUse, why: str, now: float) -> list[Act
     node.status, node.why = "withdrawn", why
     node.holder, node.path = None, ""  # what is still being staged there is no reason to use it again
     there = [info for name in sorted(state.live) if (info := state.jobs[name]).job.node == node.name]
-    for info in there:
-        state.counters.update({f"cancel/{trial}": 1 for trial in info.trials})  # they die of this
-    return end_jobs(there, now)
+    return end_jobs(state, there, now)
 
 
-def end_jobs(jobs: Iterable[JobInfo], now: float) -> list[Action]:
+def end_jobs(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     """These shall end. One whose submission is in doubt is cancelled once it is known to be there: on a drained node it
     would wait for ever.
     """
     actions: list[Action] = []
     for info in jobs:
         info.released_at = now if info.released_at is None else info.released_at
+        state.counters.update({f"cancel/{trial}": 1 for trial in info.trials})  # they die of this
         if info.job_id:
             actions.append(CancelJob(job_id=info.job_id))
     return actions

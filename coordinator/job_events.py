@@ -42,7 +42,7 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
         # a submission that timed out had happened after all: the later twin goes
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
-    return facts.end_jobs([info], event.at) if info.released_at is not None else []
+    return facts.end_jobs(state, [info], event.at) if info.released_at is not None else []
 
 
 def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:

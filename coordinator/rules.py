@@ -388,7 +388,7 @@ def _finish(state: State, now: float) -> list[Action]:
 def _cancel_live(state: State, now: float) -> list[Action]:
     """Trials and builds that are still there have nothing to do any more. Holders and workers end by themselves."""
     jobs = (state.jobs[name] for name in sorted(state.live))
-    return end_jobs([i for i in jobs if i.job.purpose in ("trial", "host", "build", "convert")], now)
+    return end_jobs(state, [i for i in jobs if i.job.purpose in ("trial", "host", "build", "convert")], now)
 
 
 def repeat_releases(state: State, now: float) -> list[Action]:
@@ -396,7 +396,7 @@ def repeat_releases(state: State, now: float) -> list[Action]:
     told = [i for name in sorted(state.live) if (i := state.jobs[name]).released_at is not None]
     actions: list[Action] = [StopWorkers()] if state.results_asked else []
     actions += [ReleaseHolder(job=i.job.name) for i in told if i.job.purpose == "stage"]
-    return actions + end_jobs([i for i in told if i.job.purpose != "stage"], now)
+    return actions + end_jobs(state, [i for i in told if i.job.purpose != "stage"], now)
 
 
 def _close_entries(state: State, error: str) -> None:
