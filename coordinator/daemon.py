@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,18 +197,26 @@ class Coordinator:
             raise KeyError(evaluation_id)
         self.running[evaluation_id] = running
 
-    def release(self, nodes: Sequence[str], until: float, reason: str) -> None:
+    def release(self, nodes: Sequence[str], until: float) -> None:
         """Give these nodes back and take none of them again before `until` (unix seconds); a time that is over means that
         they may be taken. OSError where the disk refuses to note it: nothing is given back then.
         """
         now = clock.now()
         kept_back.keep(self.performer.site.paths.kept_back, nodes, until, now)
-        if until <= now:
-            return
-        for use in needs.uses(r.state for r in self.running.values() if r.state.ended_at is None):
-            if use.node in nodes:
-                event = NodeWithdrawn(at=now, node=use.node, reason=reason)
-                self.running[use.evaluation_id].take([event])
+        self._give_back(now)
+
+    def _give_back(self, now: float) -> None:
+        """Whatever evaluations have on nodes that a person asked back; also one that was not at hand at that time."""
+        kept = self._kept_back(now)
+        open_ones = [state for state in self._states() if state.ended_at is None]
+        self._withdraw(
+            (
+                (use.evaluation_id, use.node, "it was asked back")
+                for use in needs.uses(open_ones)
+                if use.node in kept
+            ),
+            now,
+        )
 
     def _clear_converted(self, ended: Running) -> None:
         """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
@@ -327,7 +335,10 @@ class Coordinator:
         return [running.state for running in self.running.values()]
 
     def _kept_back(self, now: float) -> set[str]:
-        return set(kept_back.read(self.performer.site.paths.kept_back, now))
+        try:
+            return set(kept_back.read(self.performer.site.paths.kept_back, now))
+        except OSError:  # storage that is away: nothing can be journalled, so nothing is taken either
+            return set()
 
     def _offer(self, now: float) -> None:
         states = self._states()
@@ -343,7 +354,8 @@ class Coordinator:
             self.trouble = f"no news of nodes: {error}"
             log.warning("%s", self.trouble)
             return
-        self._withdraw(now)
+        self._give_back(now)
+        self._withdraw(self._unusable(now), now)
         states = self._states()  # those that the disk refused are gone
         kept = self._kept_back(now)
         free = [n for n in self.nodes if n.name not in kept]
@@ -356,20 +368,17 @@ class Coordinator:
                 self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
         self._stage_ahead(demands, now)
 
-    def _withdraw(self, now: float) -> None:
-        """Nodes that an evaluation can no longer use, or whose memory it must leave to who has the GPUs there."""
+    def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
+        """(evaluation id, node, why) of nodes that it can no longer use, or whose memory it must leave to another."""
         unusable = {n.name for n in self.nodes if not n.usable}
-        lost = [
-            (state.evaluation_id, use.name, "the cluster says it is down or drained")
-            for state in self._states()
-            for use in state.nodes.values()
-            if use.status in needs.IN_USE and use.name in unusable
-        ]
-        lost += [
-            (*use, "its memory is needed by who has the GPUs")
-            for use in needs.in_the_way(self._states(), self.nodes)
-        ]
-        for evaluation_id, node, reason in lost:
+        for use in needs.uses(self._states()):
+            if use.status in needs.IN_USE and use.node in unusable:
+                yield use.evaluation_id, use.node, "the cluster says it is down or drained"
+        for evaluation_id, node in needs.in_the_way(self._states(), self.nodes, now):
+            yield evaluation_id, node, "its memory is needed by who has the GPUs"
+
+    def _withdraw(self, lost: Iterable[tuple[str, str, str]], now: float) -> None:
+        for evaluation_id, node, reason in list(lost):
             if evaluation_id in self.running:  # the disk may have refused one of two
                 event = NodeWithdrawn(at=now, node=node, reason=reason)
                 self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]

@@ -58,13 +58,6 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
                 rest(state, f"{node.why}, see {info.job.log}")
 
 
-def count_submission(state: State, info: JobInfo) -> int:
-    """One more attempt to submit this job came to nothing, or is in doubt; how many that makes."""
-    key = f"submit/{info.job.name}"
-    state.counters[key] = state.counters.get(key, 0) + 1
-    return state.counters[key]
-
-
 def staged_ahead(state: State, info: JobInfo) -> bool:
     """Is it a precursor on a node whose GPUs this evaluation does not have yet?"""
     node = state.nodes.get(info.job.node or "")
@@ -74,6 +67,7 @@ def staged_ahead(state: State, info: JobInfo) -> bool:
 def withdraw_node(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
     """The node is used no more; it may be offered again."""
     node.status, node.why = "withdrawn", why
+    node.aside_until = None
     node.holder, node.path = None, ""  # what is still being staged there is no reason to use it again
     there = [info for name in sorted(state.live) if (info := state.jobs[name]).job.node == node.name]
     return end_jobs(state, there, now)

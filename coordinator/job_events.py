@@ -52,7 +52,8 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     info.changed_at = event.at
     if event.maybe_done and not event.refused:
         info.phase = "uncertain"
-        facts.count_submission(state, info)
+        key = f"submit/{info.job.name}"
+        state.counters[key] = state.counters.get(key, 0) + 1
         return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
     if facts.staged_ahead(state, info):
         # nothing hangs on it: the node's GPUs come later, and another try with them
@@ -61,8 +62,8 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
         info.refused = event.error
         state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
     elif info.released_at is None:
-        info.phase, tries = "intended", facts.count_submission(state, info)
-        if tries <= facts.MAX_SUBMISSIONS:
+        info.phase, tries = "intended", state.counters.get(f"submit/{info.job.name}", 0)
+        if tries < facts.MAX_SUBMISSIONS:
             return [SubmitJob(job=info.job, specs=info.specs)]
         state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
     word = "REFUSED" if info.refused else "NOT_SUBMITTED"

@@ -17,13 +17,10 @@ _FILE = TypeAdapter(dict[str, float])
 
 
 def read(path: Path, now: float) -> dict[str, float]:
-    """Node -> unix seconds until which it is kept back; those whose time is over are left out."""
+    """Node -> unix seconds until which it is kept back; those whose time is over are left out. OSError."""
     try:
         until = _FILE.validate_json(path.read_bytes())
-    except (
-        OSError,
-        ValidationError,
-    ):  # storage that is away: nothing can be journalled, so nothing is taken either
+    except (FileNotFoundError, ValidationError):
         return {}
     return {node: at for node, at in until.items() if at > now}
 

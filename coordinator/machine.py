@@ -35,6 +35,7 @@ from coordinator.messages import (
     NodesOffered,
     NodesRested,
     NodeWithdrawn,
+    Offer,
     OutcomeSeen,
     PlanFailed,
     Planned,
@@ -120,15 +121,19 @@ def _offered(state: State, event: NodesOffered) -> list[Action]:
                 best_effort=offer.best_effort,
             )
         elif known is not None and known.status == "withdrawn" and lanes > 0:
-            known.status, known.lanes, known.holder, known.failures = "offered", lanes, None, 0
-            known.attempts, known.best_effort = 0, offer.best_effort
+            known.status, known.lanes, known.holder = "offered", lanes, None
+            _anew(known, offer)
         elif known is not None and lanes > known.lanes:
-            if not known.lanes:  # staged ahead, or tried to: what was tried then does not count
-                known.attempts, known.failures = 0, 0
-                known.gpu_type, known.memory_mb = offer.gpu_type, offer.memory_mb
-                known.best_effort = offer.best_effort
+            if not known.lanes:
+                _anew(known, offer)
             known.lanes = lanes
     return []
+
+
+def _anew(node: NodeUse, offer: Offer) -> None:
+    """A node that was given up, or was staged ahead: what was tried there, or known of it, then does not count."""
+    node.attempts, node.failures, node.best_effort = 0, 0, offer.best_effort
+    node.gpu_type, node.memory_mb = offer.gpu_type, offer.memory_mb
 
 
 def _memory_offered(state: State, event: MemoryOffered) -> list[Action]:
@@ -269,6 +274,8 @@ def _mark(state: State) -> list[Action]:
 
 
 def _cancel(state: State, event: CancelAsked) -> list[Action]:
+    if state.results_written:
+        return []  # it is over: its scores stand
     state.cancelled = state.cancelled or event.reason
     return []
 
@@ -285,9 +292,10 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
     state.barren = state.rests = 0
     if state.conversion != "none":
         state.conversion = "due"  # its result was cleared with the evaluation's end
-    for node in state.nodes.values():
-        if node.status in ("aside", "ready", "staging"):
-            node.status, node.failures, node.holder, node.aside_until = "withdrawn", 0, None, None
+    for node in state.nodes.values():  # they may be others' by now: whatever is free is offered
+        node.status, node.holder, node.aside_until = "withdrawn", None, None
+    for info in state.live_jobs("metric"):
+        info.released_at = None  # one that has not ended yet serves on
     requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 

@@ -15,8 +15,10 @@ from coordinator.cluster import NodeState
 from coordinator.specs import holder_memory_mb
 from coordinator.state import NodeUse, State
 
-IN_USE = ("offered", "staging", "ready")  # in the order of the work that they hold
+IN_USE = ("offered", "staging", "ready")
+LOSS = {"aside": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
+PATIENCE_SECONDS = 30.0  # three looks: jobs and nodes are not listed at the same moment
 
 
 def demands(states: Iterable[State]) -> list[Demand]:
@@ -74,7 +76,7 @@ def gpus_in_use(states: Iterable[State]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What an evaluation has on a node: `gpus` that it may run trials on, `trials` that live."""
+    """What an evaluation has on a node: `gpus` that it may run trials on (none while it is set aside), `trials` that live."""
 
     evaluation_id: str
     node: str
@@ -84,18 +86,18 @@ class Use:
 
 
 def uses(states: Iterable[State]) -> list[Use]:
-    """Every node that is in use, once for each evaluation that uses it."""
+    """Every node that is not given up, once for each evaluation that has it."""
     return [
         Use(
             evaluation_id=state.evaluation_id,
             node=node.name,
             status=node.status,
-            gpus=node.lanes * state.record.options.gpus_per_trial,
+            gpus=node.lanes * state.record.options.gpus_per_trial if node.status in IN_USE else 0,
             trials=len(state.live_lanes(node.name)),
         )
         for state in states
         for node in state.nodes.values()
-        if node.status in IN_USE
+        if node.status != "withdrawn"
     ]
 
 
@@ -109,7 +111,7 @@ def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
 
     def loss(node: str) -> tuple[int, int, str]:
         there = by_node[node]
-        return max(IN_USE.index(u.status) for u in there), sum(u.trials for u in there), node
+        return max(LOSS[u.status] for u in there), sum(u.trials for u in there), node
 
     chosen: list[str] = []
     freed = 0
@@ -142,17 +144,17 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
     return candidates
 
 
-def in_the_way(states: Iterable[State], nodes: Iterable[NodeState]) -> list[tuple[str, str]]:
+def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
     """(evaluation id, node) of checkpoints staged ahead that must go: another evaluation was given the GPUs there, and its
-    precursor waits for their memory, so both would wait for ever. The last to be served goes first; none, where all of
-    them together would not be enough.
+    precursor has waited for their memory for a while, so both would wait for ever. The last to be served goes first;
+    none, where all of them together would not be enough.
     """
     served = sorted(_open(states), key=lambda s: (-s.record.priority, s.record.accepted_at, s.evaluation_id))
     gone: list[tuple[str, str]] = []
     for node in nodes:
         here = [(s, s.nodes[node.name]) for s in served if node.name in s.nodes]
-        wanted = max((_pending_mb(s, use) for s, use in here if use.lanes), default=0)
-        ahead = [(s, s.jobs[use.holder].job.memory_mb) for s, use in here if not use.lanes and use.holder]
+        wanted = max((_waits_for_mb(s, use, now) for s, use in here if use.lanes), default=0)
+        ahead = [(s, mb) for s, use in here if not use.lanes and (mb := _held_mb(s, use))]
         free = node.memory_free_mb
         if wanted <= free or free + sum(mb for _, mb in ahead) < wanted:
             continue
@@ -163,10 +165,17 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState]) -> list[tupl
     return gone
 
 
-def _pending_mb(state: State, use: NodeUse) -> int:
-    """Memory that the job which is to stage there still waits for; 0 once it runs."""
+def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:
+    """Memory that the job which is to stage there has waited for so long that no look at jobs or nodes is older; else 0."""
     info = state.jobs.get(use.holder or "")
-    return info.job.memory_mb if info is not None and "pending" in info.members.values() else 0
+    if info is None or info.phase != "submitted" or now - info.changed_at < PATIENCE_SECONDS:
+        return 0
+    return info.job.memory_mb if "pending" in info.members.values() else 0
+
+
+def _held_mb(state: State, use: NodeUse) -> int:
+    info = state.jobs.get(use.holder or "")
+    return info.job.memory_mb if info is not None and "running" in info.members.values() else 0
 
 
 def held(states: Iterable[State]) -> dict[str, Held]:

@@ -7,6 +7,7 @@ It does not know: why an action was asked for.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -147,13 +148,19 @@ class Performer:
         effect = partial(self._submit_job, state)
         if len(actions) == 1:
             return effect(actions[0])
-        with ThreadPoolExecutor(self.at_once) as pool:
-            return [event for came in pool.map(effect, actions) for event in came]
+        try:
+            with ThreadPoolExecutor(self.at_once) as pool:
+                return [event for came in pool.map(effect, actions) for event in came]
+        except RuntimeError as error:  # no thread can be started; what was submitted is found by its name
+            raise OSError(errno.EAGAIN, f"submissions: {error}") from error
 
     def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
         paths = self._paths(state)
         name = action.job.name
-        if state.jobs[name].released_at is not None:
+        info = state.jobs[name]
+        if info.phase != "intended":
+            return []  # it had happened after all, and was found while this waited its turn
+        if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
         for spec_name, spec in action.specs.items():
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())

@@ -392,11 +392,13 @@ def _cancel_live(state: State, now: float) -> list[Action]:
 
 
 def repeat_releases(state: State, now: float) -> list[Action]:
-    """After a restart: say again what was said to jobs that shall end, whether or not it was heard."""
+    """After a restart: say again what was said to jobs that shall end, whether or not it was heard. Holders and workers
+    end by themselves.
+    """
     told = [i for name in sorted(state.live) if (i := state.jobs[name]).released_at is not None]
     actions: list[Action] = [StopWorkers()] if state.results_asked else []
     actions += [ReleaseHolder(job=i.job.name) for i in told if i.job.purpose == "stage"]
-    return actions + end_jobs(state, [i for i in told if i.job.purpose != "stage"], now)
+    return actions + end_jobs(state, [i for i in told if i.job.purpose not in ("stage", "metric")], now)
 
 
 def _close_entries(state: State, error: str) -> None:

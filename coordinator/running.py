@@ -137,6 +137,7 @@ class Running:
         """Log these events, then step and perform; what comes of that is taken likewise."""
         if not events:
             return
+        ended_at = self.state.ended_at
         self.journal.append(events)
         try:
             for event in events:
@@ -144,6 +145,9 @@ class Running:
         finally:
             cancels, self._cancels = self._cancels, []
             self.performer.cancel(cancels)
+        if self.state.ended_at != ended_at and self.state.ended_at is not None:
+            # once more: the last jobs told of themselves after the results were written
+            write_report(self.state, self.paths)
 
     def _step(self, event: AnyEvent) -> list[Action]:
         try:
@@ -201,9 +205,6 @@ class Running:
         if now - self._metrics_audited_at >= METRIC_AUDIT_SECONDS:
             self._metrics_audited_at = now
             self._audit_metrics(now)
-        if self.state.ended_at is not None:
-            # once more: the last jobs told of themselves after the results were written
-            write_report(self.state, self.paths)
 
     def _cancel(self, job_ids: Sequence[str]) -> None:
         if job_ids:

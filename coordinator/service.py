@@ -81,7 +81,7 @@ def _obey(coordinator: Coordinator, command: Command) -> None:
         coordinator.revive(command.evaluation_id)
         coordinator.retry(command.evaluation_id)
     else:
-        coordinator.release(command.nodes, clock.now() + command.seconds, command.reason)
+        coordinator.release(command.nodes, clock.now() + command.seconds)
 
 
 @dataclass(slots=True)

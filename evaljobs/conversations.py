@@ -53,7 +53,7 @@ def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
     `chat`: the suite applies a chat template.
     """
     column = _column(config)
-    kind = config.get("output_type")
+    kind = config.get("output_type") or "generate_until"  # lm-eval's default
     reason = ""
     if column is None:
         return reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -21,12 +22,19 @@ from coordinator.report.terminal import seconds
 from coordinator.service import Command, leave_command
 from evaljobs.paths import WorkPaths
 
+MOST_MINUTES = 60.0 * 24 * 365
+
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Through the daemon where one runs; else do it here, with the same loop."""
     state, _, _ = find_evaluation(config, evaluation)
     paths = WorkPaths(config.work_dir)
     command = command.model_copy(update={"evaluation_id": state.evaluation_id})
+    if command.command == "cancel" and state.ended_at is not None:
+        stdout().print(
+            f"{state.evaluation_id} has ended: nothing is left to cancel", soft_wrap=True, highlight=False
+        )
+        return
     if daemon_alive(paths):
         leave_command(paths, command)
         said = f"{command.command} of {state.evaluation_id} is asked for"
@@ -82,7 +90,8 @@ def release(
     node: Annotated[str | None, typer.Argument(help="Node to give back.")] = None,
     gpus: Annotated[int, typer.Option(min=0, help="Or: as many GPUs, wherever the least work is lost.")] = 0,
     minutes: Annotated[
-        float, typer.Option(min=0.0, help="Not taken again for so long; 0: take it again now.")
+        float,
+        typer.Option(min=0.0, max=MOST_MINUTES, help="Not taken again for so long; 0: take it again now."),
     ] = 60.0,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
@@ -99,6 +108,10 @@ def release(
     """
     if bool(node) == bool(gpus):
         raise OperatorError("name a node, or say --gpus K")
+    if not math.isfinite(minutes):
+        raise OperatorError("--minutes is a number of minutes")
+    if not node and not minutes:
+        raise OperatorError("--minutes 0 lets a node be taken again: name it")
     settings = setup.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
     if not daemon_alive(paths):

@@ -128,7 +128,7 @@ def talks(site: Path) -> Path:
     """A suite's folder of one generation task with further turns, in a group too."""
     (site / "tasks").mkdir()
     (site / "tasks" / "talks.yaml").write_text(
-        "task: toy_talks\ndataset_path: json\ntest_split: test\noutput_type: generate_until\n"
+        "task: toy_talks\ndataset_path: json\ntest_split: test\n"  # generate_until is lm-eval's default
         "doc_to_text: x\nprocess_results: !function a.b\nmetadata: {follow_up: next}\n"
     )
     (site / "tasks" / "group.yaml").write_text("group: toy_group\ntask: [toy_talks]\n")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from world_parts import SITE, record
+from world import World, replay
+from world_parts import SITE, Faults, record
 
 from coordinator import machine
 from coordinator import messages as m
@@ -32,3 +33,41 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     assert cluster.member(job_id).phase == "ended"
     cluster.fail("cancel", ClusterError("would be told"))
     performer.cancel_again()
+
+
+def test_what_is_over_is_not_cancelled() -> None:
+    """Its scores are written: a cancellation that comes too late changes no word of it."""
+    world = World(1, Faults())
+    world.run()
+    before = replay(world.journal)
+    world.take([m.CancelAsked(at=world.now, reason="too late")])
+    assert world.state == before
+
+
+def test_a_job_that_was_never_asked_for_costs_no_try() -> None:
+    """A coordinator that dies again and again before a submission's turn submits it all the same; a cluster that fails to
+    do it eight times ends the evaluation, with its words."""
+    world = World(1, Faults())
+    world.called.clear()
+    builds = sorted(world.state.live)
+    for _ in range(20):
+        world.restart()
+        lost = [m.JobNotSubmitted(at=world.now, job=n, error="it is in no listing") for n in builds]
+        world.take(lost)
+    assert not world.state.fatal
+    for tried in range(8):
+        assert not world.state.fatal, tried
+        failed = m.JobNotSubmitted(at=world.now, job=builds[0], error="no route", maybe_done=True)
+        world.take([failed, m.JobNotSubmitted(at=world.now, job=builds[0], error="no route")])
+    assert "could not be submitted 8 times: no route" in world.state.fatal
+
+
+def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_gpus() -> None:
+    """Staged ahead it had no GPUs to tell of; what runs there is learnt under their name."""
+    world = World(1, Faults())
+    world.take([m.MemoryOffered(at=1.0, nodes=("n9",))])
+    world.take([m.NodeWithdrawn(at=2.0, node="n9", reason="its memory is needed")])
+    offer = m.Offer(node="n9", gpus=2, memory_mb=512_000, gpu_type="h100")
+    world.take([m.NodesOffered(at=3.0, offers=(offer,))])
+    node = world.state.nodes["n9"]
+    assert (node.gpu_type, node.memory_mb, node.lanes) == ("h100", 512_000, 2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from world_parts import record
 
 from coordinator import clock, kept_back
-from coordinator.needs import IN_USE, Use, to_give_back
+from coordinator.needs import LOSS, Use, to_give_back
 from coordinator.testing import FakeCluster, fake_node
 
 USES = st.lists(
@@ -20,7 +20,7 @@ USES = st.lists(
         Use,
         evaluation_id=st.sampled_from(["a", "b"]),
         node=st.sampled_from(["n1", "n2", "n3", "n4"]),
-        status=st.sampled_from(IN_USE),
+        status=st.sampled_from(list(LOSS)),
         gpus=st.integers(0, 8),
         trials=st.integers(0, 8),
     ),
@@ -36,7 +36,7 @@ def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses: list[Use], gpus: 
     hold = {n: sum(u.gpus for u in uses if u.node == n) for n in {u.node for u in uses}}
     loss = {
         n: (
-            max(IN_USE.index(u.status) for u in uses if u.node == n),
+            max(LOSS[u.status] for u in uses if u.node == n),
             sum(u.trials for u in uses if u.node == n),
         )
         for n in hold
@@ -75,7 +75,7 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     running = coordinator.accept(record())
     coordinator.tick()
     (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
-    coordinator.release(("n1",), now + 60, "asked")
+    coordinator.release(("n1",), now + 60)
     coordinator.tick()
     assert running.state.nodes["n1"].status == "withdrawn"
     assert not [j for j in cluster.jobs() if j.name == holder.name and j.phase != "ended"]
@@ -87,8 +87,39 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     now += 2
     coordinator.tick()
     assert running.state.nodes["n1"].status == "staging"
-    coordinator.release(("n1",), now + 60, "asked")
+    coordinator.release(("n1",), now + 60)
     coordinator.tick()
-    coordinator.release(("n1",), now, "asked")
+    coordinator.release(("n1",), now)
     coordinator.tick()
     assert running.state.nodes["n1"].status == "staging"
+
+
+def test_what_is_set_aside_or_tried_again_is_given_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that rests gives its memory back and does not return by itself; a retry takes nothing that is kept back."""
+    now = 1000.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    coordinator = coordinator_on(tmp_path, cluster)
+    running = coordinator.accept(record())
+    coordinator.tick()
+    node = running.state.nodes["n1"]
+    node.status, node.aside_until = "aside", now + 5
+    coordinator.release(("n1",), now + 600)
+    assert node.status == "withdrawn"
+    now += 10
+    coordinator.tick()
+    assert node.status == "withdrawn"
+    assert not [j for j in cluster.jobs() if j.node == "n1" and j.phase != "ended"]
+    coordinator.cancel(record().evaluation_id, "asked")
+    for job in cluster.jobs():
+        cluster.end(job.job_id)
+    coordinator.tick()
+    assert running.state.ended_at is not None
+    coordinator.retry(record().evaluation_id)
+    coordinator.tick()
+    assert node.status == "withdrawn"
+    now += 600
+    coordinator.tick()
+    assert node.status == "staging"

@@ -130,7 +130,10 @@ class World:
 
     def submit(self, action: m.SubmitJob) -> list[m.AnyEvent]:
         name = action.job.name
-        if self.state.jobs[name].released_at is not None:
+        info = self.state.jobs[name]
+        if info.phase != "intended":
+            return []
+        if info.released_at is not None:
             return [m.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
         assert action.job.node not in self.drained, f"{name} would wait for a drained node"
         roll = self.dice.random()

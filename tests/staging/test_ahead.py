@@ -329,13 +329,14 @@ def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: Node, fits: 
     free=st.integers(0, 1000),
     wanted=st.integers(0, 1000),
     phase=st.sampled_from(["pending", "running"]),
-    others=st.lists(st.tuples(st.integers(1, 400), st.integers(-1, 1)), max_size=4),
+    waited=st.sampled_from([0.0, 29.0, 31.0]),
+    others=st.lists(st.tuples(st.integers(1, 400), st.integers(-1, 1), st.booleans()), max_size=4),
 )
 def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
-    free: int, wanted: int, phase: Any, others: list[tuple[int, int]]
+    free: int, wanted: int, phase: Any, waited: float, others: list[tuple[int, int, bool]]
 ) -> None:
-    """Only where its precursor waits for memory and they would make room; no more than that takes, the last to be served
-    first."""
+    """Only where its precursor has waited for memory for three looks and they would make room; no more than that takes,
+    the last to be served first, and none that has no memory itself."""
 
     def holding(number: int, memory_mb: int, priority: int, *, lanes: int, member: Any) -> State:
         rec = record().model_copy(update={"evaluation_id": f"e{number}-s-0000000{number}"})
@@ -344,17 +345,22 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
         job = Job(
             name=f"stage-{number}", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage"
         )
-        state.jobs[job.name] = JobInfo(job=job, specs={}, members={0: member})
+        info = JobInfo(job=job, specs={}, members={0: member}, phase="submitted", changed_at=100.0)
+        state.jobs[job.name] = info
         state.nodes["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", holder=job.name)
         return state
 
     owner = holding(9, wanted, 0, lanes=2, member=phase)
-    waiting = [holding(i, mb, p, lanes=0, member="running") for i, (mb, p) in enumerate(others)]
+    waiting = [
+        holding(i, mb, p, lanes=0, member="running" if there else "pending")
+        for i, (mb, p, there) in enumerate(others)
+    ]
     node = dataclasses.replace(fake_node("n1", memory_mb=1000), memory_free_mb=free)
-    gone = needs.in_the_way([owner, *waiting], [node])
+    gone = needs.in_the_way([owner, *waiting], [node], 100.0 + waited)
+    waiting = [s for s, (_, _, there) in zip(waiting, others, strict=True) if there]
     held = {s.evaluation_id: s.jobs[s.nodes["n1"].holder or ""].job.memory_mb for s in waiting}
     room = free + sum(held[name] for name, _ in gone)
-    if phase == "running" or wanted <= free or free + sum(held.values()) < wanted:
+    if phase == "running" or waited < 30 or wanted <= free or free + sum(held.values()) < wanted:
         assert not gone
         return
     assert room >= wanted
