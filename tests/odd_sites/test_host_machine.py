@@ -104,7 +104,7 @@ def test_hosts_survive_what_dies_now_and_then(seed: int, kill: float, nodes: int
     world.run()
     assert replay(world.journal) == world.state
     open_entries = [e for e in world.state.entries if e.status != "scored"]
-    assert not open_entries or world.state.fatal, world.summary()
+    assert world.state.fatal or all("times" in e.error for e in open_entries), world.summary()
     assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
     assert not world.memory
 
