@@ -66,9 +66,7 @@ def choose(
     kept_back: AbstractSet[str] = frozenset(),
 ) -> dict[str, tuple[str, ...]]:
     """Evaluation id -> nodes to stage on now. `share`: of a node's free memory; 0 is never."""
-    order = sorted(
-        candidates, key=lambda c: (-c.demand.priority, c.demand.accepted_at, c.demand.evaluation_id)
-    )
+    order = sorted(candidates, key=lambda c: c.demand.turn)
     if not order or share <= 0:
         return {}
     serving = sorted(

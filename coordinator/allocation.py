@@ -26,6 +26,11 @@ class Demand:
     in_use: Mapping[str, int]
     avoid: frozenset[str] = frozenset()
 
+    @property
+    def turn(self) -> tuple[int, float, str]:
+        """Sorts demands as they are served: by priority, then age."""
+        return -self.priority, self.accepted_at, self.evaluation_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -65,7 +70,7 @@ def allocate(
     left = None if limits.max_gpus is None else max(0, limits.max_gpus - gpus_in_use)
     taken: set[str] = set()
     offers: dict[str, tuple[Offer, ...]] = {}
-    for demand in sorted(demands, key=lambda d: (-d.priority, d.accepted_at, d.evaluation_id)):
+    for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
         wanted = demand.gpus
         room = None if limits.max_nodes is None else limits.max_nodes - len(demand.in_use)

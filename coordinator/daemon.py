@@ -20,7 +20,7 @@ from coordinator import ahead, clock, kept_back, needs
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
-from coordinator.messages import CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
+from coordinator.messages import AnyEvent, CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
@@ -260,11 +260,8 @@ class Coordinator:
     def _submit(self) -> None:
         """Jobs that evaluations have called for, in the order in which they are served."""
         deadline = time.monotonic() + self.pace.submit
-        order = sorted(
-            self.running.values(), key=lambda r: (-r.state.record.priority, r.state.record.accepted_at)
-        )
-        for running in order:
-            self._guarded(running.state.evaluation_id, lambda r: r.submit(deadline))
+        for state in sorted(self._states(), key=lambda s: s.turn):
+            self._guarded(state.evaluation_id, lambda r: r.submit(deadline))
 
     def _touch_lease(self) -> None:
         path = self.performer.site.paths.lease
@@ -310,6 +307,11 @@ class Coordinator:
         except ClusterError as error:
             self.trouble = str(error)
             log.warning("%s", self.trouble)
+
+    def _tell(self, evaluation_id: str, event: AnyEvent) -> None:
+        """One event; an evaluation that the disk has refused meanwhile hears it, or its like, when it is back."""
+        if evaluation_id in self.running:
+            self._guarded(evaluation_id, lambda r: r.take([event]))
 
     def _set_aside(self, root: Path, error: OSError) -> None:
         """A full disk refused this evaluation's journal: `_mend` tries again."""
@@ -363,9 +365,8 @@ class Coordinator:
             free, demands, self.limits, gpus_in_use=needs.gpus_in_use(states), promised=needs.promised(states)
         )
         for evaluation_id, offers in offered.items():
-            if offers and evaluation_id in self.running:
-                event = NodesOffered(at=now, offers=offers)
-                self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+            if offers:
+                self._tell(evaluation_id, NodesOffered(at=now, offers=offers))
         self._stage_ahead(demands, now)
 
     def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
@@ -379,9 +380,7 @@ class Coordinator:
 
     def _withdraw(self, lost: Iterable[tuple[str, str, str]], now: float) -> None:
         for evaluation_id, node, reason in list(lost):
-            if evaluation_id in self.running:  # the disk may have refused one of two
-                event = NodeWithdrawn(at=now, node=node, reason=reason)
-                self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+            self._tell(evaluation_id, NodeWithdrawn(at=now, node=node, reason=reason))
 
     def _stage_ahead(self, demands: Sequence[Demand], now: float) -> None:
         """While GPUs are busy, the next checkpoint's weights may come to the nodes that will have them free."""
@@ -394,8 +393,7 @@ class Coordinator:
         for evaluation_id, names in ahead.choose(
             certain, candidates, held, self.limits, share=share, kept_back=self._kept_back(now)
         ).items():
-            event = MemoryOffered(at=now, nodes=names)
-            self._guarded(evaluation_id, lambda r, event=event: r.take([event]))  # type: ignore[misc]
+            self._tell(evaluation_id, MemoryOffered(at=now, nodes=names))
 
     def _linger(self, state: State, node: str) -> float:
         """Seconds that a holder released there keeps its pages: some, where one waits that may write them over."""

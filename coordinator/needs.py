@@ -149,7 +149,7 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
     precursor has waited for their memory for a while, so both would wait for ever. The last to be served goes first;
     none, where all of them together would not be enough.
     """
-    served = sorted(_open(states), key=lambda s: (-s.record.priority, s.record.accepted_at, s.evaluation_id))
+    served = sorted(_open(states), key=lambda s: s.turn)
     gone: list[tuple[str, str]] = []
     for node in nodes:
         here = [(s, s.nodes[node.name]) for s in served if node.name in s.nodes]

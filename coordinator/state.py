@@ -181,6 +181,11 @@ class State:
         return self.record.evaluation_id
 
     @property
+    def turn(self) -> tuple[int, float, str]:
+        """Sorts evaluations as they are served: by priority, then age."""
+        return -self.record.priority, self.record.accepted_at, self.evaluation_id
+
+    @property
     def winding_down(self) -> bool:
         return self.results_asked
 

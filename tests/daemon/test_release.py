@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from world_parts import record
 
 from coordinator import clock, kept_back
+from coordinator.daemon import Coordinator
 from coordinator.needs import LOSS, Use, to_give_back
+from coordinator.running import Running
 from coordinator.testing import FakeCluster, fake_node
 
 USES = st.lists(
@@ -63,17 +65,23 @@ def test_the_last_word_on_a_node_counts_until_its_time_is_over(
         assert left == kept_back.read(path, now) == {n: at for n, at in said.items() if at > now}
 
 
-def test_a_node_that_is_given_back_is_left_alone_until_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its jobs are cancelled and it is offered to nobody, by the next coordinator neither; another node is used; after its
-    time, or where that is taken back, it is used again."""
-    now = 1000.0
-    monkeypatch.setattr(clock, "now", lambda: now)
+def staging(tmp_path: Path) -> tuple[FakeCluster, Coordinator, Running]:
+    """An evaluation that has begun to stage on the only node, n1."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
     coordinator = coordinator_on(tmp_path, cluster)
     running = coordinator.accept(record())
     coordinator.tick()
+    return cluster, coordinator, running
+
+
+def test_a_node_that_is_given_back_is_left_alone_until_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its jobs are cancelled and it is offered to nobody, by the next coordinator neither; after its time, or where that is
+    taken back, it is used again."""
+    now = 1000.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    cluster, coordinator, running = staging(tmp_path)
     (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
     coordinator.release(("n1",), now + 60)
     coordinator.tick()
@@ -100,10 +108,7 @@ def test_what_is_set_aside_or_tried_again_is_given_back_too(
     """A node that rests gives its memory back and does not return by itself; a retry takes nothing that is kept back."""
     now = 1000.0
     monkeypatch.setattr(clock, "now", lambda: now)
-    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    coordinator = coordinator_on(tmp_path, cluster)
-    running = coordinator.accept(record())
-    coordinator.tick()
+    cluster, coordinator, running = staging(tmp_path)
     node = running.state.nodes["n1"]
     node.status, node.aside_until = "aside", now + 5
     coordinator.release(("n1",), now + 600)

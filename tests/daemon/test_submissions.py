@@ -11,6 +11,7 @@ import pytest
 from daemon.test_elastic import another, coordinator_on
 from world_parts import record
 
+from coordinator import perform
 from coordinator.cluster import Job
 from coordinator.testing import FakeCluster, fake_node
 
@@ -81,8 +82,6 @@ def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path: Path, monkeypatch
     coordinator = coordinator_on(tmp_path, cluster)
     coordinator.grace.uncertain = 0.0
     coordinator.accept(record())
-    from coordinator import perform
-
     write, refused = perform.write_atomic, []
 
     def full(path: Path, data: bytes) -> None:

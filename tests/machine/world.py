@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from world_parts import SITE, FakeJob, FakeMember, Faults, ended, record
+from world_parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record
 
 from coordinator import machine, observe
 from coordinator import messages as m
@@ -18,7 +18,6 @@ from coordinator.records import EvaluationRecord
 from coordinator.state import State, validate
 from evaljobs.contract import FrameRef, TrialSpec
 from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
-from evaljobs.paths import shard_id
 
 
 class World:
@@ -86,7 +85,7 @@ class World:
             case m.CancelJob():
                 self.cancel(action)
             case m.MakePlan():
-                return [self.plan(action)]
+                return [planned(action, self.dice, self.now)]
             case m.FillQueue():
                 self.queue = {
                     s: (lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards
@@ -154,45 +153,6 @@ class World:
                 for index, member in job.members.items():
                     if action.index in (None, index):
                         self.end_member(job, index, member)
-
-    def plan(self, action: m.MakePlan) -> m.Planned:
-        leaves, rows = [], []
-        for entry, sets in action.sets.items():
-            for task, folder in sets.items():
-                executes = entry % 2 == 1
-                shards = tuple(shard_id(task, i, i + 1) for i in range(self.dice.randint(1, 6)))
-                documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
-                leaves.append(
-                    m.PlannedLeaf(
-                        task=task,
-                        entry=entry,
-                        key="k",
-                        folder=folder,
-                        executes=executes,
-                        sampled=False,
-                        documents=len(shards) + 1,
-                        shards=shards,
-                        shard_documents=documents,
-                        executes_at_once=len(shards) % 2 if executes else 0,
-                    )
-                )
-                rows += [(s, float(i), 1.0) for i, s in enumerate(shards)]
-        lanes = [
-            m.PlannedLane(lane=lane, node=node, shards=tuple(rows[i :: len(action.lanes)]))
-            for i, (lane, node) in enumerate(action.lanes)
-        ]
-        return m.Planned(
-            at=self.now,
-            batch_size=8,
-            leaves=tuple(leaves),
-            lanes=tuple(lanes),
-            predicted_makespan_seconds=1,
-            lower_bound_seconds=1,
-            gpu_seconds=1,
-            workers=1,
-            work_seconds_95=4000,
-            load_seconds_95=20,
-        )
 
     # --- the cluster's side --------------------------------------------------------------------------------------------
 

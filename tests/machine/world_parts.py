@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator import messages as m
 from coordinator.cluster import Job
 from coordinator.records import EvaluationRecord, RunOptions
 from coordinator.specs import Site
@@ -17,6 +19,7 @@ from evaljobs.contract import (
     TrialSpec,
 )
 from evaljobs.outcomes import TrialEnded
+from evaljobs.paths import shard_id
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
 
@@ -104,4 +107,45 @@ def record(entries: int = 3, *, convert: str | None = None, **options: Any) -> E
         options=RunOptions(execute_documents=3, **options),
         convert=convert,
         accepted_at=0.0,
+    )
+
+
+def planned(action: m.MakePlan, dice: random.Random, now: float) -> m.Planned:
+    """A plan of one to six shards a task; every second task executes programs."""
+    leaves, rows = [], []
+    for entry, sets in action.sets.items():
+        for task, folder in sets.items():
+            executes = entry % 2 == 1
+            shards = tuple(shard_id(task, i, i + 1) for i in range(dice.randint(1, 6)))
+            documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
+            leaves.append(
+                m.PlannedLeaf(
+                    task=task,
+                    entry=entry,
+                    key="k",
+                    folder=folder,
+                    executes=executes,
+                    sampled=False,
+                    documents=len(shards) + 1,
+                    shards=shards,
+                    shard_documents=documents,
+                    executes_at_once=len(shards) % 2 if executes else 0,
+                )
+            )
+            rows += [(s, float(i), 1.0) for i, s in enumerate(shards)]
+    lanes = [
+        m.PlannedLane(lane=lane, node=node, shards=tuple(rows[i :: len(action.lanes)]))
+        for i, (lane, node) in enumerate(action.lanes)
+    ]
+    return m.Planned(
+        at=now,
+        batch_size=8,
+        leaves=tuple(leaves),
+        lanes=tuple(lanes),
+        predicted_makespan_seconds=1,
+        lower_bound_seconds=1,
+        gpu_seconds=1,
+        workers=1,
+        work_seconds_95=4000,
+        load_seconds_95=20,
     )
