@@ -66,7 +66,7 @@ def processes(site: Any, *verbs: str) -> list[str]:
 
 
 def pids(site: Any, *verbs: str) -> dict[int, str]:
-    """Those processes by their ids."""
+    """Those processes by their ids. A child that has not called exec yet has its parent's command line, and is left out."""
     found = {}
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -75,7 +75,15 @@ def pids(site: Any, *verbs: str) -> dict[int, str]:
             continue
         if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
             found[int(place.parent.name)] = " ".join(words)
-    return found
+    return {pid: line for pid, line in found.items() if _parent(pid) not in found}
+
+
+def _parent(pid: int) -> int | None:
+    """Of a process; none where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def announce(site: Any, checkpoint: Path, times: int) -> None:
