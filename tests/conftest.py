@@ -1,4 +1,8 @@
-"""What all tests share: the helpers in scripts/ and tests/ can be imported, and two real models can be had."""
+"""What all tests share: the helpers in scripts/ and tests/ can be imported, two real models can be had, and drawn
+examples are the same in every run: what passes here passes there, and no clock is asserted.
+
+`pytest --hypothesis-profile=explore` draws others each time.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 for folder in (ROOT / "scripts", TESTS):  # dev_cluster, fetch_smollm2; exactness.tiny_model
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+# A temporary folder serves all examples of a test: each names its own files in it.
+UNTIMED = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("fixed", derandomize=True, **UNTIMED)
+settings.register_profile("explore", **UNTIMED)
+settings.load_profile("fixed")
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",

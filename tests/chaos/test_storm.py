@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32), minutes=st.floats(0.5, 30))
 def test_the_seed_says_when_and_which_and_no_fault_comes_again_before_all_have(
     seed: int, minutes: float

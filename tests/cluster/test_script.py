@@ -40,7 +40,7 @@ def run(script: str, **env: str) -> bytes:
     return done.stdout
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(words=st.lists(WORDS, min_size=1, max_size=6), value=WORDS)
 def test_bash_reads_back_every_argument_and_variable(words: list[str], value: str) -> None:
     """The script is printable ASCII, whatever the paths: sbatch takes no DOS line breaks, and locales differ."""

@@ -29,7 +29,7 @@ def scoring(seed: int) -> tuple[World, int]:
     raise AssertionError("nothing was scored")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed: int) -> None:
     """Told before the failed score: the entry is open again, its shard queued once; then everything is scored."""

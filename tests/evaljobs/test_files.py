@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaljobs.contract import EntryManifest, FrameRef
@@ -29,9 +29,7 @@ ANSWERS = st.one_of(
     st.text(max_size=30),
     st.tuples(st.integers(0, 9), st.floats(allow_nan=False)).map(list),
 )
-ON_DISK = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
-)
+ON_DISK = settings(max_examples=40)
 
 
 def shard(number: int, answers: list[object] | None = None) -> ShardResponses:

@@ -196,7 +196,7 @@ def asked(hanging: set[int]) -> list[Instance]:
 
 
 @given(hanging=st.sets(st.integers(0, 3), max_size=2), died=st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_filter_that_hangs_costs_its_item_and_leaves_all_others_lm_evals(
     tmp_path_factory: pytest.TempPathFactory, hanging: set[int], died: bool
 ) -> None:

@@ -37,7 +37,7 @@ def test_an_undisturbed_evaluation_scores_every_entry_once(seed: int) -> None:
     assert all(n == 1 for n in world.frames.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.02), nodes=st.integers(1, 4))
 def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float, nodes: int) -> None:
     """Killed jobs, lost submissions, a wiped queue, lost metric jobs, late news, restarts: all entries are scored."""
@@ -62,7 +62,7 @@ def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float,
     assert not world.memory
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), dies=st.sampled_from([0.3, 0.8, 1.0]), forgets=st.sampled_from([0.0, 1.0]))
 def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
     seed: int, dies: float, forgets: float
@@ -79,7 +79,7 @@ def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
         assert all("abandoned" in e.error for e in world.state.entries)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3))
 def test_a_trial_that_outlives_its_limit_hands_its_shards_back(seed: int, overrun: float) -> None:
     """Whatever number of trials run into their limit, every entry is scored, no shard is blamed, and each next trial on a
@@ -98,7 +98,7 @@ def test_a_trial_that_outlives_its_limit_hands_its_shards_back(seed: int, overru
         assert limits[-1] <= most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.1))
 def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, kill: float) -> None:
     """A conversion that dies is tried again, three times in all; until it is done no other job is submitted."""
@@ -118,7 +118,7 @@ def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, 
     assert not scored or world.state.record.checkpoint.announced == "/c"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3))
 def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
     """Also where the end of a trial is seen before its own word, no node is set aside for it."""
@@ -129,7 +129,7 @@ def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
     assert not world.memory
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), preempt=st.floats(0, 0.15), nodes=st.integers(1, 3))
 def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None:
     """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is set aside."""
@@ -138,7 +138,7 @@ def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None
     assert all(n.failures == 0 and not n.asides for n in world.state.nodes.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(2, 4))
 def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
     """Nodes drain while submissions to them are in doubt: the others score all, nothing more is submitted to a
@@ -154,7 +154,7 @@ def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
     assert all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values()), "jobs left"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), quiet=st.booleans())
 def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> None:
     """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by somebody's
@@ -180,7 +180,7 @@ def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> Non
         assert all(x.phase == "ended" for j in tenant.jobs.values() for x in j.members.values()), "jobs left"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
     """Replaying the journal gives the state that the living coordinator had, whatever happened."""
@@ -193,7 +193,7 @@ def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
         assert replay(world.journal) == world.state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
     """Builds, staging and metrics that keep failing end the evaluation with a reason for each entry; it never hangs."""
@@ -203,7 +203,7 @@ def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
         assert entry.status == "scored" or entry.error
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), at=st.integers(0, 30))
 def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> None:
     """After a cancellation no job runs, no memory is held, and every unscored entry says why."""
@@ -219,7 +219,7 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> N
     assert all(e.status == "scored" or "cancelled" in e.error for e in world.state.entries)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), straggle=st.floats(0.05, 1.0), nodes=st.integers(1, 3))
 def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None:
     """Whoever is named as slow, be it all of them, and whatever dies meanwhile: all entries are scored."""
@@ -351,7 +351,7 @@ def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32))
 def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> None:
     """Entries that were scored without some of their items are scored once more from the responses that are there."""
@@ -369,7 +369,7 @@ def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> 
     assert set(world.scored_with.values()) == {2}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), most=st.integers(1, 6), slow=st.sampled_from([0.0, 0.8, 0.97]))
 def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, slow: float) -> None:
     """They start once a trial runs, as many as the plan says; more come only where jobs have waited, never beyond the

@@ -69,7 +69,7 @@ def trials_of(world: World) -> set[str]:
     return {n.split("-")[2] for n in (j.job.name for j in world.jobs.values())}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
 def test_undisturbed_hosts_score_everything_and_leave_nothing(seed: int, nodes: int) -> None:
     """Each entry is scored once, no precursor and no array of trials is submitted, no memory is held at the end."""
@@ -81,7 +81,7 @@ def test_undisturbed_hosts_score_everything_and_leave_nothing(seed: int, nodes: 
     assert all(n == 1 for n in world.frames.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.02), nodes=st.integers(1, 3))
 def test_hosts_survive_what_dies_now_and_then(seed: int, kill: float, nodes: int) -> None:
     """Killed hosts, killed children, failed stagings, lost submissions, restarts: scored, or ended with a reason."""
@@ -130,7 +130,7 @@ class PrivateWorld(HostWorld):
             super().run_trial(job, index, member)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
 def test_a_node_whose_trials_see_nothing_turns_to_hosting(seed: int, nodes: int) -> None:
     """Two precursors in a row were not seen: hosted, there and elsewhere; everything is scored and nothing is left."""
@@ -159,7 +159,7 @@ class PowerCutWorld(World):
             super().run_trial(job, index, member)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3))
 def test_a_node_that_lost_its_memory_is_staged_again(seed: int, nodes: int) -> None:
     """It is no site whose /dev/shm is private: no trial is hosted, everything is scored."""
@@ -172,7 +172,7 @@ def test_a_node_that_lost_its_memory_is_staged_again(seed: int, nodes: int) -> N
     assert replay(world.journal) == world.state
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_hosts_that_never_stage_end_with_a_reason(seed: int) -> None:
     """Where no host can stage the evaluation fails in words; it never waits for a node that will not come."""

@@ -71,7 +71,7 @@ def instances(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(instances(), st.sampled_from(POLICIES), st.sampled_from([0.0, 0.3, None]))
 def test_no_policy_beats_the_bound(instance, policy, sigma):
     """The bound is never beaten, by any policy, at any spread; GPUs are never busier than held."""
@@ -82,7 +82,7 @@ def test_no_policy_beats_the_bound(instance, policy, sigma):
     assert 0.0 <= got["gpu_busy_fraction"] <= 1.0 + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(instances())
 def test_every_document_stands_in_exactly_one_shard(instance):
     """Over all lanes, the shards of a data set are its documents, each once."""

@@ -35,7 +35,7 @@ def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_over
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(sets=work_sets(), on=lanes(), costs=fixed, most=st.integers(1, 40), cores=st.sampled_from([1, 4]))
 def test_no_worker_is_spared_that_would_end_it_sooner(sets, on, costs, most, cores) -> None:
     """The workers chosen end within the slack of what the most would, and are between 1 and the most."""
@@ -45,7 +45,7 @@ def test_no_worker_is_spared_that_would_end_it_sooner(sets, on, costs, most, cor
     assert crew.end(chosen) <= SLACK * crew.end(most) + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sets=work_sets(), on=lanes(), most=st.integers(1, 40))
 def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
     """Nothing to compute: one worker, and the end is the GPUs'."""
@@ -54,7 +54,7 @@ def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
     assert crew.end(1) == crew.end(most)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sets=work_sets(), costs=fixed, slots=st.sampled_from([1, 2, 16]))
 def test_the_end_is_the_planners(sets, costs, slots) -> None:
     """With the planner's own slots and seconds, on lanes that are free at once, it predicts what the planner does."""

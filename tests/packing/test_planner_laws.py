@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.packing.planner import Lane, WorkSet, plan
 from tests.packing.instances import fixed, lanes, work_sets
 
-FEW = settings(max_examples=120, deadline=None)
+FEW = settings(max_examples=120)
 
 
 def covered(made, name):

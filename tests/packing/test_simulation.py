@@ -17,7 +17,7 @@ from coordinator.packing.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
 from coordinator.planning import SHARD_OVERHEAD_SECONDS
 from tests.packing.instances import fixed, lanes, work_sets
 
-FEW = settings(max_examples=80, deadline=None)
+FEW = settings(max_examples=80)
 
 
 def shard(name, first, end, seconds, rank):

@@ -256,7 +256,7 @@ def accepted(draw):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(accepted(), max_size=8), st.sampled_from(["a100", "cpu", "something"]))
 def test_no_observation_makes_a_prediction_useless(history, hardware):
     """Whatever a table took in, seconds and spreads are finite and not below 0."""

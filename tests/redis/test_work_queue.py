@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -444,10 +444,5 @@ def test_any_order_of_calls_agrees_with_a_model(client: redis.Redis) -> None:
     machine = type("Bound", (AgainstModel,), {"client": client})
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=150,
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=settings(max_examples=150, stateful_step_count=30),
     )

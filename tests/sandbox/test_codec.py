@@ -68,7 +68,7 @@ bodies = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(values)
 def test_a_value_survives_the_crossing(value: Any) -> None:
     """What is decoded equals what was encoded, type by type."""
@@ -77,7 +77,7 @@ def test_a_value_survives_the_crossing(value: Any) -> None:
     assert type(again) is type(value)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(bodies)
 def test_hostile_json_is_a_value_that_has_a_way_back_or_refused(body: Any) -> None:
     """Any JSON decodes or raises CodecError; what decodes encodes again, so it never forces another way to judge."""
@@ -88,7 +88,7 @@ def test_hostile_json_is_a_value_that_has_a_way_back_or_refused(body: Any) -> No
     ENCODER.dumps(value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused_or_a_value(data: bytes) -> None:
     """Any bytes decode or raise CodecError."""

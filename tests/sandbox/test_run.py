@@ -289,7 +289,7 @@ def test_bad_lines_are_refused_one_by_one(tmp_path: Path, capsys: pytest.Capture
     assert "absent" in capsys.readouterr().err
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.binary(max_size=80)
     | st.dictionaries(
@@ -326,7 +326,7 @@ def test_code_eval_has_the_shape_of_evaluates() -> None:
     assert seen == [2]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=5), st.integers(1, 20)
 )

@@ -122,7 +122,7 @@ class _AheadWorld(World):
                 self.take([m.NodesOffered(at=self.now, offers=offers)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), faults=st.booleans())
 def test_staged_ahead_an_evaluation_holds_no_gpu_and_ends_as_any_other(seed: int, faults: bool) -> None:
     """Whatever dies meanwhile, all is scored, no trial starts before its offer, and the journal replays to the same."""

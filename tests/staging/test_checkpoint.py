@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from staging.world import make_checkpoint, safetensors
 
@@ -165,7 +165,7 @@ def test_identity_tells_two_steps_with_equal_sizes_and_times_apart(tmp_path: Pat
     assert inspect(copy).digest == inspect(one).digest
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=200))
 def test_no_file_makes_the_header_reader_fail_otherwise(tmp_path: Path, data: bytes) -> None:
     """Any bytes are a header that fits, or BadWeights."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaljobs.copying import Copy, SourceChanged, Stopped, copy_files, hash_file
@@ -37,7 +37,7 @@ def close(made: list[Copy]) -> None:
         os.close(copy.target)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     contents=st.lists(st.binary(max_size=3000), min_size=1, max_size=7),
     readers=st.integers(1, 6),
