@@ -105,7 +105,7 @@ class Cluster:
         *,
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = 120.0,
         check: bool = False,
         **kw: Any,
     ) -> subprocess.CompletedProcess[str]:
@@ -160,7 +160,7 @@ class Cluster:
                 argv, check=False, capture_output=True, env=daemons.daemon_env(self.record), timeout=60
             )
 
-    def wait_node(self, name: str, *states: str, deadline_s: float = 60.0) -> None:
+    def wait_node(self, name: str, *states: str, deadline_s: float = 120.0) -> None:
         """Wait until Slurm shows the node in one of `states` (`idle`, `mixed`, `down*`; `*` means: does not respond)."""
         lifecycle.wait_nodes(self.record, [self._known(name)], set(states), deadline_s=deadline_s)
 

@@ -1,6 +1,7 @@
 """Starting and ending each part of one cluster: munged, the submit side, slurmctld, nodes, slurmd.
 
-Rule: every start is idempotent (alive already: nothing happens) and leaves a pid file; every end goes by that file.
+Rule: every start is idempotent (alive already: nothing happens) and leaves a pid file; every end goes by that file, and
+the last one by a mark in the environment: an `up` that is killed may have started what it had no time to write down.
 A node is a set of namespaces (mount, pid, host name, IPC) held by its first process: SIGKILL to that one is a power cut,
 for the kernel then ends everything inside. slurmd runs inside and may die alone, as on a real node.
 """
@@ -18,13 +19,18 @@ from dev_cluster.registry import Record
 from dev_cluster.spec import DevClusterError
 
 DAEMON_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-START_S = 30.0
+START_S = 90.0
+MARK = "EVALSPAN_DEV_CLUSTER"
 NODE_NAMESPACES = ("--mount", "--uts", "--ipc", "--pid", "--mount-proc")
 
 
 def daemon_env(record: Record) -> dict[str, str]:
-    """Only what the daemons need: a job must not inherit the starter's environment through them."""
-    return {"PATH": DAEMON_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(record.layout.slurm_conf)}
+    """Only what the daemons need: a job must not inherit the starter's environment through them.
+
+    The mark is told to nobody else: a shell that speaks to this cluster has its SLURM_CONF, and is not ours to end.
+    """
+    conf = str(record.layout.slurm_conf)
+    return {"PATH": DAEMON_PATH, "LANG": "C.UTF-8", "SLURM_CONF": conf, MARK: str(record.root)}
 
 
 def pid_file(record: Record, label: str) -> Path:
@@ -159,6 +165,8 @@ def kill_slurmd(record: Record, name: str) -> None:
     proc = slurmd(record, name)
     if proc is not None:
         procs.kill_all([proc])
+        # A copy that was about to become a job step bears the name for a moment more: `start_node` would take it for slurmd.
+        procs.poll(lambda: slurmd(record, name) is None, deadline_s=10.0, every_s=0.01)
 
 
 def kill_node(record: Record, name: str) -> None:
@@ -214,3 +222,5 @@ def kill_everything(record: Record) -> None:
     munged = running(record, "munged")
     if munged is not None:
         procs.kill_all([munged])
+    while left := [p for p in procs.everyone() if procs.environment(p.pid).get(MARK) == str(record.root)]:
+        procs.kill_all(left)

@@ -242,7 +242,7 @@ def _start(record: Record) -> None:
     names = record.spec.node_names
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: daemons.start_node(record, name), names))
-    wait_nodes(record, names, {"idle"}, deadline_s=30 + len(names))
+    wait_nodes(record, names, {"idle"}, deadline_s=120 + len(names))
 
 
 def wait_nodes(record: Record, names: Sequence[str], states: set[str], *, deadline_s: float) -> None:

@@ -1,6 +1,7 @@
 """Processes by identity, never by name: a pid counts only with the start time that was recorded with it.
 
-Rule: the one place that reads /proc and sends signals. A zombie counts as dead: whoever reaps it is not our affair.
+Rule: the one place that reads /proc and sends signals. A zombie counts as dead: whoever reaps it is not our affair. Not
+so one whose other threads still end: until the last of them has, its ports are taken and its files may be written.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Proc:
     @property
     def alive(self) -> bool:
         now = _stat(self.pid)
-        return now is not None and now.started == self.started and now.state not in "ZX"
+        return now is not None and now.started == self.started and not now.ended
 
     def send(self, number: int) -> None:
         """Signal it if it is still the same process."""
@@ -41,22 +42,28 @@ class Proc:
 class _Stat:
     state: str
     parent: int
+    threads: int
     started: int
+
+    @property
+    def ended(self) -> bool:
+        return self.state in "ZX" and self.threads <= 1
 
 
 def _stat(pid: int) -> _Stat | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        # a name is 15 bytes, and those may end within a character
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
+    return _Stat(state=fields[0], parent=int(fields[1]), threads=int(fields[17]), started=int(fields[19]))
 
 
 def identify(pid: int) -> Proc | None:
     """The living process with this pid now."""
     now = _stat(pid)
-    return None if now is None or now.state in "ZX" else Proc(pid=pid, started=now.started)
+    return None if now is None or now.ended else Proc(pid=pid, started=now.started)
 
 
 def everyone() -> list[Proc]:
@@ -90,7 +97,7 @@ def members(pid: int, kind: str) -> list[Proc]:
 
 def command_name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -124,7 +131,7 @@ def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> Proc:
     return proc
 
 
-def kill_all(procs: Iterable[Proc], *, deadline_s: float = 10.0) -> None:
+def kill_all(procs: Iterable[Proc], *, deadline_s: float = 60.0) -> None:
     """SIGKILL all of them and wait until none is left."""
     listed = list(procs)
     for proc in listed:

@@ -47,4 +47,9 @@ def cancel(cluster: Cluster, *jobs: str) -> None:
     """Cancel and wait until nothing of the jobs runs."""
     cluster.run_as_user(["scancel", *jobs])
     wait_until(lambda: not any(cluster.job_pids(job) for job in jobs), f"jobs {jobs} gone")
-    wait_until(lambda: all("idle" in s for s in cluster.node_states().values()), "idle nodes")
+
+    def idle() -> bool:
+        states = cluster.node_states()  # of no node where the controller does not answer
+        return all(states.get(name) == "idle" for name in cluster.nodes)
+
+    wait_until(idle, "idle nodes")
