@@ -215,16 +215,19 @@ class LocalCluster:
 
     def _look_after(self, entry: Entry, member: Member) -> None:
         """Has it ended? Is its time up? Was it told to end, long ago?"""
+        child = member.child
+        # Looked at before the claim: of a child that gave way, the claim that it met is there by then.
+        over = child is not None and process.has_exited(child)
         if member.process is None:
             self._files.adopt(entry, member)
-        child, leader = member.child, member.process
+        leader = member.process
         if child is not None and leader is not None and leader.pid != child.pid:
             # Another start of this member was first and ours gave way: it is reaped, the other is the job.
             if child.poll() is not None:
                 member.child = None
             return
         mark = self._files.mark(entry, member)
-        if child is not None and process.has_exited(child):
+        if child is not None and over:
             process.kill_all(mark, session=child.pid)
             self._end(entry, member, child.wait())
         elif child is None and leader is not None and not processes.alive(leader):

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from coordinator import processes
 from coordinator.processes import Process
 
 MARK = "EVALSPAN_LOCAL_JOB"  # in the environment of all of a job's processes, wherever they went
+ROUNDS = 5  # of looking for a job's processes: one that does not die of SIGKILL yet holds nobody up
 # $1: the claim, $2: a note kept in it. exec keeps the pid and the start time that the stat line says. Claim first, then
 # look for the order to stop: who gives the order writes it first and then looks for the claim, so one sees the other.
 LAUNCH = """\
@@ -77,9 +79,17 @@ def tell(pid: int) -> None:
         os.killpg(pid, signal.SIGTERM)
 
 
-def kill_all(mark: str, session: int | None = None) -> int:
-    """SIGKILL to every process that bears the mark, and to a session while its leader is known to be ours; how many."""
-    wanted = f"{MARK}={mark}".encode()
+def kill_all(mark: str, session: int | None = None) -> None:
+    """SIGKILL to every process that bears the mark, and to a session while its leader is known to be ours.
+
+    Whoever was met may have forked before it was: one looks again until nobody is met.
+    """
+    for _ in range(ROUNDS):
+        if not _kill_seen(f"{MARK}={mark}".encode(), session):
+            return
+
+
+def _kill_seen(wanted: bytes, session: int | None) -> int:
     count = 0
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         if pid == os.getpid():
@@ -95,7 +105,23 @@ def kill_all(mark: str, session: int | None = None) -> int:
 
 
 def _environment(pid: int) -> list[bytes]:
+    place = Path(f"/proc/{pid}/environ")
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        for _ in range(100):
+            if raw := place.read_bytes():
+                return raw.split(b"\0")
+            if not _should_have_one(pid):
+                break
+            time.sleep(0.001)
     except OSError:
-        return []
+        pass
+    return []
+
+
+def _should_have_one(pid: int) -> bool:
+    """Its environment could not be read: was that in the midst of exec, when its memory is new and has none for a moment?
+
+    By fields 23 (size of the memory; 0: the kernel's own, or ending), 50 and 51 (where the environment begins and ends).
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[20] != "0" and (fields[48] == "0" or fields[47] != fields[48])

@@ -31,7 +31,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def until(law: Callable[[], object], what: str, seconds: float = 30) -> None:
+def until(law: Callable[[], object], what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not law():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
@@ -137,6 +137,20 @@ def _gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_what_becomes_another_program_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+    """In the midst of exec a process shows no environment: one that does nothing but exec is found at every look."""
+    again = 'exec "$0" -c "$1" "$0" "$1"'
+    mark = {**os.environ, process.MARK: str(tmp_path)}
+    with subprocess.Popen(["sh", "-c", again, "sh", again], env=mark) as child:
+        wanted = f"{process.MARK}={tmp_path}".encode()
+        until(lambda: wanted in process._environment(child.pid), "it runs")
+        try:
+            assert all(wanted in process._environment(child.pid) for _ in range(2000))
+            assert process._environment(2) == []  # the kernel's own have none and are not waited for
+        finally:
+            child.kill()
 
 
 def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
