@@ -60,7 +60,7 @@ def test_a_peers_job_leaves_its_account(tmp_path):
     (tmp_path / "jobs" / "000").write_text(json.dumps(job))
     script = Path(runs.__file__).with_name("peer_job.py")
     argv = [sys.executable, "-I", "-S", str(script), str(tmp_path), "000"]
-    subprocess.run(argv, env={"SLURMD_NODENAME": "n1"}, check=True, timeout=30)
+    subprocess.run(argv, env={"SLURMD_NODENAME": "n1"}, check=True, timeout=120)
     account = json.loads((tmp_path / "done" / "000").read_text())
     assert account["inferred"] - account["started"] >= 0.05
     assert account["ended"] - account["inferred"] >= 0.01

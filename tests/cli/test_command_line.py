@@ -53,7 +53,7 @@ def evalspan(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedP
         env={**clean, "HOME": str(folder), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

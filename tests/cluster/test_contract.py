@@ -103,7 +103,7 @@ def job(place: Place, script: str, **more: object) -> Job:
 
 
 def wait(
-    place: Place, name: str, law: Callable[[list[JobState]], bool], seconds: float = 60
+    place: Place, name: str, law: Callable[[list[JobState]], bool], seconds: float = 120
 ) -> list[JobState]:
     """The states of the job called `name` once `law` holds for them."""
     end = time.monotonic() + seconds
@@ -193,7 +193,7 @@ def test_sigterm_reaches_the_process_itself(place: Place) -> None:
     wait(place, work.name, lambda _: "ready" in log())
     place.cluster.cancel([job_id])
     wait(place, work.name, ended)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while "told" not in log():
         assert time.monotonic() < end, log()
         time.sleep(0.1)
@@ -270,7 +270,7 @@ def test_a_restarted_coordinator_finds_its_local_jobs(tmp_path: Path) -> None:
     second = LocalCluster(tmp_path / "jobs", slots=1, gpus=[])
     assert {s.name: s.phase for s in second.jobs()} == {"es-a": "running", "es-b": "pending"}
     gate.touch()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not all(s.phase == "ended" for s in second.jobs()):
         first.jobs()  # reaps its child, as init would for an orphan
         assert time.monotonic() < end

@@ -21,7 +21,7 @@ def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(out)!r}))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=240
     )
     return out / done.stdout.split()[-1]
 
@@ -69,7 +69,7 @@ def installed(wheel, tmp_path_factory):
 
 def _run(python: Path, cwd: Path, code: str) -> str:
     done = subprocess.run(
-        [python, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [python, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -45,14 +45,14 @@ def test_the_jobs_exit_code_is_the_trainings(tmp_path, code):
     """Whatever training exits with, the job does; the daemon was told folder and suite, and ended in order."""
     program, log = _program(tmp_path)
     wait_for_daemon = f'until [ -s "{log}" ]; do sleep 0.05; done; exit {code}'
-    assert _train(tmp_path, program, "sh", "-c", wait_for_daemon).wait(timeout=30) == code
+    assert _train(tmp_path, program, "sh", "-c", wait_for_daemon).wait(timeout=120) == code
     assert log.read_text().splitlines() == [f'daemon --wait|["{tmp_path / "ckpt"}"]|core|slurm', "ended"]
 
 
 def test_a_daemon_that_cannot_start_does_not_touch_training(tmp_path):
     """No evalspan at all: training runs and its exit code counts."""
     train = _train(tmp_path, tmp_path / "missing", "sh", "-c", "touch trained")
-    assert train.wait(timeout=30) == 0
+    assert train.wait(timeout=120) == 0
     assert (tmp_path / "trained").exists()
 
 
@@ -61,9 +61,9 @@ def test_signals_reach_training_and_its_own_exit_code_counts(tmp_path):
     program, _log = _program(tmp_path)
     body = "trap 'exit 7' USR1; touch ready; while :; do sleep 0.05; done"
     train = _train(tmp_path, program, "bash", "-c", body)
-    wait_until((tmp_path / "ready").exists, "training runs", 30)
+    wait_until((tmp_path / "ready").exists, "training runs")
     train.send_signal(signal.SIGUSR1)
-    assert train.wait(timeout=30) == 7
+    assert train.wait(timeout=120) == 7
 
 
 def _slurm(folder: Path) -> tuple[dict[str, str], Path]:
@@ -87,7 +87,9 @@ def test_what_is_open_when_training_ends_is_finished_by_a_job_of_its_own(tmp_pat
     """A daemon that ends when it is idle, with the user's options, and told of the folder; or none, where asked so."""
     env, called = _slurm(tmp_path)
     argv = ["bash", SCRIPTS / "train-with-eval.sbatch", tmp_path / "ckpt", "core", "--", "false"]
-    done = subprocess.run(argv, cwd=tmp_path, env={**env, "EVALSPAN_FINISH": finish}, timeout=30, check=False)
+    done = subprocess.run(
+        argv, cwd=tmp_path, env={**env, "EVALSPAN_FINISH": finish}, timeout=120, check=False
+    )
     assert done.returncode == 1, "training's own"
     if finish == "no":
         assert not called.exists()
@@ -107,9 +109,9 @@ def test_an_evaluation_near_its_time_limit_is_queued_again_and_a_cancelled_one_i
     argv = ["bash", SCRIPTS / "evaluate.sbatch", "ckpt", "core", "--batch-size", "4"]
     log = tmp_path / "calls"
     job = subprocess.Popen(argv, cwd=tmp_path, env=env)
-    wait_until(lambda: log.exists() and "eval" in log.read_text(), "the coordinator runs", 30)
+    wait_until(lambda: log.exists() and "eval" in log.read_text(), "the coordinator runs")
     job.send_signal(number)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=120) == 0
     assert (
         log.read_text().splitlines()[0].startswith("eval ckpt --suite core --cluster slurm --batch-size 4|")
     )
@@ -133,7 +135,7 @@ def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_
         env={**env, "SECONDS": str(seconds)},  # bash counts on from there
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert called.exists() == again
@@ -147,7 +149,9 @@ def test_a_daemon_that_dies_is_queued_again_unless_it_never_ran_or_the_settings_
 @pytest.mark.parametrize("script", ["evaluate.sbatch", "train-with-eval.sbatch"])
 def test_a_wrong_call_says_how_to_call(script):
     """Exit code 2 and the usage, before anything runs."""
-    done = subprocess.run(["bash", SCRIPTS / script], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["bash", SCRIPTS / script], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 2
     assert "usage: sbatch" in done.stderr
 
@@ -188,8 +192,9 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     journals = (site.user_dir / "work").glob
 
     def events(kind: str) -> int:
-        lines = [line for file in journals("*/journal.jsonl") for line in file.read_text().splitlines()]
-        return sum(json.loads(line)["kind"] == kind for line in lines)
+        texts = [file.read_bytes() for file in journals("*/journal.jsonl")]
+        # the last line may be half written
+        return sum(json.loads(line)["kind"] == kind for text in texts for line in text.split(b"\n")[:-1])
 
     def daemon() -> str:
         argv = ["sbatch", "--parsable", "--mem=100", "-p", "cpu", "daemon.sbatch"]
@@ -212,7 +217,7 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     assert (state(site, first), state(site, second)) == ("RUNNING", "PENDING")
     site.run_as_user(["scancel", first], check=True)
     wait_until(lambda: events("restarted") == 2, "the second daemon has taken it up")
-    assert state(site, first) == "CANCELLED"
+    wait_state(site, first, "CANCELLED")
     site.run_as_user([program, "cancel", name], check=True)
     ours = ["squeue", "--noheader", "--format=%j"]
     wait_until(lambda: site.run_as_user(ours).stdout.split() == ["evalspan-daemon"], "its jobs are gone")

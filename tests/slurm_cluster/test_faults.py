@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from dev_cluster import procs
 from dev_cluster.api import Cluster
 from dev_cluster.testing import cancel, sbatch, srun, state, wait_state, wait_until
 
@@ -28,7 +29,11 @@ def test_jobs_outlive_their_slurmd(plain: Cluster) -> None:
     """slurmd killed and started again: the job runs on at the same pid, and ends under its control."""
     job = sbatch(plain, "exec sleep 600", "-w", "n1")
     wait_state(plain, job, "RUNNING")
-    wait_until(lambda: bool(plain.job_pids(job)), "the job's script runs")
+
+    def sleeps() -> bool:  # while the shell becomes the sleep, /proc shows no environment
+        return [procs.command_name(pid) for pid in plain.job_pids(job)] == ["sleep"]
+
+    wait_until(sleeps, "the job's script runs")
     before, old = plain.job_pids(job), plain.node_pid("n1")
     plain.kill_slurmd("n1")
     assert plain.job_pids(job) == before
@@ -44,7 +49,14 @@ def test_a_killed_controller_recovers_its_queue(plain: Cluster) -> None:
     wait_state(plain, running, "RUNNING")
     held = sbatch(plain, "true", "--hold", "--job-name=held-until-saved")
     saved = plain.record.layout.state / "job_state"
-    wait_until(lambda: saved.exists() and b"held-until-saved" in saved.read_bytes(), "the queue is on disk")
+
+    def on_disk() -> bool:
+        try:
+            return b"held-until-saved" in saved.read_bytes()
+        except FileNotFoundError:  # not yet, or just being replaced: slurmctld unlinks the old one first
+            return False
+
+    wait_until(on_disk, "the queue is on disk")
     plain.kill_controller()
     assert plain.run_as_user(["scontrol", "ping"]).returncode != 0
     plain.start_controller()

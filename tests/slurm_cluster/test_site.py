@@ -48,10 +48,11 @@ def test_each_job_has_gpus_of_its_own(plain: Cluster) -> None:
 def test_spare_jobs_give_way(plain: Cluster) -> None:
     """A job in `spare` gets TERM and goes back to the queue when `gpu` needs its GPUs."""
     mark = plain.user_dir / "told"
-    script = f"trap 'touch {mark}' TERM; while :; do sleep 0.1; done"
+    ready = plain.user_dir / "trapped"
+    script = f"trap 'touch {mark}' TERM; touch {ready}; while :; do sleep 0.1; done"
     spare = sbatch(plain, script, "-p", "spare", "--gpus=2", "-w", "n2", "--requeue")
     wait_state(plain, spare, "RUNNING")
-    wait_until(lambda: bool(plain.job_pids(spare)), "the job's script runs")
+    wait_until(ready.exists, "the job's script has set its trap")
     urgent = sbatch(plain, "exec sleep 600", "-p", "gpu", "--gpus=2", "-w", "n2")
     wait_state(plain, urgent, "RUNNING")
     assert state(plain, spare) == "PENDING"
@@ -65,7 +66,8 @@ def test_two_clusters_do_not_meet(plain: Cluster) -> None:
         assert not set(other.record.ports) & set(plain.record.ports)
         job = sbatch(plain, "exec sleep 600", "-w", "n1")
         srun(other, "touch /dev/shm/other", "-w", "n1")
-        assert other.run_as_user(["squeue", "--noheader"]).stdout == ""
+        queue = ["squeue", "--noheader"]  # the job of srun is in it until its node is swept
+        wait_until(lambda: other.run_as_user(queue, check=True).stdout == "", "the other queue is empty")
         assert srun(plain, "ls /dev/shm", "-w", "n1") == ""
         refused = plain.run_as_user(
             [

@@ -315,9 +315,9 @@ def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: Node, fits: 
     if fits:
         assert world.staged().rung == "shm"
         world.release()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     else:
-        assert process.wait(30) == 1
+        assert process.wait(120) == 1
         failed = world.outcome("failed")
         assert isinstance(failed, Failed)
         assert failed.blame == "retry"

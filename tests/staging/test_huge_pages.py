@@ -50,7 +50,7 @@ def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
             assert (slot / node_memory.MODEL / file.name).read_bytes() == source.read_bytes()
         world.release()
         wait_for(lambda: world.outcome("cleared"))
-        assert holder.wait(30) == 0
+        assert holder.wait(120) == 0
     finally:
         holder.kill()
         holder.wait()

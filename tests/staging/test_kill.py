@@ -24,7 +24,7 @@ def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
     spec = world.spec(checkpoint)
     world.release()
     process = world.start(spec, runner=(RUNNER, "0"))
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     steps = int(output)
     assert process.returncode == 0, errors
     assert world.nothing_left()
@@ -32,7 +32,7 @@ def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
     rng = random.Random(os.environ.get("EVALSPAN_KILL_SEED", "7"))
     for step in sorted(rng.sample(range(1, steps + 1), min(POINTS, steps))):
         process = world.start(spec, runner=(RUNNER, str(step)))
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         # threads interleave: the count of a run may differ by a few, and the last steps may not be reached
         assert process.returncode in (-signal.SIGKILL, 0), f"step {step}"
         if (world.home / checkpoint.digest / node_memory.MANIFEST).exists():

@@ -57,7 +57,7 @@ def start_trial(model: str, how: str = "locked") -> subprocess.Popen[str]:
 
 
 def end_trial(trial: subprocess.Popen[str]) -> list[str]:
-    output, _ = trial.communicate("\n", timeout=30)
+    output, _ = trial.communicate("\n", timeout=120)
     assert trial.returncode == 0
     return output.split()
 
@@ -118,7 +118,7 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world: World) -> None:
         # the holder has given its lease back before it waits for readers
         wait_for(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
         assert Path(staged.path).is_dir()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert world.nothing_left()
 
 
@@ -164,7 +164,7 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Wor
     with reading(path, wait_seconds=60.0):
         assert world.copy_is_exact(checkpoint)
     world.release()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     node_memory.leave(slot)
     assert world.nothing_left()
 

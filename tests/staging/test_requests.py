@@ -88,7 +88,7 @@ def test_trials_read_the_copy_and_nothing_is_left(world: World) -> None:
     assert copy is not None
     assert read(folder, copy) == before
     world.release()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert world.nothing_left()
 

@@ -32,7 +32,7 @@ def announce(checkpoint: Path, work: Path, *more: str, hidden: str = "") -> subp
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
 
@@ -58,7 +58,7 @@ def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world: World) -> None
         file.write(bytes([byte[0] ^ 1]))
     os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert inspect(folder).digest == checkpoint.digest, "nothing else tells"
-    assert world.start(world.spec(checkpoint)).wait(60) == 1
+    assert world.start(world.spec(checkpoint)).wait(120) == 1
     failed = world.outcome("failed")
     assert isinstance(failed, Failed)
     assert failed.blame == "operator"

@@ -58,7 +58,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def wait_for(what: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 120.0) -> None:
     """Poll until `what()` is true; AssertionError past the deadline."""
     deadline = time.monotonic() + seconds
     while not what():
