@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from coordinator.messages import Action, CancelJob, ReleaseHolder, WithdrawShards
+from coordinator.messages import Action, CancelJob, ReleaseHolder, SubmitJob, WithdrawShards
 from coordinator.state import EntryState, JobInfo, NodeUse, State
 from evaljobs.contract import FrameRef
 
@@ -17,7 +17,10 @@ MAX_SUBMISSIONS = 8
 MAX_METRIC_TRIES = 3
 MAX_CONVERSIONS = 3
 MAX_LOSSES = 10  # how often RQ may forget a metric job: more than an hour, the waits between being doubled
-MAX_BUILDS = 3
+MAX_BUILDS = 3  # of one entry
+MAX_BARREN_BUILDS = (
+    6  # build jobs in a row that ended without a word and had nothing built, for each that runs at a time
+)
 MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
 MAX_NODE_FAILURES = 3
 MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails …
@@ -26,25 +29,27 @@ MAX_RESTS = (
     5  # times that no node was left but resting ones, without one shard between them: 31 minutes in all
 )
 MAX_HOLDERS = 3  # holder jobs per node
+NO_FAULT_OF_A_JOB = frozenset(
+    {"PREEMPTED", "NODE_FAIL"}
+)  # words for a job that was ended for no reason of its own
 TAKEN = "PREEMPTED"  # a cluster's word for: its GPUs went to somebody of higher priority. No node or shard is to blame
+
+
+def submit(state: State, info: JobInfo, now: float) -> SubmitJob:
+    """The job is intended from now on."""
+    info.changed_at = now
+    state.jobs[info.job.name] = info
+    state.live.add(info.job.name)
+    return SubmitJob(job=info.job, specs=info.specs)
 
 
 def job_over(state: State, info: JobInfo, word: str) -> None:
     """All members of a job are over: what was not done by it is due again."""
-    for index in info.entries:
-        entry = state.entries[index]
-        if entry.status == "building":
-            if entry.build_tries >= MAX_BUILDS:
-                fail_entry(
-                    state,
-                    entry,
-                    f"its build job ended {entry.build_tries} times ({word}); see {info.job.log}",
-                )
-            else:
-                entry.status = "unbuilt"
+    _build_over(state, info, word)
     if info.job.purpose == "convert" and state.conversion == "running":
         state.conversion = "due"
-        if state.counters.get("convert/checkpoint", 0) >= MAX_CONVERSIONS:
+        state.conversion_tries += word not in NO_FAULT_OF_A_JOB
+        if state.conversion_tries >= MAX_CONVERSIONS:
             state.fatal = (
                 state.fatal or f"the conversion ended {MAX_CONVERSIONS} times ({word}); see {info.job.log}"
             )
@@ -56,6 +61,30 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
             node.why = f"{info.job.name} ended ({word})"
             if node.status == "aside":
                 rest(state, f"{node.why}, see {info.job.log}")
+
+
+def _build_over(state: State, info: JobInfo, word: str) -> None:
+    """A build job makes its entries one after the other: the first that is not built was at work when it ended, and has a
+    try less; the others were not come to. Where nothing is built between such ends the entries are not the reason.
+    """
+    left = [
+        e
+        for i in info.entries
+        if (e := state.entries[i]).build_job == info.job.name and e.status == "building"
+    ]
+    for entry in left:
+        entry.status = "unbuilt"
+    if not left or word in NO_FAULT_OF_A_JOB:
+        return
+    first = left[0]
+    first.build_tries += 1
+    state.barren_builds += 1
+    lost = left if state.barren_builds >= MAX_BARREN_BUILDS * state.record.options.build_jobs else left[:1]
+    if first.build_tries >= MAX_BUILDS or len(lost) > 1:
+        for entry in lost:
+            fail_entry(
+                state, entry, f"its build job ended {first.build_tries} times ({word}); see {info.job.log}"
+            )
 
 
 def staged_ahead(state: State, info: JobInfo) -> bool:
@@ -212,7 +241,7 @@ def count_kill(state: State, name: str, why: str) -> list[Action]:
 
 def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[str, float, float], ...]]:
     """A failed entry is tried again from where it stood; returns the shards to queue by lane."""
-    entry.error, entry.build_tries, entry.score_tries = "", 0, entry.score_tries
+    entry.error, entry.build_tries = "", 0
     entry.status = "built" if entry.sets else "unbuilt"
     lanes: dict[str, list[tuple[str, float, float]]] = {}
     for task in entry.sets:

@@ -33,7 +33,6 @@ from coordinator.messages import (
     MetricJobsDied,
     MetricJobsLost,
     NodesOffered,
-    NodesRested,
     NodeWithdrawn,
     Offer,
     OutcomeSeen,
@@ -44,6 +43,7 @@ from coordinator.messages import (
     QueueShards,
     RequestSetsFound,
     Restarted,
+    RestOver,
     ResultsWritten,
     RetryAsked,
     ShardCorrupted,
@@ -144,7 +144,7 @@ def _memory_offered(state: State, event: MemoryOffered) -> list[Action]:
     return []
 
 
-def _rested(_state: State, _event: NodesRested) -> list[Action]:
+def _rested(_state: State, _event: RestOver) -> list[Action]:
     """`rules` takes back whose time is over at any event; this one says that time has passed though nothing happened."""
     return []
 
@@ -289,7 +289,7 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
     state.fatal = state.cancelled = ""
     state.results_asked = state.results_written = False
     state.ended_at = None
-    state.barren = state.rests = 0
+    state.barren = state.rests = state.worker_tries = state.barren_builds = state.conversion_tries = 0
     if state.conversion != "none":
         state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():  # they may be others' by now: whatever is free is offered
@@ -347,7 +347,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     RequestSetsFound: _found,
     NodesOffered: _offered,
     MemoryOffered: _memory_offered,
-    NodesRested: _rested,
+    RestOver: _rested,
     NodeWithdrawn: _withdrawn,
     JobSubmitted: job_events.submitted,
     JobNotSubmitted: job_events.not_submitted,

@@ -67,11 +67,12 @@ class MemoryOffered(Event):
     nodes: tuple[str, ...]
 
 
-class NodesRested(Event):
-    """The time for which these nodes were set aside is over."""
+class RestOver(Event):
+    """The time is over for which these nodes were set aside, or no metric workers were sent for."""
 
-    kind: Literal["nodes-rested"] = "nodes-rested"
-    nodes: tuple[str, ...]
+    kind: Literal["rest-over"] = "rest-over"
+    nodes: tuple[str, ...] = ()
+    workers: bool = False
 
 
 class NodeWithdrawn(Event):
@@ -253,7 +254,7 @@ AnyEvent = (
     | RequestSetsFound
     | NodesOffered
     | MemoryOffered
-    | NodesRested
+    | RestOver
     | NodeWithdrawn
     | JobSubmitted
     | JobNotSubmitted

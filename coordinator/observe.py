@@ -20,7 +20,7 @@ from coordinator.messages import (
     JobSubmitted,
     MetricJobsDied,
     MetricJobsLost,
-    NodesRested,
+    RestOver,
     TrialHung,
 )
 from coordinator.state import JobInfo, MetricState, State
@@ -182,14 +182,17 @@ def hung_trials(
     return events
 
 
-def rested_nodes(state: State, now: float) -> list[AnyEvent]:
-    """Nodes whose time aside is over: told, since an evaluation all of whose nodes rest hears of nothing else."""
+def rests_over(state: State, now: float) -> list[AnyEvent]:
+    """Nodes whose time aside is over, and metric workers that may be sent for again: told, since an evaluation that has
+    nothing but them hears of nothing else.
+    """
     over = tuple(
         n.name
         for n in state.nodes.values()
         if n.status == "aside" and n.aside_until is not None and now >= n.aside_until
     )
-    return [NodesRested(at=now, nodes=over)] if over else []
+    workers = state.waits_for_workers and now >= state.workers_due_at
+    return [RestOver(at=now, nodes=over, workers=workers)] if over or workers else []
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:

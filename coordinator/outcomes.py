@@ -61,6 +61,7 @@ def _built(state: State, outcome: Built) -> list[Action]:
     entry.sets = outcome.sets
     entry.status = "built"
     entry.error = ""
+    state.barren_builds = 0
     return []
 
 
@@ -141,6 +142,7 @@ def _metric_done(state: State, name: str) -> bool:
         return False
     metric.done = True
     state.outstanding.discard(name)
+    state.worker_tries = 0
     if metric.kind == "execute":
         state.leaves[metric.task].executed += 1
     return True
@@ -183,6 +185,8 @@ def _build_failed(state: State, outcome: Failed) -> list[Action]:
     entry = state.entries[outcome.entry]
     if entry.status != "building":
         return []
+    entry.build_tries += 1
+    state.barren_builds = 0
     if outcome.blame == "operator" or entry.build_tries >= facts.MAX_BUILDS:
         return facts.fail_entry(state, entry, outcome.error)
     entry.status = "unbuilt"

@@ -7,35 +7,27 @@ It does not know: the order of events, clocks, files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, end_jobs
+from coordinator import metric_rules
+from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, end_jobs, submit
 from coordinator.messages import (
     Action,
     CancelJob,
-    EnqueueMetric,
     MakePlan,
     ReleaseHolder,
     RemoveQueue,
     StopWorkers,
-    SubmitJob,
     WriteResults,
 )
 from coordinator.specs import (
     Site,
     build_job,
     convert_job,
-    execute_spec,
     holder_job,
     host_job,
-    score_spec,
     trial_job,
-    worker_job,
 )
-from coordinator.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, State
+from coordinator.state import JobInfo, NodeUse, State
 
-MAX_WORKER_JOBS = 20  # that ended before the metrics did
-WAITING_SECONDS = 30.0  # that metric jobs wait before more workers are sent for
 ASIDE_SECONDS = 60.0  # that a failing node rests the first time; doubled each time
 MAX_ASIDE_SECONDS = 3600.0
 
@@ -49,7 +41,7 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         _close_entries(state, state.fatal or f"cancelled: {state.cancelled}")
     if state.conversion == "due" and not state.results_asked and not state.fatal and not state.cancelled:
         state.conversion = "running"
-        actions.append(_submit(state, convert_job(state, site), now))
+        actions.append(submit(state, convert_job(state, site), now))
     ready = state.looked_up and state.conversion in ("none", "done")
     if ready and not state.results_asked and not all(e.terminal for e in state.entries):
         actions += _builds(state, site, now)
@@ -57,18 +49,11 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         actions += _nodes(state, site, now)
         actions += _plan(state)
         actions += _trials(state, site, now)
-        actions += _metrics(state, site, now)
-        actions += _workers(state, site, now)
+        actions += metric_rules.metrics(state, site, now)
+        actions += metric_rules.workers(state, site, now)
         actions += _release_holders(state, now)
     actions += _finish(state, now)
     return actions
-
-
-def _submit(state: State, info: JobInfo, now: float) -> SubmitJob:
-    info.changed_at = now
-    state.jobs[info.job.name] = info
-    state.live.add(info.job.name)
-    return SubmitJob(job=info.job, specs=info.specs)
 
 
 def _builds(state: State, site: Site, now: float) -> list[Action]:
@@ -79,10 +64,10 @@ def _builds(state: State, site: Site, now: float) -> list[Action]:
     actions: list[Action] = []
     for part in range(parts):
         entries = waiting[part::parts]
+        info = build_job(state, site, entries)
         for entry in entries:
-            entry.status = "building"
-            entry.build_tries += 1
-        actions.append(_submit(state, build_job(state, site, entries), now))
+            entry.status, entry.build_job = "building", info.job.name
+        actions.append(submit(state, info, now))
     return actions
 
 
@@ -141,7 +126,7 @@ def _submit_holder(state: State, site: Site, node: NodeUse, now: float) -> Actio
     info = holder_job(state, site, node)
     node.attempts += 1
     node.holder = info.job.name
-    return _submit(state, info, now)
+    return submit(state, info, now)
 
 
 def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:
@@ -152,7 +137,7 @@ def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:
     node.attempts += 1
     node.holder = info.job.name
     _register_trials(state, info)
-    return _submit(state, info, now)
+    return submit(state, info, now)
 
 
 def _free_lanes(state: State) -> int:
@@ -220,7 +205,7 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
             info.holder = node.holder
             _register_trials(state, info)
             need -= len(free)
-            actions.append(_submit(state, info, now))
+            actions.append(submit(state, info, now))
     return actions
 
 
@@ -248,101 +233,6 @@ def _cancel_pending(state: State, surplus: int) -> list[Action]:
         surplus -= 1
         actions.append(CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None))
     return actions
-
-
-def _metrics(state: State, site: Site, now: float) -> list[Action]:
-    actions: list[Action] = []
-    for leaf in state.leaves.values():
-        if leaf.planned.executes and state.entries[leaf.planned.entry].status == "built":
-            actions += _executes(state, site, leaf, now)
-    for entry in state.entries:
-        if entry.status != "built" or not entry.sets or not _answered(state, entry):
-            continue
-        entry.status = "scoring"
-        name = f"score-{entry.index}-{entry.score_tries}"
-        entry.score_tries += 1
-        metric = MetricState(
-            name=name,
-            kind="score",
-            entry=entry.index,
-            spec=score_spec(state, site, entry, name),
-            attempt=entry.score_tries,
-            enqueued_at=now,
-        )
-        actions.append(_enqueue(state, metric))
-    return actions
-
-
-def _answered(state: State, entry: EntryState) -> bool:
-    """Every response of the entry is there, and its programs have run."""
-    for task in entry.sets:
-        leaf = state.leaves.get(task)
-        if leaf is None or leaf.todo or leaf.complete or leaf.executes > leaf.executed:
-            return False
-    return True
-
-
-def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
-    actions: list[Action] = []
-    size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
-    while leaf.complete and (len(leaf.complete) >= size or leaf.todo == 0):
-        # past its limit a judge's jobs would only hold workers; one more than that waits ready for its turn
-        if at_once and leaf.executes - leaf.executed > at_once:
-            break
-        documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
-        name = f"execute-{leaf.planned.task}-{leaf.executes}"
-        leaf.executes += 1
-        metric = MetricState(
-            name=name,
-            kind="execute",
-            entry=leaf.planned.entry,
-            task=leaf.planned.task,
-            spec=execute_spec(state, site, leaf, documents, name),
-            enqueued_at=now,
-        )
-        actions.append(_enqueue(state, metric))
-    return actions
-
-
-def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
-    state.metrics[metric.name] = metric
-    state.outstanding.add(metric.name)
-    return EnqueueMetric(name=metric.name, spec=metric.spec, urgent=metric.kind == "execute")
-
-
-def _workers(state: State, site: Site, now: float) -> list[Action]:
-    """Workers start when the first trial does (their imports overlap its load) and are kept while anything is open."""
-    if not state.leaves or not (state.outstanding or _infers(state)):
-        return []
-    there = [phase for i in state.live_jobs("metric") for phase in i.members.values() if phase != "ended"]
-    if there:
-        more = _more_workers(state, there, now)
-        return [_submit(state, worker_job(state, site, more), now)] if more else []
-    if state.worker_tries >= MAX_WORKER_JOBS:
-        state.fatal = f"{state.worker_tries} worker jobs ended before the metrics did; see their logs"
-        return []
-    state.worker_tries += 1
-    state.grown_at = now
-    return [_submit(state, worker_job(state, site, state.workers or state.record.options.workers), now)]
-
-
-def _infers(state: State) -> bool:
-    """Is a trial running, and not only queued?"""
-    return any(
-        "running" in info.members.values()
-        for i in state.live
-        if (info := state.jobs[i]).job.purpose in ("trial", "host")
-    )
-
-
-def _more_workers(state: State, there: Sequence[str], now: float) -> int:
-    """The prediction was wrong where jobs wait though all workers run: as many more as wait, within the settings."""
-    most = min(state.record.options.workers, len(state.outstanding))
-    if most <= len(there) or "pending" in there or now - state.grown_at < WAITING_SECONDS:
-        return 0
-    state.grown_at = now
-    waiting = sum(now - state.metrics[name].enqueued_at >= WAITING_SECONDS for name in state.outstanding)
-    return most - len(there) if waiting > len(there) else 0
 
 
 def _release_holders(state: State, now: float) -> list[Action]:

@@ -195,7 +195,7 @@ class Running:
             self.take(events)
         self._cancel(observe.overdue_jobs(self.state, self.seen, self.grace, now))
         self.take(observe.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
-        self.take(observe.rested_nodes(self.state, now))
+        self.take(observe.rests_over(self.state, now))
         if now - self._paced_at >= PACE_SECONDS:
             self._paced_at = now
             self._compare_trials(now)

@@ -36,7 +36,8 @@ class EntryState:
     status: EntryStatus = "unbuilt"
     folder: str = ""
     sets: Mapping[str, str] = field(default_factory=dict)  # leaf task -> folder
-    build_tries: int = 0
+    build_job: str = ""  # the last that was to build it
+    build_tries: int = 0  # that failed, or during which the job ended
     score_tries: int = 0
     error: str = ""
     result_file: str = ""
@@ -165,7 +166,10 @@ class State:
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
     barren: int = 0  # trial failures in a row without a shard dumped in between
     rests: int = 0  # times in a row that no node was left but such as rest
-    worker_tries: int = 0
+    conversion_tries: int = 0  # conversions whose job ended without a word
+    barren_builds: int = 0  # build jobs in a row that ended without a word and had nothing built
+    worker_tries: int = 0  # worker jobs sent for since a metric job was last done
+    workers_due_at: float = 0.0  # no others are sent for before, should these end
     workers: int = 0  # metric workers that the plans are worth; 0: not predicted
     grown_at: float = 0.0  # when more of them were last looked for
     counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail
@@ -188,6 +192,13 @@ class State:
     @property
     def winding_down(self) -> bool:
         return self.results_asked
+
+    @property
+    def waits_for_workers(self) -> bool:
+        """Metric jobs are open, and no worker is there or on its way."""
+        if not self.outstanding or self.winding_down or self.conversion not in ("none", "done"):
+            return False
+        return not any(self.jobs[name].job.purpose == "metric" for name in self.live)
 
     @property
     def queue_epoch(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,6 @@ from world_parts import Faults, record
 
 from coordinator import messages as m
 from coordinator.facts import MAX_LOSSES
-from coordinator.rules import WAITING_SECONDS
 
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
 
@@ -203,6 +203,37 @@ def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
         assert entry.status == "scored" or entry.error
 
 
+class Poisoned(World):
+    """The build of entry 2 ends its job: of the entries after it nothing is heard."""
+
+    def run_build(self, job: Any, index: int, member: Any) -> None:
+        whole = job.specs
+        names = [spec.entry for spec in whole.values()]
+        if 2 in names:
+            job.specs = {n: s for n, s in whole.items() if names.index(s.entry) < names.index(2)}
+        super().run_build(job, index, member)
+        job.specs = whole
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), parts=st.integers(1, 3))
+def test_an_entry_whose_build_ends_its_job_takes_no_other_with_it(seed: int, parts: int) -> None:
+    """It fails after three tries, by name; all others are scored."""
+    world = Poisoned(seed, Faults(slow_outcome=0.1), record(entries=7, build_jobs=parts))
+    world.run()
+    assert [e.index for e in world.state.entries if e.status != "scored"] == [2], world.summary()
+    assert "its build job ended 3 times" in world.state.entries[2].error
+
+
+def test_where_no_entry_can_be_built_all_of_them_say_so_after_six_jobs() -> None:
+    """It is not tried three times for each of thirty entries."""
+    world = World(1, Faults(), record(entries=30, build_jobs=1))
+    world.run_build = world.end_member  # type: ignore[method-assign]  # an interpreter that does not start
+    world.run()
+    assert all("its build job ended" in e.error for e in world.state.entries)
+    assert sum(j.job.purpose == "build" for j in world.jobs.values()) == 6
+
+
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), at=st.integers(0, 30))
 def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> None:
@@ -367,32 +398,3 @@ def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> 
     assert world.state.unscored_items == 0
     assert world.frames == frames
     assert set(world.scored_with.values()) == {2}
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**32), most=st.integers(1, 6), slow=st.sampled_from([0.0, 0.8, 0.97]))
-def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, slow: float) -> None:
-    """They start once a trial runs, as many as the plan says; more come only where jobs have waited, never beyond the
-    settings; when all is scored none is left."""
-    world = World(seed, Faults(metric_slow=slow), record(entries=8, workers=most))
-    most_seen = 0
-    while world.state.ended_at is None:
-        before = [j for j in world.jobs.values() if j.job.purpose == "metric"]
-        waited = [world.now - m.enqueued_at for m in world.state.metrics.values() if not m.done]
-        world.tick()
-        jobs = [j for j in world.jobs.values() if j.job.purpose == "metric"]
-        if jobs and not before:
-            assert jobs[0].job.count == 1
-            assert any(
-                m.phase != "pending"
-                for j in world.jobs.values()
-                if j.job.purpose == "trial"
-                for m in j.members.values()
-            )
-        elif len(jobs) > len(before):
-            assert max(waited) >= WAITING_SECONDS - 5.0
-        there = sum(m.phase != "ended" for j in jobs for m in j.members.values())
-        most_seen = max(most_seen, there)
-        assert there <= most
-    assert most_seen <= (1 if slow == 0.0 else most)
-    finished(world)

@@ -1,0 +1,118 @@
+"""What is due off the GPUs: programs to execute, tasks to score, workers for both. Pure.
+
+Rule: as in `rules`: each reads the state, records its intent in it, and applied twice does nothing the second time.
+It does not know: the order of events, clocks, files, how a worker shares out its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.facts import submit
+from coordinator.messages import Action, EnqueueMetric
+from coordinator.specs import Site, execute_spec, score_spec, worker_job
+from coordinator.state import EntryState, LeafState, MetricState, State
+
+MAX_WORKER_JOBS = 20  # in a row that ended and had no metric job done
+MAX_WORKER_PAUSE_SECONDS = 60.0  # between the starts of two such
+WAITING_SECONDS = 30.0  # that metric jobs wait before more workers are sent for
+
+
+def metrics(state: State, site: Site, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for leaf in state.leaves.values():
+        if leaf.planned.executes and state.entries[leaf.planned.entry].status == "built":
+            actions += _executes(state, site, leaf, now)
+    for entry in state.entries:
+        if entry.status != "built" or not entry.sets or not _answered(state, entry):
+            continue
+        entry.status = "scoring"
+        name = f"score-{entry.index}-{entry.score_tries}"
+        entry.score_tries += 1
+        metric = MetricState(
+            name=name,
+            kind="score",
+            entry=entry.index,
+            spec=score_spec(state, site, entry, name),
+            attempt=entry.score_tries,
+            enqueued_at=now,
+        )
+        actions.append(_enqueue(state, metric))
+    return actions
+
+
+def _answered(state: State, entry: EntryState) -> bool:
+    """Every response of the entry is there, and its programs have run."""
+    for task in entry.sets:
+        leaf = state.leaves.get(task)
+        if leaf is None or leaf.todo or leaf.complete or leaf.executes > leaf.executed:
+            return False
+    return True
+
+
+def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
+    actions: list[Action] = []
+    size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
+    while leaf.complete and (len(leaf.complete) >= size or leaf.todo == 0):
+        # past its limit a judge's jobs would only hold workers; one more than that waits ready for its turn
+        if at_once and leaf.executes - leaf.executed > at_once:
+            break
+        documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
+        name = f"execute-{leaf.planned.task}-{leaf.executes}"
+        leaf.executes += 1
+        metric = MetricState(
+            name=name,
+            kind="execute",
+            entry=leaf.planned.entry,
+            task=leaf.planned.task,
+            spec=execute_spec(state, site, leaf, documents, name),
+            enqueued_at=now,
+        )
+        actions.append(_enqueue(state, metric))
+    return actions
+
+
+def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
+    state.metrics[metric.name] = metric
+    state.outstanding.add(metric.name)
+    return EnqueueMetric(name=metric.name, spec=metric.spec, urgent=metric.kind == "execute")
+
+
+def workers(state: State, site: Site, now: float) -> list[Action]:
+    """Workers start when the first trial does (their imports overlap its load) and are kept while anything is open."""
+    if not state.leaves or not (state.outstanding or _infers(state)):
+        return []
+    there = [phase for i in state.live_jobs("metric") for phase in i.members.values() if phase != "ended"]
+    if there:
+        more = _more_workers(state, there, now)
+        return [submit(state, worker_job(state, site, more), now)] if more else []
+    if state.worker_tries >= MAX_WORKER_JOBS:
+        state.fatal = (
+            f"{state.worker_tries} worker jobs ended before they had a metric job done; see their logs"
+        )
+        return []
+    if now < state.workers_due_at:
+        return []
+    state.worker_tries += 1
+    state.workers_due_at = now + min(2.0**state.worker_tries, MAX_WORKER_PAUSE_SECONDS)
+    state.grown_at = now
+    return [submit(state, worker_job(state, site, state.workers or state.record.options.workers), now)]
+
+
+def _infers(state: State) -> bool:
+    """Is a trial running, and not only queued?"""
+    return any(
+        "running" in info.members.values()
+        for i in state.live
+        if (info := state.jobs[i]).job.purpose in ("trial", "host")
+    )
+
+
+def _more_workers(state: State, there: Sequence[str], now: float) -> int:
+    """The prediction was wrong where jobs wait though all workers run: as many more as wait, within the settings."""
+    most = min(state.record.options.workers, len(state.outstanding))
+    if most <= len(there) or "pending" in there or now - state.grown_at < WAITING_SECONDS:
+        return 0
+    state.grown_at = now
+    waiting = sum(now - state.metrics[name].enqueued_at >= WAITING_SECONDS for name in state.outstanding)
+    return most - len(there) if waiting > len(there) else 0
