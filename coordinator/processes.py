@@ -37,12 +37,15 @@ class Stat:
     pid: int
     state: str
     session: int
+    threads: int
     birth: int
 
     @property
     def ended(self) -> bool:
-        """A zombie has ended: its parent, or a container's first process, may never reap it."""
-        return self.state in "ZX"
+        """A zombie has ended: its parent, or a container's first process, may never reap it. Not while threads of it are
+        left: killed with it they die each on its own, and until the last one has, its ports and files are held.
+        """
+        return self.state == "X" or (self.state == "Z" and self.threads < 2)
 
 
 def uptime() -> float:
@@ -66,7 +69,11 @@ def parse_stat(line: str) -> Stat:
     """The second field is the program's name in brackets and may hold anything."""
     fields = line.rpartition(")")[2].split()
     return Stat(
-        pid=int(line.partition(" ")[0]), state=fields[0], session=int(fields[3]), birth=int(fields[19])
+        pid=int(line.partition(" ")[0]),
+        state=fields[0],
+        session=int(fields[3]),
+        threads=int(fields[17]),
+        birth=int(fields[19]),
     )
 
 

@@ -228,7 +228,7 @@ class RedisServer:
                 return address
             if any(word in why.lower() for word in ("listening", "bind")):
                 if attempt == 0 and before is not None:
-                    continue  # threads of a killed server hold its port a moment longer than it is seen to live
+                    continue  # whoever has it may just be going: clients know this port
                 if self.port:
                     break  # others were told of this port
                 port = _free_port(self._listen()[-1])

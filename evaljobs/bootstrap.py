@@ -32,7 +32,8 @@ def replicates(statistic: Statistic, values: Sequence[Any], draws: int, cores: i
     if cores < 2 or len(chunks) < 2:
         return [value for chunk in chunks for value in job(chunk)]
     context = multiprocessing.get_context("fork")
-    with context.Pool(min(cores, len(chunks)), initializer=_start, initargs=(job,)) as pool:
+    processes = min(cores, len(chunks))
+    with context.Pool(processes, initializer=_start, initargs=(job, os.getpid())) as pool:
         return [value for part in pool.imap(_chunk, chunks) for value in part]
 
 
@@ -67,9 +68,9 @@ class _Job:
 _job: _Job | None = None  # of a process of the pool
 
 
-def _start(job: _Job) -> None:
+def _start(job: _Job, parent: int) -> None:
     global _job  # noqa: PLW0603 (inherited by the fork: values are not sent chunk by chunk)
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, parent)
     _job = job
 
 

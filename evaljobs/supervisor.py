@@ -38,10 +38,12 @@ MAX_PAUSE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send us `number` when the parent dies (Linux)."""
+def die_with_parent(number: signal.Signals, parent: int) -> None:
+    """Have the kernel send us `number` when `parent`, whose child we are, dies (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew what we want
+        os.kill(os.getpid(), number)
 
 
 class Supervisor:
@@ -66,6 +68,10 @@ class Supervisor:
         self._worked_at = time.monotonic()
         self._answered_at = time.monotonic()
         self._queue: Any = None
+        idle = options.burst_idle
+        self._every = metric_jobs.RECOVER_SECONDS
+        if idle is not None:  # how long nothing was to do is known as exactly as the queue is looked at
+            self._every = max(NEWS_SECONDS, min(idle, self._every))
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
@@ -95,7 +101,10 @@ class Supervisor:
         options = self.options
         if options.stop_file is not None and options.stop_file.exists():
             return True
-        if options.burst_idle is not None and at - self._worked_at >= options.burst_idle:
+        idle = (
+            self._answered_at - self._worked_at
+        )  # by the last look: since then a job may have come, or begun
+        if options.burst_idle is not None and idle > 0 and idle >= options.burst_idle:
             return True
         if at - self._answered_at >= LOST_SECONDS:
             log.error("Redis has been away for %.0f s: giving up", LOST_SECONDS)
@@ -111,19 +120,21 @@ class Supervisor:
         while len(self.children) < self.options.count and at >= self._start_after:
             sys.stdout.flush()
             sys.stderr.flush()
+            parent = os.getpid()
             pid = os.fork()
             if pid == 0:
-                self._be_a_worker()
+                self._be_a_worker(parent)
             self.children[pid] = at
 
-    def _be_a_worker(self) -> None:
+    def _be_a_worker(self, parent: int) -> None:
         """In the child; never returns."""
         code = 1
         try:
-            die_with_parent(signal.SIGTERM)
+            die_with_parent(signal.SIGTERM, parent)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            code = self.work()
+            # told to end while the parent's handler was still ours: nobody says it again for FINISH_SECONDS
+            code = self.work() if self.stopping_since is None else 0
         except QueueUnavailable as error:
             log.warning("worker %d: %s", os.getpid(), error)
         except BaseException:
@@ -161,7 +172,8 @@ class Supervisor:
     # --- the queue -----------------------------------------------------------------------------------------------------
 
     def _look(self, at: float) -> None:
-        if at - self._recovered_at < (NEWS_SECONDS if self._dead else metric_jobs.RECOVER_SECONDS):
+        every = NEWS_SECONDS if self._dead else self._every
+        if at - self._recovered_at < every:
             return
         self._recovered_at = at
         try:

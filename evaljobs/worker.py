@@ -237,7 +237,8 @@ class MetricWorker(Worker):  # type: ignore[misc]
             write_outcome(paths, failed)
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
-        die_with_parent(signal.SIGKILL)  # else a job whose worker died runs on beside its own retry
+        # else a job whose worker died runs on beside its own retry
+        die_with_parent(signal.SIGKILL, self.pid)
         super().main_work_horse(job, queue)
 
     def get_heartbeat_ttl(self, _job: MetricJob) -> int:

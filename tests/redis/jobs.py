@@ -25,7 +25,7 @@ from evaljobs.paths import EvaluationPaths, WorkPaths, request_set_manifest
 from evaljobs.redis_address import RedisAddress
 
 
-def until(true: Callable[[], object], seconds: float = 30.0) -> None:
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     """Poll until it is so; fail at the deadline."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -106,6 +106,15 @@ def zombie(pid: int) -> bool:
         return True
 
 
+def kill(server: RedisServer) -> int:
+    """SIGKILL to the server, and wait for its end; its pid."""
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: server.pid() is None)
+    return pid
+
+
 def bound(taker: socket.socket, port: int) -> bool:
     """Whether the port could be taken: a killed server's threads may hold it a moment longer."""
     try:
@@ -118,8 +127,7 @@ def bound(taker: socket.socket, port: int) -> bool:
 def move(server: RedisServer) -> RedisAddress:
     """Kill the server and take its port, so that it starts at another."""
     before = server.ensure()
-    os.kill(server.pid() or 0, signal.SIGKILL)
-    until(lambda: server.pid() is None)
+    kill(server)
     with socket.socket() as taker:
         taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         until(lambda: bound(taker, before.port))
@@ -142,8 +150,8 @@ def running(bench: Bench, *more: str, prefix: tuple[str, ...] = ()) -> Iterator[
     finally:
         left = [p for w in children(process.pid) for p in (*children(w), w)]
         process.send_signal(signal.SIGTERM)
-        with suppress(ProcessLookupError):
-            for pid in left:
+        for pid in left:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(60)
         log.close()

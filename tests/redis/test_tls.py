@@ -50,9 +50,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
     folder = tmp_path_factory.mktemp("tls")
     make_certificates(folder)
     (folder / "users.acl").write_text(acl_text(PASSWORD))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    probe = (
+        socket.socket()
+    )  # held, without listening, until the server listens: nobody else is given the port
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
     lines = [
         f"bind 127.0.0.1\nport 0\ntls-port {port}\ndir {folder}\naclfile {folder}/users.acl",
         'tls-auth-clients yes\nsave ""\nmaxmemory-policy noeviction',
@@ -68,10 +71,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
         with closing(socket.socket()) as client:
             return client.connect_ex(("127.0.0.1", port)) == 0
 
-    until(listens)
-    yield folder, port
-    process.terminate()
-    process.wait(10)
+    try:
+        with probe:
+            until(listens)
+        yield folder, port
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def config(site: tuple[Path, int], work: Path, **changes: object) -> Config:

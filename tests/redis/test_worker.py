@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from evaljobs import metric_jobs, redis_address
 from evaljobs.contract import ScoreSpec
 from evaljobs.items import NOTE_BYTES, note_file
 from evaljobs.paths import WorkPaths
-from tests.redis.jobs import Bench, children, move, running, until
+from tests.redis.jobs import Bench, children, kill, move, running, until, zombie
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +31,25 @@ def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subpro
         yield bench, process
 
 
+def at_work(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int] | None:
+    """(worker, work-horse), where the only worker's horse (another than `before`) is at this job."""
+    with redis_address.connect(bench.work.redis_address) as client:
+        found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
+        status = client.hget(f"rq:job:{metric_jobs.job_id(bench.evaluation, job)}", "status")
+    # the horse of an earlier job may have ended, and this one's begun, between the two looks
+    return found[0] if found and status == b"started" and not zombie(found[0][1]) else None
+
+
 def busy_worker(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int]:
-    """(worker, work-horse), once the only worker's horse (another than `before`) is at this job."""
-    client = redis_address.connect(bench.work.redis_address)
-    key = f"rq:job:{metric_jobs.job_id(bench.evaluation, job)}"
+    """Once it is so. The first job waits for lm-eval's import."""
     found: list[tuple[int, int]] = []
 
     def there() -> bool:
-        found[:] = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
-        return bool(found) and client.hget(key, "status") == b"started"
+        if (pair := at_work(bench, supervisor, job, before)) is not None:
+            found.append(pair)
+        return bool(found)
 
-    until(there, 60)
+    until(there, 120)
     return found[0]
 
 
@@ -47,7 +57,7 @@ def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
     """A job's outcome is a file; a job whose outcome is there is not run again."""
     bench, _ = bench_and_supervisor
     bench.enqueue("plain")
-    until(lambda: bench.failed("plain"), 60)
+    until(lambda: bench.failed("plain"), 120)
     until(lambda: "plain" not in bench.queue.known())
     first = bench.paths.outcome("failed", "plain").stat().st_mtime_ns
     bench.enqueue("plain")
@@ -82,7 +92,7 @@ def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> No
     assert failed is not None
     assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
     assert "died" in failed.error
-    assert "deadly" in bench.queue.status().failed
+    until(lambda: "deadly" in bench.queue.status().failed)  # the file comes first
 
 
 def test_a_job_that_kills_its_worker_thrice_is_told_of(bench_and_supervisor) -> None:
@@ -281,7 +291,7 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
     bench = Bench(shared_work, uuid.uuid4().hex)
     bench.enqueue("only")
     with running(bench, "--burst-idle", "1", "--count", "2") as process:
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     assert bench.failed("only")
     assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
 
@@ -302,14 +312,36 @@ def test_a_metric_that_hears_no_signal_is_ended_from_outside_and_the_job_goes_on
         bench.queue.enqueue("score", "deaf", path)
         _, horse = busy_worker(bench, process.pid, "deaf")
         note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
-        until(note.exists)
+        until(lambda: note.exists() and note.stat().st_size == NOTE_BYTES)  # it has been blanked
         with note.open("r+b") as file:
             file.write(b'["t", 7]')
         busy_worker(bench, process.pid, "deaf", before=horse)
-        until(lambda: b'["t", 7]' in note.read_bytes()[NOTE_BYTES:])
-        assert b"7" not in note.read_bytes()[:NOTE_BYTES]
+        until(
+            lambda: (
+                (text := note.read_bytes())[NOTE_BYTES:].startswith(b'["t", 7]')
+                and not text[:NOTE_BYTES].strip()
+            )
+        )
         bench.let_go("deaf")
         until(lambda: bench.failed("deaf"))
+
+
+@contextmanager
+def renewed(lease: Path) -> Iterator[None]:
+    """A coordinator that lives, whatever else it waits for."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(0.1):
+            os.utime(lease)
+
+    coordinator = threading.Thread(target=renew)
+    coordinator.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        coordinator.join()
 
 
 def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> None:
@@ -318,11 +350,12 @@ def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> 
     lease = shared_work.root / f"{bench.evaluation}.lease"
     lease.touch()
     with running(bench, "--lease-file", str(lease), "--lease-seconds", "2") as process:
-        bench.enqueue("only", held=True)
-        busy_worker(bench, process.pid, "only")
-        bench.let_go("only")
-        until(lambda: os.utime(lease) or bench.failed("only"))
-        assert process.poll() is None
+        with renewed(lease):
+            bench.enqueue("only", held=True)
+            busy_worker(bench, process.pid, "only")
+            bench.let_go("only")
+            until(lambda: bench.failed("only"))
+            assert process.poll() is None
         assert process.wait(60) == 0
 
 
@@ -336,7 +369,7 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
         with running(bench, "--stop-file", str(bench.paths.release / "workers")) as process:
             bench.enqueue("during", held=True)
             worker, horse = busy_worker(bench, process.pid, "during")
-            os.kill(server.pid() or 0, signal.SIGKILL)
+            kill(server)
             for file in (work.redis / "data").rglob("*"):
                 if file.is_file():
                     file.unlink()
@@ -351,6 +384,6 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
             bench.enqueue("moved")
             until(lambda: bench.failed("moved"))
             (bench.paths.release / "workers").touch()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
     finally:
         server.stop()
