@@ -39,7 +39,8 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        settings=wandb.Settings(silent=True, console="off", x_disable_meta=True),
+        # its service may take long to answer on a busy node
+        settings=wandb.Settings(silent=True, console="off", x_disable_meta=True, x_service_wait=180.0),
     )
     started.define_metric(STEP)
     started.define_metric("*", step_metric=STEP)

@@ -215,7 +215,7 @@ def _passes(program: str) -> bool:
         return False
     if program not in _PASSES:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=10, check=False
+            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=60, check=False
         )
         _PASSES[program] = done.returncode == 0
     return _PASSES[program]

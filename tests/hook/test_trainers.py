@@ -27,7 +27,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def announced(work: Path) -> list[triggers.Notice]:
-    assert hook.flush()
+    assert hook.flush(60)
     return [d.notice for d in triggers.from_spool(WorkPaths(work))]
 
 
@@ -188,7 +188,7 @@ def test_lightning_announces_what_its_export_wrote(tmp_path):
     assert [n.step for n in announced(tmp_path)] == [2, 4, 6]
 
 
-def _until(true: Any, seconds: float = 30.0) -> None:
+def _until(true: Any, seconds: float = 60.0) -> None:
     import time
 
     deadline = time.monotonic() + seconds

