@@ -8,6 +8,7 @@ It does not know: how evaluations run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import time
@@ -175,7 +176,7 @@ class Service:
                 convert=self.config.checkpoint.convert,
             )
         except (EvalspanError, OSError, ValueError) as error:
-            if now - gate.since < WAIT_SECONDS and Path(notice.checkpoint).exists():
+            if now - gate.since < WAIT_SECONDS and _may_be_there(notice.checkpoint):
                 gate.signature = ""
                 if gate.told != str(error):
                     gate.told = str(error)
@@ -227,6 +228,17 @@ class Service:
             with contextlib.suppress(OSError):
                 Path(pin).unlink()
         self._pinned = wanted
+
+
+def _may_be_there(place: str) -> bool:
+    """False where it is known that there is no such place; storage that errs, or that is not for us, says nothing."""
+    try:
+        Path(place).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
 
 
 def _pins_left(paths: WorkPaths) -> Iterator[str]:

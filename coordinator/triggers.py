@@ -128,7 +128,13 @@ class FolderWatch:
     def look(self) -> Iterator[Delivery]:
         """A delivery for each checkpoint folder not acknowledged yet that looks like one."""
         for pattern, suite in self.folders:
-            for folder in _checkpoints(pattern):
+            try:
+                found = _checkpoints(pattern)
+            except (
+                OSError
+            ):  # a folder on the way went while we looked, or storage is away: there is a next look
+                continue
+            for folder in found:
                 key = f"{suite}\0{folder}"
                 if key in self._seen or not self._is_checkpoint(folder):
                     continue
@@ -139,7 +145,10 @@ class FolderWatch:
                 yield Delivery(f"watch/{key}", notice, remember, announced=False)
 
     def _is_checkpoint(self, folder: Path) -> bool:
-        return (folder / "config.json").exists() or (self.any_format and step_of(folder.name) is not None)
+        # `Path.exists` raises where it may not look, as in a folder that is not for us
+        return os.path.exists(folder / "config.json") or (  # noqa: PTH110
+            self.any_format and step_of(folder.name) is not None
+        )
 
     def _remember(self, key: str) -> None:
         self._seen.add(key)
@@ -148,7 +157,7 @@ class FolderWatch:
 
 
 def _checkpoints(pattern: str) -> list[Path]:
-    """Folders that a watched place may mean: those that a glob finds; else the folder itself and those in it."""
+    """Folders that a watched place may mean: those that a glob finds; else the folder itself and those in it. OSError."""
     root = Path(pattern)
     if not any(char in pattern for char in "*?["):
         return [root, *sorted(p for p in root.iterdir() if p.is_dir())] if root.is_dir() else []

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon.test_elastic import coordinator_on
 from served import served_work
 
 from coordinator import hook
+from coordinator.config import Config
+from coordinator.service import Service
+from coordinator.testing import FakeCluster
 from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool, step_of
 from evaljobs import redis_address
 from evaljobs.paths import WorkPaths
@@ -52,6 +56,15 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(work: WorkPaths) -> None
     (work.spool / "5.json").mkdir(parents=True)
     assert names(from_spool(work)) == []
     assert (work.spool / "5.json").exists(), "not set aside"
+
+
+def test_a_notice_of_a_place_that_cannot_be_looked_at_ends_no_daemon(tmp_path: Path) -> None:
+    """It is refused: a daemon that died of it would die of it again, for the notice stays until it is dealt with."""
+    service = Service(coordinator_on(tmp_path, FakeCluster(fleet=[])), Config())
+    spool(service.paths, Notice(checkpoint=str(tmp_path / ("x" * 300)), suite="quickstart"))
+    service.tick()
+    assert not service.waiting
+    assert names(from_spool(service.paths)) == []
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +130,16 @@ def test_a_watched_folder_tells_each_checkpoint_until_it_is_acknowledged(tmp_pat
     found[0].acknowledge()
     assert [Path(c).name for c in names(watch.look())] == ["step-200"]
     assert [Path(c).name for c in names(FolderWatch(memory, watch.folders).look())] == ["step-200"]
+
+
+def test_a_watched_place_that_cannot_be_looked_into_hides_no_other(tmp_path: Path) -> None:
+    """Here: a name that no file system takes; it may be storage that is away, or a folder that goes meanwhile."""
+    place = checkpoint(tmp_path / "run", "step-1")
+    nowhere = tmp_path / ("x" * 300)
+    with pytest.raises(OSError, match="name too long"):
+        nowhere.is_dir()
+    watched = [(str(nowhere), "core"), (f"{nowhere}/*/y", "core"), (str(tmp_path / "run"), "core")]
+    assert names(FolderWatch(tmp_path / "m", watched).look()) == [str(place)]
 
 
 def test_a_watched_folder_may_be_a_checkpoint_itself(tmp_path: Path) -> None:
