@@ -131,7 +131,7 @@ class Cluster:
         return proc.pid
 
     def node_pids(self, name: str) -> list[int]:
-        """Every process of the node: its first one, slurmd, job steps and what they started."""
+        """Every process of the node, in the order of their starts: its first one, slurmd, job steps and what they started."""
         return [proc.pid for proc in daemons.inside(self.record, self._known(name))]
 
     def job_pids(self, job: int | str) -> list[int]:

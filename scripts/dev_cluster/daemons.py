@@ -144,9 +144,12 @@ def _node(record: Record, name: str) -> Proc:
 
 
 def inside(record: Record, name: str) -> list[Proc]:
-    """Every living process of a node, by its pid outside; empty where the node is down."""
+    """Every living process of a node, by its pid outside, its first one first; empty where the node is down."""
     first = running(record, name)
-    return [] if first is None else procs.members(first.pid, "pid")
+    if first is None:
+        return []
+    # by pid alone the first one need not come first: pids begin anew at the machine's highest
+    return sorted(procs.members(first.pid, "pid"), key=lambda p: (p != first, p.started, p.pid))
 
 
 def _outer(name: str) -> str:

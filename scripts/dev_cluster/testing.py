@@ -28,8 +28,19 @@ def srun(cluster: Cluster, script: str, *options: str) -> str:
 
 
 def state(cluster: Cluster, job: str) -> str:
-    """Slurm's state of the job, with its reason; empty once it is purged."""
-    return cluster.run_as_user(["squeue", "--noheader", "--states=all", "-j", job, "-o", "%T"]).stdout.strip()
+    """Slurm's state of the job; empty once it is purged, UNKNOWN where the controller did not answer."""
+    done = cluster.run_as_user(["squeue", "--noheader", "--states=all", "-j", job, "-o", "%T"])
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        return "UNKNOWN"
+    return done.stdout.strip()
+
+
+def unfinished(cluster: Cluster) -> list[str]:
+    """Names of the user's jobs that wait or run. One that Slurm calls COMPLETING has ended, and stays in the listing until
+    its node says so too.
+    """
+    states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
+    return cluster.run_as_user(["squeue", "--noheader", states, "--format=%j"], check=True).stdout.split()
 
 
 def wait_until(law: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:

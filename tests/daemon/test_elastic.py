@@ -29,7 +29,8 @@ def coordinator_on(tmp_path: Path, cluster: FakeCluster) -> Coordinator:
     performer = Performer(
         site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
     )
-    pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0)
+    # all that is called for is submitted in one tick, however slow the disk
+    pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0, submit=60.0)
     return Coordinator(
         performer=performer, cluster=cluster, keeper=_NoRedis(), limits=Limits(), pace=pace, grace=Grace()
     )
