@@ -148,15 +148,16 @@ def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
                     return {}
                 time.sleep(0.1)
                 continue
-            time.sleep(0.3)  # a fault that ends it puts another in its place
-            if process is run.process:
-                break
+            with run.replacing:  # a fault that ends it puts another in its place
+                if process is run.process:
+                    run.over = True
+                    break
     finally:
         run.over = True
-    out = run.process.stdout.read() if run.process.stdout is not None else ""
-    if run.process.returncode != 0:
+    out = process.stdout.read() if process.stdout is not None else ""
+    if process.returncode != 0:
         said = (run.site.folder / "eval.log").read_text()[-600:]
-        broken.append(f"ended with {run.process.returncode}: {said}")
+        broken.append(f"ended with {process.returncode}: {said}")
         return {}
     return dict(json.loads(out)["results"])
 

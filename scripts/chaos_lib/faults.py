@@ -15,6 +15,7 @@ import random
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ class Run:
     patience: float = math.inf  # seconds that it may take
     struck: dict[str, str] = field(default_factory=dict)  # fault -> what was hit
     over: bool = False
+    replacing: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # held from its kill until its successor's start
 
     def victim(self, verb: str) -> int | None:
         """Host pid of one of the site's jobs of this verb, once there is one; None where the evaluation is over."""
@@ -71,11 +75,14 @@ class Fault:
 
 
 def _kill_eval(run: Run) -> str | None:
-    old = run.process
-    old.send_signal(signal.SIGKILL)
-    old.wait()
-    run.process = run.site.start()
-    return f"pid {old.pid}"
+    with run.replacing:
+        if run.over:
+            return None
+        old = run.process
+        old.send_signal(signal.SIGKILL)
+        old.wait()
+        run.process = run.site.start()
+        return f"pid {old.pid}"
 
 
 def _wipe_redis(run: Run) -> str | None:

@@ -191,7 +191,7 @@ def strike(site: Site, supervisor: int, kind: str, dice: random.Random) -> list[
         if kind == "redis-emptied":
             for file in (site.server.folder / "data").rglob("*"):
                 if file.is_file():
-                    file.unlink()
+                    file.unlink(missing_ok=True)
         return list(site.outstanding)
     busy = [(w, h) for w in children(supervisor) for h in children(w)]
     if not busy:

@@ -255,7 +255,9 @@ class Site:
 
     def left(self) -> list[str]:
         """Jobs, processes and files in node memory that belong to this site or its user."""
-        found = [f"job {n}" for n in self.user(["squeue", "--noheader", "--format=%j"]).split()]
+        listed = self.cluster.run_as_user(["squeue", "--noheader", "--format=%j"])
+        found = [f"job {n}" for n in listed.stdout.split()]
+        found += [f"jobs, maybe: {listed.stderr.strip()}"] if listed.returncode != 0 else []
         found += [f"process {' '.join(words)[:120]}" for _, words in _processes() if self._is_ours(words)]
         return found + [f"in memory: {path}" for path in self._staged()]
 
@@ -285,11 +287,13 @@ class Site:
         self.wait_clean(30)
 
     def _staged(self) -> Iterator[Path]:
-        """Weights in the memory of nodes."""
+        """Weights in the memory of nodes; those of a folder that goes while we look are gone."""
         for node in self.cluster.gpu_nodes:
             first = daemons.running(self.cluster.record, node)
             memory = Path(f"/proc/{first.pid}/root/dev/shm") if first is not None else Path("/nowhere")
-            yield from memory.glob("evalspan-*/**/*.safetensors")
+            for folder, _, files in os.walk(memory):
+                if "/evalspan-" in folder:
+                    yield from (Path(folder, name) for name in files if name.endswith(".safetensors"))
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -163,11 +163,11 @@ class Storm:
         process = self.run.process
         if process.poll() is None:
             return
-        time.sleep(1.0)  # a fault that ends it puts another in its place
-        if process is self.run.process:
-            said = (self.site.folder / "eval.log").read_text()[-600:]
-            self.broken.append(f"the daemon ended by itself with {process.returncode}: {said}")
-            self.run.process = self.site.start()
+        with self.run.replacing:  # a fault that ends it puts another in its place
+            if process is self.run.process:
+                said = (self.site.folder / "eval.log").read_text()[-600:]
+                self.broken.append(f"the daemon ended by itself with {process.returncode}: {said}")
+                self.run.process = self.site.start()
 
     def blow(self, plan: Sequence[tuple[float, str]], seconds: float, seed: int) -> None:
         """Feed checkpoints and strike until the time is over."""
