@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"
 
 
-def wait(law: Callable[[], object], what: str, log: Path, seconds: float = 150) -> None:
+def wait(law: Callable[[], object], what: str, log: Path, seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not law():
         assert time.monotonic() < end, f"not within {seconds} s: {what}\n{log.read_text()}"
@@ -52,8 +52,14 @@ def journals(site: Any) -> list[Path]:
     return list(site.work.glob("*/journal.jsonl"))
 
 
-def events(site: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (site.root() / "journal.jsonl").read_text().splitlines()]
+def events(root: Path) -> list[dict[str, Any]]:
+    """Of an evaluation's journal, less a line that is being written."""
+    lines = (root / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def kinds(root: Path) -> list[str]:
+    return [event["kind"] for event in events(root)]
 
 
 def dumped(site: Any) -> int:
@@ -75,7 +81,9 @@ def pids(site: Any, *verbs: str) -> dict[int, str]:
             continue
         if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
             found[int(place.parent.name)] = " ".join(words)
-    return {pid: line for pid, line in found.items() if _parent(pid) not in found}
+    # the parent of one that is gone by now cannot be asked: it was such a child, or has ended
+    parents = {pid: _parent(pid) for pid in found}
+    return {pid: found[pid] for pid, parent in parents.items() if parent is not None and parent not in found}
 
 
 def _parent(pid: int) -> int | None:
@@ -84,6 +92,26 @@ def _parent(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return None
+
+
+@contextmanager
+def held(site: Any, log: Path) -> Iterator[None]:
+    """Both trials of the site's evaluation stand still (SIGSTOP): however long a command takes, it comes in mid-run."""
+    stopped: set[int] = set()
+
+    def both() -> bool:
+        for pid in pids(site, "trial").keys() - stopped:
+            os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+        return len(stopped) == 2
+
+    try:
+        wait(both, "two trials", log)
+        yield
+    finally:
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def announce(site: Any, checkpoint: Path, times: int) -> None:
@@ -104,24 +132,26 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
     shutil.copytree(site.model, checkpoint)
     whole = (checkpoint / WEIGHTS).read_bytes()
     (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    site.pause_a_trial(after=0)
     with daemon(site) as (process, log):
         wait(lambda: "is not taken yet" in log.read_text(), "the gate says what it waits for", log)
         wait((site.work / "redis" / "address.json").exists, "Redis", log)
         announce(site, checkpoint, 50)
         assert not journals(site), "half a checkpoint is not taken"
         assert not pinned(checkpoint)
-        (checkpoint / WEIGHTS).write_bytes(whole)
-        announce(site, checkpoint, 50)
-        wait(lambda: journals(site), "it is taken", log)
-        wait(lambda: pinned(checkpoint), "it is pinned", log)
         second = site.run(site.command("daemon"))
         assert second.returncode == 2
         (line,) = second.stderr.strip().splitlines()
         assert f"pid {process.pid} on " in line
-        wait(lambda: dumped(site) >= 1, "shards", log)
+        (checkpoint / WEIGHTS).write_bytes(whole)
+        announce(site, checkpoint, 50)
+        wait(lambda: journals(site), "it is taken", log)
+        wait(lambda: pinned(checkpoint), "it is pinned", log)
+        wait(lambda: site.paused() and dumped(site) >= 1, "one of two trials writes", log)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert pinned(checkpoint), "nobody frees what a killed daemon still needs"
+    os.kill(site.paused(), signal.SIGCONT)
     with daemon(site, "--until-idle") as (process, log):
         wait(lambda: process.poll() is not None, "it ends when nothing is left", log)
     assert process.returncode == 0, log.read_text()
@@ -129,8 +159,9 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
     assert dict(site.results()["results"]) == expected
     taken = json.loads((journal.parent / "evaluation.json").read_text())["checkpoint"]
     assert taken["digest"] == inspect(checkpoint).digest
-    counted = [s for e in events(site) if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
-    planned = [s for e in events(site) if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
+    seen = events(site.root())
+    counted = [s for e in seen if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
+    planned = [s for e in seen if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
     assert sorted(counted) == sorted(planned)
     assert not list((site.work / "spool").glob("*")), "every notice is dealt with"
     assert not pinned(checkpoint)
@@ -144,9 +175,10 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
     with daemon(site) as (process, log):
         told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
         name = json.loads(told.stdout)["evaluation_id"]
-        wait(lambda: processes(site, "trial"), "a trial", log)
-        assert site.run(site.command("cancel", name)).returncode == 0
-        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log, 60)
+        with held(site, log):
+            assert site.run(site.command("cancel", name)).returncode == 0
+            wait(lambda: "cancel-asked" in kinds(site.root()), "it is cancelled", log)
+        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log)
         wait((site.root() / "results.json").exists, "results", log)
         assert set(site.results()["failed"]) == set(expected)
         assert "cancelled" in json.dumps(site.results()["failed"])
@@ -154,7 +186,7 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         wait(lambda: "failed" not in site.results(), "the retry ends", log)
         assert dict(site.results()["results"]) == expected
         process.send_signal(signal.SIGTERM)
-        wait(lambda: process.poll() is not None, "SIGTERM ends it", log, 30)
+        wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
         assert process.returncode == 0
 
 
@@ -165,25 +197,26 @@ def test_a_node_that_is_asked_back_is_left_alone_by_the_next_daemon_too(
     goes on to the same scores. A name that nobody knows is refused."""
     with daemon(site) as (process, log):
         site.run(site.command("submit", str(site.model), "--suite", str(site.suite)))
-        wait(lambda: processes(site, "trial"), "a trial", log)
-        wrong = site.run(site.command("release", "locl"))
-        assert wrong.returncode == 2
-        assert "nearest: local" in wrong.stderr
-        told = site.run(site.command("release", "--gpus", "1"))
-        assert told.stdout.startswith("local is asked back (2 GPUs of "), told.stderr
+        with held(site, log):
+            wrong = site.run(site.command("release", "locl"))
+            assert wrong.returncode == 2
+            assert "nearest: local" in wrong.stderr
+            told = site.run(site.command("release", "--gpus", "1"))
+            assert told.stdout.startswith("local is asked back (2 GPUs of "), told.stderr
+            wait(lambda: "node-withdrawn" in kinds(site.root()), "it is given back", log)
         wait(lambda: not processes(site, "trial", "stage"), "its jobs are gone", log)
         process.send_signal(signal.SIGKILL)
         process.wait()
     with daemon(site, "--until-idle") as (process, log):
-        wait(lambda: "restarted" in [e["kind"] for e in events(site)], "it is taken up", log)
+        wait(lambda: "restarted" in kinds(site.root()), "it is taken up", log)
         shown = json.loads(site.run(site.command("status", "--json")).stdout)
         assert 0 < shown["kept_back_seconds"]["local"] <= 3600
         again = site.run(site.command("release", "local", "--minutes", "0"))
         assert again.stdout == "local may be taken again\n", again.stderr
         wait(lambda: process.poll() is not None, "it ends", log)
-    kinds = [e["kind"] for e in events(site)]
-    assert kinds.index("node-withdrawn") < kinds.index("restarted")
-    assert "nodes-offered" not in kinds[kinds.index("node-withdrawn") : kinds.index("restarted")]
+    seen = kinds(site.root())
+    assert seen.index("node-withdrawn") < seen.index("restarted")
+    assert "nodes-offered" not in seen[seen.index("node-withdrawn") : seen.index("restarted")]
     assert dict(site.results()["results"]) == expected
 
 
@@ -201,20 +234,24 @@ def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, expecte
         (trial,) = pids(site, "trial")
         os.kill(trial, signal.SIGSTOP)  # it keeps its slot for as long as the next one stages
         shutil.copytree(site.model, site.folder / "run" / "step-2", copy_function=shutil.copyfile)
-        wait(lambda: (root := _folder(site, 2)) and list(root.glob("outcomes/*staged*")), "it is staged", log)
+        wait(
+            lambda: (root := _folder(site, 2)) and list(root.glob("outcomes/*.staged.json")),
+            "it is staged",
+            log,
+        )
         assert len(pids(site, "trial")) == 1
         os.kill(trial, signal.SIGCONT)
-        wait(lambda: (root := _folder(site, 2)) and (root / "results.json").exists(), "both end", log)
         first, second = _folder(site, 1), _folder(site, 2)
         assert first is not None
         assert second is not None
+        wait(lambda: all((root / "results.json").exists() for root in (first, second)), "both end", log)
         wait(lambda: not processes(site, "trial", "stage", "build"), "jobs end", log)
-    kinds = [
+    seen = [
         e["outcome"]["kind"] if e["kind"] == "outcome-seen" else e["kind"]
-        for e in [json.loads(line) for line in (second / "journal.jsonl").read_text().splitlines()]
+        for e in events(second)
         if e["kind"] in ("memory-offered", "nodes-offered", "outcome-seen")
     ]
-    assert kinds.index("memory-offered") < kinds.index("staged") < kinds.index("nodes-offered"), kinds
+    assert seen.index("memory-offered") < seen.index("staged") < seen.index("nodes-offered"), seen
     report = json.loads((second / "report.json").read_text())
     assert report["staged_ahead"]["local"] > 0
     for root in (first, second):

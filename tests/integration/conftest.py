@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,8 +81,24 @@ class Site:
             command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
+    def pause_a_trial(self, after: int) -> None:
+        """Have one trial stand still (SIGSTOP) once it has written so many records, with a shard in hand (`pausing`)."""
+        path = [str(TESTS / "integration" / "pausing"), *filter(None, [self.env.get("PYTHONPATH")])]
+        more = {"PAUSE_FILE": str(self.folder / "paused"), "PAUSE_AFTER": str(after)}
+        self.env |= {"PYTHONPATH": os.pathsep.join(path), **more}
+
+    def paused(self) -> int | None:
+        """Pid of the trial that stands still, once one does."""
+        with suppress(OSError, ValueError):
+            pid = int((self.folder / "paused").read_text())
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return pid
+        return None
+
     def stop_redis(self) -> None:
         """And its workers: a coordinator that is told to end while jobs live leaves them what they need."""
+        if (pid := self.paused()) is not None:  # a test that failed before it let it go on
+            os.kill(pid, signal.SIGCONT)
         for release in self.work.glob("*/release"):
             (release / "workers").touch()
         RedisServer(WorkPaths(self.work)).stop()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dev_cluster.testing import unfinished
 
 from evaljobs.files import read_frames
 
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.model
 Expected = dict[str, dict[str, Any]]
 
 
-def wait(law: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 120) -> None:
+def wait(
+    law: Callable[[], object], process: subprocess.Popen[str] | None = None, seconds: float = 240
+) -> None:
     """Until `law` holds; fails where the process ends first or time is up."""
     end = time.monotonic() + seconds
     while not law():
@@ -49,18 +52,6 @@ def dumped(site: Any) -> int:
     return sum(1 for f in site.work.glob("*/responses/*.frames") for _ in read_frames(f, 0))
 
 
-def process_of(site: Any, verb: str) -> int:
-    """Pid of a job of this site that runs `python -m evaljobs VERB`."""
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = place.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if verb.encode() in words and str(site.work).encode() in b" ".join(words) and b"evaljobs" in words:
-            return int(place.parent.name)
-    raise AssertionError(f"no {verb} runs")
-
-
 def assert_every_shard_counts_once(site: Any) -> None:
     journal = (site.root() / "journal.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in journal]
@@ -83,8 +74,8 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert_every_shard_counts_once(local_site)
     pid = json.loads((local_site.work / "redis" / "server.json").read_text())["pid"]
     assert pid == 0, "the embedded Redis is stopped"
-    staged = Path(f"/dev/shm/evalspan-{os.getuid()}")
-    assert not list(staged.glob("*/model*.safetensors")) if staged.exists() else True
+    digest = json.loads((local_site.root() / "evaluation.json").read_text())["checkpoint"]["digest"]
+    assert not Path(f"/dev/shm/evalspan-{os.getuid()}", digest).exists(), "what others stage is theirs"
     # a second run of the same is the same evaluation: no job, the same answer
     again = local_site.run(local_site.evaluate())
     assert json.loads(again.stdout) == results
@@ -130,10 +121,12 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
 
 def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) -> None:
     """SIGKILL of the coordinator in mid-inference: its jobs go on, the next one takes them up; nothing runs twice."""
+    local_site.pause_a_trial(after=1)
     first = local_site.start(local_site.evaluate("--shards-per-task", "4"))
-    wait(lambda: dumped(local_site) >= 2, first)
+    wait(lambda: local_site.paused() and dumped(local_site) >= 2, first)
     first.send_signal(signal.SIGKILL)
     first.communicate()
+    os.kill(local_site.paused(), signal.SIGCONT)
     second = local_site.start(local_site.evaluate("--shards-per-task", "4"))
     assert scores(finish(local_site, second)) == expected
     assert_every_shard_counts_once(local_site)
@@ -141,11 +134,13 @@ def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) ->
 
 def test_a_killed_trial_and_a_wiped_redis_change_no_digit(local_site: Any, expected: Expected) -> None:
     """A trial dies by SIGKILL and Redis comes back empty: shards return to the queue, scores are the same."""
+    local_site.pause_a_trial(after=1)
     process = local_site.start(local_site.evaluate("--shards-per-task", "4"))
-    wait(lambda: dumped(local_site) >= 1, process)
-    os.kill(process_of(local_site, "trial"), signal.SIGKILL)
-    server = local_site.work / "redis" / "server.json"
-    os.kill(json.loads(server.read_text())["pid"], signal.SIGKILL)
+    wait(local_site.paused, process)
+    os.kill(local_site.paused(), signal.SIGKILL)
+    server = json.loads((local_site.work / "redis" / "server.json").read_text())["pid"]
+    assert server, "it serves while a shard is to do"
+    os.kill(server, signal.SIGKILL)
     for path in [*local_site.work.glob("redis/**/*.aof*"), *local_site.work.glob("redis/**/*.rdb")]:
         path.unlink(missing_ok=True)
     assert scores(finish(local_site, process)) == expected
@@ -164,12 +159,12 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
         seen.update(name.split("-")[2] for name in listed)
         return process.poll() is not None
 
-    wait(look, seconds=240)
+    wait(look)
     results = finish(site, process)
     assert scores(results) == expected
     assert {"build", "stage", "trial", "metric"} <= seen
     assert_every_shard_counts_once(site)
-    assert cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+    assert unfinished(cluster) == []
     for node in cluster.gpu_nodes:
         left = cluster.run_as_user(
             [

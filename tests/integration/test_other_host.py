@@ -51,7 +51,7 @@ def test_trials_on_another_host_find_redis_by_its_address_file(
     local_site.suite.write_text("[[task]]".join(suite[:2]))
     process = local_site.start(local_site.evaluate())
     place = local_site.work / "redis" / "address.json"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not place.exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end, "no address was published"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dev_cluster.api import Cluster
+from dev_cluster.testing import unfinished, wait_until
 
 from coordinator import doctor
 from coordinator.config import Config
@@ -32,9 +33,11 @@ def ask(cluster: Cluster, **env: str) -> tuple[int, dict[str, Any]]:
             work,
             "--sample-mb",
             "16",
+            "--wait",
+            "120",
         ],
         env={"EVALSPAN_CLUSTER_CPU_PARTITION": "cpu", "EVALSPAN_CLUSTER_PARTITION": "gpu", **env},
-        timeout=150,
+        timeout=280,
     )
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -45,7 +48,7 @@ def status(told: dict[str, Any]) -> dict[str, str]:
 
 
 def assert_nothing_is_left(cluster: Cluster) -> None:
-    assert cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+    wait_until(lambda: not unfinished(cluster), "jobs that have answered end by themselves")
     left = cluster.run_as_user(["find", cluster.user_dir / "doctor" / "cache" / "doctor", "-type", "f"])
     assert left.stdout == ""
 

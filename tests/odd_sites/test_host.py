@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from dev_cluster.api import Cluster, dev_cluster, unavailable
+from dev_cluster.testing import unfinished
 
 pytestmark = [pytest.mark.model, pytest.mark.slurm]
 
@@ -22,7 +23,7 @@ def finish(site: Any, *more: str) -> tuple[dict[str, Any], list[str]]:
     """Run the evaluation to its end; its results and the names of all jobs that were seen."""
     process = site.start(site.evaluate("--shards-per-task", "3", *more))
     seen: set[str] = set()
-    end = time.monotonic() + 200
+    end = time.monotonic() + 240
     while process.poll() is None:
         assert time.monotonic() < end, logs(site)
         seen.update(site.cluster.run_as_user(["squeue", "--noheader", "--format=%j"]).stdout.split())
@@ -48,7 +49,7 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert {name.split("-")[2] for name in seen} <= {"build", "host", "metric"}
     assert any("-host-" in name for name in seen)
     assert_each_shard_counts_once(site)
-    assert odd_cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+    assert unfinished(odd_cluster) == []
     report = json.loads((site.root() / "report.json").read_text())
     assert set(report["nodes"].values()) == {"host"}
     assert any("whole nodes (OverSubscribe=EXCLUSIVE)" in warning for warning in report["warnings"])
@@ -88,7 +89,7 @@ def test_each_oddity_alone(oddity: str, make_site: Any, expected: dict[str, Any]
         assert any("-host-" in name for name in seen)
         assert any("-stage-" in name for name in seen) is unnoticed
         assert_each_shard_counts_once(site)
-        assert cluster.run_as_user(["squeue", "--noheader"]).stdout == ""
+        assert unfinished(cluster) == []
         report = json.loads((site.root() / "report.json").read_text())
         assert set(report["nodes"].values()) == {"host"}
         assert any("one job that holds its GPUs" in warning for warning in report["warnings"])
