@@ -94,37 +94,36 @@ class LocalCluster:
         self.kill_seconds = kill_seconds
         self._files = LocalFiles(state_dir.absolute())
         self._lock = threading.RLock()
+        self._in_charge = False
+        self._entries: dict[str, Entry] = {}
+        self._live: dict[tuple[str, int], tuple[Entry, Member]] = {}  # in the order of submission
         with self._disk():
-            self._entries = {entry.job_id: entry for entry in self._files.load()}
-        # In the order of submission.
-        self._live = {
-            (entry.job_id, member.index): (entry, member)
-            for entry in self._entries.values()
-            for member in entry.members
-            if member.phase != "ended"
-        }
+            self._files.folder.mkdir(parents=True, exist_ok=True)
+            self._learn()
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> str:
         self.check(job)
         with self._lock:
+            self._take_charge()
             with self._disk():
                 entry = self._files.create(job, after=max((int(i) for i in self._entries), default=0))
-            self._entries[entry.job_id] = entry
-            for member in entry.members:
-                self._live[entry.job_id, member.index] = (entry, member)
+            self._know(entry)
             self._advance()
             return entry.job_id
 
     def jobs(self) -> list[JobState]:
         with self._lock:
+            self._take_charge()
             self._advance()
             return [_state(entry, member) for entry in self._entries.values() for member in entry.members]
 
     def nodes(self) -> list[NodeState]:
+        """Whoever asks nothing else may not be in charge: a command beside the daemon moves no job."""
         with self._lock:
-            self._advance()
+            if self._in_charge:
+                self._advance()
             memory = _memory_mb()
             busy = sum(entry.job.cpus for entry, member in self._live.values() if member.phase == "running")
             return [
@@ -145,6 +144,7 @@ class LocalCluster:
     def cancel(self, job_ids: Sequence[str]) -> None:
         """SIGTERM now; SIGKILL when the coordinator looks again after `kill_seconds`."""
         with self._lock:
+            self._take_charge()
             for target in job_ids:
                 job_id, _, index = target.partition("_")
                 for entry, member in list(self._live.values()):
@@ -160,6 +160,26 @@ class LocalCluster:
             )
         if job.node not in (None, NODE):
             raise RefusedError(f"the local cluster has one node, {NODE!r}, and none named {job.node!r}")
+
+    # --- who moves the jobs ------------------------------------------------------------------------------------------
+
+    def _take_charge(self) -> None:
+        """What whoever was in charge until now has submitted since we first looked (`daemon --wait`) is on record, too."""
+        if not self._in_charge:
+            with self._disk():
+                self._learn()
+            self._in_charge = True
+
+    def _learn(self) -> None:
+        for entry in self._files.load():
+            if entry.job_id not in self._entries:
+                self._know(entry)
+
+    def _know(self, entry: Entry) -> None:
+        self._entries[entry.job_id] = entry
+        for member in entry.members:
+            if member.phase != "ended":
+                self._live[entry.job_id, member.index] = (entry, member)
 
     # --- what moves the jobs -----------------------------------------------------------------------------------------
 

@@ -107,7 +107,6 @@ class LocalFiles:
 
     def load(self) -> list[Entry]:
         """All jobs on record, in the order of their submission."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         numbers = sorted(int(p.stem) for p in self.folder.glob("*.json") if p.stem.isdigit())
         entries = []
         for number in numbers:

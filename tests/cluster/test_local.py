@@ -122,6 +122,28 @@ def test_of_two_coordinators_that_start_one_member_one_wins(tmp_path: Path) -> N
     assert count.read_text() == "ran\n"
 
 
+def test_who_was_there_first_hands_over_all_that_it_submitted(tmp_path: Path) -> None:
+    """Also what the next one, which waited for its turn, could not find when it was started."""
+    first, second = cluster(tmp_path), cluster(tmp_path)
+    job_id = first.submit(sh(tmp_path, "a", "exec sleep 600", gpus=1))
+    assert states(second)["a.0"].phase == "running"
+    second.cancel([job_id])
+    until(lambda: [first.jobs(), states(second)["a.0"].phase == "ended"][1], "ended")
+
+
+def test_who_only_asks_for_nodes_moves_no_job(tmp_path: Path) -> None:
+    """A command beside the daemon starts nothing in its place, though a slot is free."""
+    local = cluster(tmp_path, slots=1)
+    local.submit(sh(tmp_path, "a", f"until [ -e {tmp_path}/gate ]; do sleep 0.02; done", gpus=1))
+    last = local.submit(sh(tmp_path, "b", f"touch {tmp_path}/ran", gpus=1))
+    (tmp_path / "gate").touch()
+    until(lambda: _has_run(tmp_path, 1), "the first is over")
+    assert cluster(tmp_path, slots=1).nodes()[0].gpus == 1
+    assert not (tmp_path / "jobs" / f"{last}.0.run").exists()
+    until(lambda: states(local)["b.0"].phase == "ended", "the second is over")
+    assert (tmp_path / "ran").exists()
+
+
 def test_nothing_of_a_job_outlives_it(tmp_path: Path) -> None:
     """Grandchildren in sessions of their own go when the job's own process has ended."""
     script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' & until [ -s {tmp_path}/pid ]; do sleep 0.02; done"
