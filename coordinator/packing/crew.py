@@ -2,7 +2,7 @@
 
 Rule: the fewest with which the predicted end, metrics included, is at most SLACK times what the most workers would reach;
 metrics are taken at a high percentile, since a worker too many idles on a CPU and one too few makes everybody wait.
-It does not know: where workers run, or that more are sent for when jobs wait all the same (`rules`).
+It does not know: where workers run, or that more are sent for when jobs wait all the same (`metric_rules`).
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ class _Shop:
                     jobs += divided(
                         end, cost, index, at_once=self.at_once[index], documents=stop - first, grain=grain
                     )
-            elif done.get(index, 0.0) < end:
+            elif done.get(index, -1.0) < end:
                 done[index] = end
         jobs += [(end, self.sets[index].metric_seconds, index) for index, end in done.items()]
         return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
