@@ -6,6 +6,7 @@ It does not know: the loop's rules.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.metadata
@@ -16,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -62,7 +64,7 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         work.mkdir(parents=True, exist_ok=True)
         probe = work / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT} and WorkPaths(work).lock.exists():
             log.warning(
@@ -118,12 +120,12 @@ def _code_folder(config: Config) -> Path:
         source = Path(str(package.__file__)).parent
         target = folder / source.name
         if not target.exists():
-            temporary = folder / f".{source.name}-{os.getpid()}"
-            shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("__pycache__"))
-            try:
-                temporary.rename(target)
-            except OSError:  # another process was first
-                shutil.rmtree(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=folder) as scratch:
+                made = Path(scratch) / source.name
+                shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__"))
+                with contextlib.suppress(OSError):  # another process was first
+                    made.rename(target)
     return folder
 
 

@@ -156,7 +156,7 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
 
     def look() -> bool:
         listed = cluster.run_as_user(["squeue", "--noheader", "--format=%j"]).stdout.split()
-        seen.update(name.split("-")[2] for name in listed)
+        seen.update(name.split("-")[2] for name in listed if name.startswith("es-"))
         return process.poll() is not None
 
     wait(look)
