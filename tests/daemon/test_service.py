@@ -230,8 +230,9 @@ def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, expecte
     home = Path(f"/dev/shm/evalspan-{os.getuid()}")
     with daemon(site) as (_process, log):
         shutil.copytree(site.model, site.folder / "run" / "step-1")
-        wait(lambda: processes(site, "trial"), "the first checkpoint's trial runs", log)
-        (trial,) = pids(site, "trial")
+        found: list[int] = []
+        wait(lambda: found.extend(pids(site, "trial")) or found, "the first checkpoint's trial runs", log)
+        (trial,) = found
         os.kill(trial, signal.SIGSTOP)  # it keeps its slot for as long as the next one stages
         shutil.copytree(site.model, site.folder / "run" / "step-2", copy_function=shutil.copyfile)
         wait(

@@ -91,7 +91,9 @@ class Site:
         """Pid of the trial that stands still, once one does."""
         with suppress(OSError, ValueError):
             pid = int((self.folder / "paused").read_text())
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            place = Path(f"/proc/{pid}")
+            ours = str(self.work) in (place / "cmdline").read_text()  # a pid may have been given anew
+            if ours and (place / "stat").read_text().rpartition(")")[2].split()[0] == "T":
                 return pid
         return None
 
