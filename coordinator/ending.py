@@ -1,6 +1,7 @@
 """What is written when an evaluation ends: results.json, report.json, and what the priors learn from it.
 
-Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score.
+Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. What
+else is told of an evaluation may fail for any reason, and then says so in place of itself: scores are never held up.
 It does not know: how scores were computed.
 """
 
@@ -14,13 +15,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coordinator.errors import EvalspanError
 from coordinator.messages import AnyEvent
 from coordinator.planning import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.judged import judge_use
 from coordinator.report.model import Report, ShardSpan, make_report
 from coordinator.state import State
 from coordinator.store import read_events
-from evaljobs.files import read_frames, write_atomic
+from evaljobs.files import FrameError, read_frames, write_atomic
 from evaljobs.judges.kept import judgements
 from evaljobs.paths import EvaluationPaths, parse_shard
 from evaljobs.results import merge_results
@@ -35,13 +37,19 @@ def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
     counted = {(s.frame.file, s.frame.offset) for s in state.shards.values() if s.frame is not None}
     spans = []
     for file in sorted({name for name, _ in counted}):
-        for reference, head in read_frames(paths.responses / file, 0):
-            if (file, reference.offset) in counted:
-                spans.append(
-                    ShardSpan(
-                        shard=head.shard, trial=head.trial, started_at=head.started_at, seconds=head.seconds
+        try:
+            for reference, head in read_frames(paths.responses / file, 0):
+                if (file, reference.offset) in counted:
+                    spans.append(
+                        ShardSpan(
+                            shard=head.shard,
+                            trial=head.trial,
+                            started_at=head.started_at,
+                            seconds=head.seconds,
+                        )
                     )
-                )
+        except (FrameError, FileNotFoundError) as error:
+            log.warning("the report lacks the times of shards in %s: %s", file, error)
     return spans
 
 
@@ -72,9 +80,14 @@ def merged_results(state: State) -> dict[str, Any]:
     """lm-eval's results of all scored entries as one; beside them the failed ones, and the items without a score, by name
     with their reasons.
     """
-    scored = [Path(e.result_file) for e in state.entries if e.status == "scored"]
-    results = merge_results([json.loads(path.read_text()) for path in scored])
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
+    scores = []
+    for entry in (e for e in state.entries if e.status == "scored"):
+        try:
+            scores.append(json.loads(Path(entry.result_file).read_bytes()))
+        except (FileNotFoundError, ValueError) as error:
+            failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
+    results = merge_results(scores)
     if failed:
         results["failed"] = failed
     unscored = {e.name: dict(e.unscored) for e in state.entries if e.status == "scored" and e.unscored}
@@ -116,15 +129,36 @@ def learnt(state: State, report: Report) -> list[Observation]:
     return rows
 
 
+def try_report(state: State, paths: EvaluationPaths) -> Report | None:
+    """The report, kept; None, with a warning, where there is none to be had. OSError where the disk refuses it."""
+    try:
+        return write_report(state, paths)
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
+        return None
+
+
+def teach(state: State, report: Report, observations: Path) -> None:
+    """Whatever keeps the priors from learning is a warning."""
+    try:
+        append_observations(observations, learnt(state, report))
+    except Exception as error:  # noqa: BLE001 (scores come first)
+        _warn(state, f"the priors learn nothing of it: {error}", error)
+
+
+def _warn(state: State, what: str, error: Exception) -> None:
+    log.warning("%s: %s", state.evaluation_id, what, exc_info=not isinstance(error, (OSError, EvalspanError)))
+
+
 def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
     """Report first, results last: results.json present means that the evaluation is over."""
-    report = write_report(state, paths)
-    try:
-        append_observations(observations, learnt(state, report))
-    except OSError as error:
-        log.warning("the priors learn nothing of %s: %s", state.evaluation_id, error)
+    report = try_report(state, paths)
+    if report is not None:
+        teach(state, report, observations)
     results = merged_results(state)
     results["evalspan"] = {
         "evaluation_id": state.evaluation_id,
@@ -133,7 +167,7 @@ def write_results(
         "step": state.record.checkpoint.step,
         "suite": state.record.suite.name,
         "batch_size": state.batch_size,
-        "makespan_seconds": report.makespan_seconds,
+        "makespan_seconds": None if report is None else report.makespan_seconds,
         "failed_entries": sorted(failed),
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

@@ -22,6 +22,7 @@ MAX_BARREN_BUILDS = (
     6  # build jobs in a row that ended without a word and had nothing built, for each that runs at a time
 )
 MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
+MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
 MAX_NODE_FAILURES = 3
 MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails …
 # … which has done a shard already gets so many of each of its nodes: what worked before is not at fault by itself
@@ -239,6 +240,18 @@ def count_kill(state: State, name: str, why: str) -> list[Action]:
     return fail_entry(state, entry, f"shard {name} took down {shard.kills} trials; the last: {why}")
 
 
+def count_unread(state: State, name: str, why: str) -> list[Action]:
+    """A shard was run, and what it left cannot be read; the third time its task fails loudly."""
+    shard = state.shards[name]
+    shard.unread += 1
+    if shard.unread < MAX_UNREAD or shard.quarantined:
+        return []
+    entry = state.entries[state.leaves[name.rsplit("|", 2)[0]].planned.entry]
+    state.warnings.append(f"shard {name} quarantined: {why}")
+    said = f"shard {name} was run {shard.unread} times and left no record that can be read; the last: {why}"
+    return fail_entry(state, entry, said)
+
+
 def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[str, float, float], ...]]:
     """A failed entry is tried again from where it stood; returns the shards to queue by lane."""
     entry.error, entry.build_tries = "", 0
@@ -248,7 +261,7 @@ def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[st
         leaf = state.leaves.get(task)
         for name in leaf.planned.shards if leaf else ():
             shard = state.shards[name]
-            shard.kills = 0
+            shard.kills = shard.unread = 0
             if shard.quarantined:
                 shard.quarantined = False
                 if shard.frame is None:

@@ -10,7 +10,7 @@ It does not know: how long anything takes, Slurm, Redis, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from coordinator import facts, job_events, rules
@@ -227,21 +227,38 @@ def _corrupted(state: State, event: ShardCorrupted) -> list[Action]:
     if state.entries[leaf.planned.entry].terminal:
         return []  # its score stands, or will never be
     facts.take_back_shard(state, event.shard)
+    if failed := facts.count_unread(state, event.shard, event.error):
+        return failed
     state.warnings.append(f"shard {event.shard} runs again: {event.error}")
     return [QueueShards(lane=shard.lane, shards=((event.shard, shard.rank, shard.seconds),))]
 
 
 def _queue_lost(state: State, _event: QueueLost) -> list[Action]:
+    return refill(state)
+
+
+def refill(state: State) -> list[Action]:
+    """Whatever the queue should hold. Changes nothing, so it may be done again without a word in the journal."""
     return [_fill(state), *_mark(state)] if state.leaves and not state.winding_down else []
 
 
 def _stray(state: State, event: ShardsStray) -> list[Action]:
+    actions: list[Action] = []
+    for name in event.again:
+        shard = state.shards.get(name)
+        if shard is not None and shard.frame is None and not shard.quarantined:
+            actions += facts.count_unread(state, name, "response files hold no record of it")
+    return [*actions, *requeue(state, event.shards)]
+
+
+def requeue(state: State, shards: Iterable[str]) -> list[Action]:
+    """Those of these shards that are to do. Changes nothing, as `refill`."""
     lanes: dict[str, list[tuple[str, float, float]]] = {}
-    for name in event.shards:
+    for name in shards:
         shard = state.shards.get(name)
         if shard is not None and shard.frame is None and not shard.quarantined:
             lanes.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
-    return [QueueShards(lane=lane, shards=tuple(shards)) for lane, shards in sorted(lanes.items())]
+    return [QueueShards(lane=lane, shards=tuple(todo)) for lane, todo in sorted(lanes.items())]
 
 
 def _metrics_lost(state: State, event: MetricJobsLost) -> list[Action]:

@@ -191,10 +191,11 @@ class QueueLost(Event):
 
 
 class ShardsStray(Event):
-    """Shards neither queued, claimed by a living trial, nor done."""
+    """Shards neither queued, claimed by a living trial, nor done. `again`: those that were stray before, and queued since."""
 
     kind: Literal["shards-stray"] = "shards-stray"
     shards: tuple[str, ...]
+    again: tuple[str, ...] = ()
 
 
 class MetricJobsLost(Event):

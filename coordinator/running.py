@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,7 @@ from pydantic import ValidationError
 
 from coordinator import clock, machine, observe, stragglers
 from coordinator.cluster import JobState
-from coordinator.ending import write_report
+from coordinator.ending import try_report
 from coordinator.messages import (
     Accepted,
     Action,
@@ -40,7 +42,7 @@ from coordinator.records import EvaluationRecord
 from coordinator.state import IllegalEventError, State
 from coordinator.store import Journal
 from evaljobs.contract import FrameRef
-from evaljobs.files import FrameError, read_frame, read_frames, write_atomic
+from evaljobs.files import FrameError, read_frame, read_frames, read_plain, write_atomic
 from evaljobs.outcomes import OUTCOME
 from evaljobs.paths import EvaluationPaths
 from evaljobs.work_queue import QueueSnapshot, QueueUnavailable
@@ -51,6 +53,10 @@ AUDIT_SECONDS = 15.0  # how often the work queue is compared with what is to do
 PACE_SECONDS = 5.0  # how often trials are compared
 METRIC_AUDIT_SECONDS = 3.0  # and the metric queue, which has few jobs; a look costs one round trip
 FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
+REFILL_SECONDS = 2.0  # how often a Redis that takes no writes is asked again to take the queue
+RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # nothing else in their folder was left by a trial
+NEVER = sys.maxsize  # bytes after which there would be news of a file that is none of ours
+MAX_OUTCOME_BYTES = 1 << 24
 
 
 class Running:
@@ -73,6 +79,12 @@ class Running:
         self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, stragglers.Pace] = {}
         self._metrics_audited_at = 0.0
+        self._refilled_at: float | None = None  # while the queue is known to be lost
+        self._queued_again: set[str] = set()  # shards that lay nowhere, and were queued then
+        self._refused: tuple[
+            str, ...
+        ] = ()  # shards that lie nowhere, which was told, and that Redis did not take
+        self._strange: set[str] = set()  # response files that hold what nobody asked for, which was told
 
     # --- birth and return ------------------------------------------------------------------------------------------
 
@@ -147,7 +159,7 @@ class Running:
             self.performer.cancel(cancels)
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
             # once more: the last jobs told of themselves after the results were written
-            write_report(self.state, self.paths)
+            try_report(self.state, self.paths)
 
     def _step(self, event: AnyEvent) -> list[Action]:
         try:
@@ -222,13 +234,19 @@ class Running:
             )
         for name in fresh:
             try:
-                outcome = OUTCOME.validate_json((self.paths.outcomes / name).read_bytes())
+                outcome = OUTCOME.validate_json(read_plain(self.paths.outcomes / name, MAX_OUTCOME_BYTES))
             except ValidationError as error:
                 log.warning(
                     "%s is no outcome of this version and is passed over: %s", name, error.errors()[0]["msg"]
                 )
+            except FrameError as error:
+                log.warning("%s is passed over", error)
             else:
-                events.append(OutcomeSeen(at=now, outcome=outcome))
+                entry = getattr(outcome, "entry", None)
+                if entry is None or 0 <= entry < len(self.state.entries):
+                    events.append(OutcomeSeen(at=now, outcome=outcome))
+                else:
+                    log.warning("%s is of an entry that there is not, and is passed over", name)
             self._outcomes_read.add(name)
         return events
 
@@ -246,7 +264,7 @@ class Running:
                 try:
                     read_frame(self.paths.responses, frame)
                 except FrameError as error:
-                    log.warning("%s: %s: it runs again", shard, error)
+                    log.warning("%s: %s", shard, error)
                     events[shard] = ShardCorrupted(at=now, shard=shard, error=str(error))
         return list(events.values())
 
@@ -259,8 +277,15 @@ class Running:
         except QueueUnavailable:
             self.snapshot = None
             return
-        if self.snapshot.epoch != self.state.queue_epoch:
+        if self.snapshot.epoch == self.state.queue_epoch:
+            self._refilled_at = None
+        elif self._refilled_at is None:
+            self._refilled_at = now
+            self._queued_again.clear()
             self.take([QueueLost(at=now)])
+        elif now - self._refilled_at >= REFILL_SECONDS:  # it answers and takes nothing: told once, tried on
+            self._refilled_at = now
+            self._perform(machine.refill(self.state))
 
     def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
         """Shards whose first whole record was added to response files since the last look: a second copy is no news."""
@@ -275,7 +300,12 @@ class Running:
         if thorough or self.snapshot is None or now - self._scanned_at > FULL_SCAN_SECONDS:
             self._scanned_at = now
             with os.scandir(self.paths.responses) as entries:
-                names |= {e.name for e in entries if e.stat().st_size > self._consumed.get(e.name, 0)}
+                names |= {
+                    e.name
+                    for e in entries
+                    if RESPONSES.fullmatch(e.name)
+                    and e.stat(follow_symlinks=False).st_size > self._consumed.get(e.name, 0)
+                }
         first: dict[str, FrameRef] = {}
         for name in sorted(names):
             for shard, frame in self._tail(name):
@@ -292,12 +322,18 @@ class Running:
                 if shard is not None:
                     pace = self._paces.get(head.trial, stragglers.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
-                if leaf is None or shard is None or leaf.planned.key != head.key:
-                    log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
+                whose = head.shard.rsplit("|", 2)[0]
+                if leaf is None or shard is None or leaf.planned.key != head.key or whose != head.task:
+                    if name not in self._strange:
+                        log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
+                    self._strange.add(name)
                 elif shard.frame is None:
                     found.append((head.shard, reference))
         except FileNotFoundError:
-            return []
+            pass
+        except FrameError as error:
+            log.warning("%s: passed over", error)
+            self._consumed[name] = NEVER
         return found
 
     def _progress(self) -> dict[str, tuple[float, str | None]] | None:
@@ -328,14 +364,23 @@ class Running:
 
     def _audit(self, now: float) -> None:
         """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""
-        if self.snapshot is not None and self.state.todo:
-            try:
-                queue = self.performer.queue(self.state.evaluation_id)
-                stray = observe.stray_shards(self.state, queue.unclaimed(), self.snapshot.claims)
-            except QueueUnavailable:
+        if self.snapshot is None or not self.state.todo or self._refilled_at is not None:
+            return
+        try:
+            queue = self.performer.queue(self.state.evaluation_id)
+            stray = observe.stray_shards(self.state, queue.unclaimed(), self.snapshot.claims)
+            if not stray:
                 return
-            if stray:
-                self.take([ShardsStray(at=now, shards=stray)])
+            if stray == self._refused:
+                self._perform(machine.requeue(self.state, stray))
+            else:
+                again = tuple(s for s in stray if s in self._queued_again)
+                self.take([ShardsStray(at=now, shards=stray, again=again)])
+            taken = set(stray) & set(queue.unclaimed())
+        except QueueUnavailable:
+            return
+        self._queued_again |= taken  # what a Redis did not take was not run either
+        self._refused = () if taken else stray
 
     def _audit_metrics(self, now: float) -> None:
         """The same for metric jobs; those of dead workers are queued again."""

@@ -68,6 +68,7 @@ class ShardState:
     documents: tuple[int, ...] = ()
     frame: FrameRef | None = None  # set: its responses are on disk
     kills: int = 0
+    unread: int = 0  # times that it was run and left nothing that can be read
     quarantined: bool = False
 
 

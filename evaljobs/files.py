@@ -6,15 +6,21 @@ before anyone is told of it, and its checksums tell a whole one from a torn or r
 A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two figures and the head ·
 xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of the answers' JSON). Little endian.
 
+A checksum tells of accidents, not of intent: whatever a response file holds, reading it takes bounded memory, and
+what is no record of ours is a FrameError, never another error.
+
 It does not know: what the answers mean, or who reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import re
+import stat
 import struct
 import tempfile
 import zlib
@@ -22,9 +28,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import xxhash
+from pydantic import ValidationError
 
 from evaljobs.contract import SCHEMA_VERSION, FrameRef, Record
 from evaljobs.outcomes import Outcome, ShardResponses
@@ -37,6 +44,9 @@ _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 _SCAN_BYTES = 1 << 20
 MAX_HEAD_BYTES = 1 << 16
+MAX_ANSWER_BYTES = 1 << 28  # of a shard's answers as JSON; compressed they have to be fewer, too
+MAX_TROUBLES = 1000  # bad records, or false beginnings of one, after which a file is no response file
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 R = TypeVar("R", bound=Record)
 
@@ -114,7 +124,10 @@ def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
 
 
 def encode_frame(shard: ShardResponses) -> bytes:
-    """The bytes of one frame. Answers keep every digit: Python's JSON writes floats so that they read back equal."""
+    """The bytes of one frame. Answers keep every digit: Python's JSON writes floats so that they read back equal.
+
+    FrameError where the answers are more than any reader takes.
+    """
     head = ShardHead(
         schema_version=shard.schema_version,
         task=shard.task,
@@ -126,7 +139,12 @@ def encode_frame(shard: ShardResponses) -> bytes:
         responses=len(shard.responses),
     )
     head_bytes = head.model_dump_json().encode()
-    body = zlib.compress(json.dumps(shard.responses, separators=(",", ":")).encode(), 6)
+    answers = json.dumps(shard.responses, separators=(",", ":")).encode()
+    body = zlib.compress(answers, 6)
+    if max(len(answers), len(body)) > MAX_ANSWER_BYTES:
+        raise FrameError(
+            f"the answers of shard {shard.shard} are {len(answers)} bytes: more than a record holds"
+        )
     sizes = _SIZES.pack(len(head_bytes), len(body))
     prefix = _PREFIX.pack(
         MAGIC,
@@ -188,14 +206,43 @@ def _read_prefix(data: bytes) -> _Prefix | None:
     if len(data) < _PREFIX.size or not data.startswith(MAGIC):
         return None
     _, head, body, head_sum, body_sum = _PREFIX.unpack_from(data)
-    return _Prefix(head, body, head_sum, body_sum) if head <= MAX_HEAD_BYTES else None
+    sound = head <= MAX_HEAD_BYTES and body <= MAX_ANSWER_BYTES
+    return _Prefix(head, body, head_sum, body_sum) if sound else None
 
 
 def _checked_head(prefix: _Prefix, head: bytes) -> ShardHead | None:
     sizes = _SIZES.pack(prefix.head, prefix.body)
     if len(head) < prefix.head or xxhash.xxh3_64_intdigest(sizes + head) != prefix.head_sum:
         return None
-    return ShardHead.model_validate_json(head)
+    try:
+        return ShardHead.model_validate_json(head)
+    except ValidationError:  # checksums are right: whoever wrote it meant it
+        return None
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    """Open for reading. FrameError where it is no plain file of ours (a pipe would be waited for, a link leads
+    elsewhere); OSError as the file system gives it, else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EACCES, errno.EPERM):
+            raise FrameError(f"{path.name}: {error.strerror}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FrameError(f"{path.name} is no plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of a file that anybody may have left. FrameError where it is no plain file or longer than `most`."""
+    with _open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise FrameError(f"{path.name} is longer than {most} bytes")
+    return data
 
 
 def read_frames(
@@ -208,20 +255,20 @@ def read_frames(
 
     Bodies are checked but not decoded. A torn tail (a frame that is being written, or was when its writer died) ends
     the walk: call again with `start` at the end of the last frame. Bytes that are no whole frame but are followed by
-    one are reported to `on_corrupt(offset, reason)` (or logged) and passed over.
+    one are reported to `on_corrupt(offset, reason)` (or logged) and passed over. FrameError where `path` is no plain
+    file, or holds such in number.
     """
     report = on_corrupt or (lambda at, why: log.warning("%s at byte %d: %s", path, at, why))
-    with path.open("rb") as file:
+    with _open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        at = start
+        at, troubles = start, 0
         while at + _PREFIX.size <= size:
             file.seek(at)
             prefix = _read_prefix(file.read(_PREFIX.size))
             head = _checked_head(prefix, file.read(prefix.head)) if prefix is not None else None
             why = "no record begins here"
             if prefix is not None and head is not None:
-                body = file.read(prefix.body)
-                if len(body) == prefix.body and xxhash.xxh3_64_intdigest(body) == prefix.body_sum:
+                if _body_sum(file, prefix.body) == prefix.body_sum:
                     yield FrameRef(file=path.name, offset=at, length=prefix.length), head
                     at += prefix.length
                     continue
@@ -232,12 +279,27 @@ def read_frames(
                     return  # a tail that may still be being written
                 following = at + prefix.length
             report(at, why)
+            troubles += 1
+            if troubles > MAX_TROUBLES:
+                raise FrameError(f"{path.name}: {troubles} of its records are none")
             at = following
+
+
+def _body_sum(file: IO[bytes], length: int) -> int | None:
+    """The checksum of the next `length` bytes, read in parts; None where there are fewer."""
+    digest = xxhash.xxh3_64()
+    while length > 0:
+        part = file.read(min(length, _SCAN_BYTES))
+        if not part:
+            return None
+        digest.update(part)
+        length -= len(part)
+    return digest.intdigest()
 
 
 def _next_whole_head(file: Any, start: int, size: int) -> int | None:
     """Offset of the next magic that begins a frame with a sound head, or None."""
-    at = start
+    at, false = start, 0
     while at < size:
         file.seek(at)
         block = file.read(_SCAN_BYTES)
@@ -250,16 +312,25 @@ def _next_whole_head(file: Any, start: int, size: int) -> int | None:
         if prefix is not None and _checked_head(prefix, file.read(prefix.head)) is not None:
             return int(at + found)
         at += found + 1
+        false += 1
+        if false > MAX_TROUBLES:
+            raise FrameError(f"{false} times what begins like a record is none")
     return None
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
-    """The record at `reference` below the responses folder `root`. FrameError where it is not whole or not there."""
+    """The record at `reference` below the responses folder `root`. FrameError where it is not whole, not there, or
+    holds anything but a shard's answers.
+    """
+    where = f"{reference.file}: the record at byte {reference.offset}"
+    if Path(reference.file).name != reference.file or reference.offset < 0:
+        raise FrameError(f"{where} is no place in the responses folder")
     try:
-        with (root / reference.file).open("rb") as file:
+        with _open_regular(root / reference.file) as file:
             file.seek(reference.offset)
-            data = file.read(reference.length)
-    except OSError as error:
+            most = _PREFIX.size + MAX_HEAD_BYTES + MAX_ANSWER_BYTES
+            data = file.read(max(0, min(reference.length, most)))
+    except (OSError, ValueError, OverflowError) as error:  # a name with a NUL, an offset beyond any file
         raise FrameError(f"{reference.file}: {error}") from error
     prefix = _read_prefix(data)
     if prefix is None or len(data) != prefix.length:
@@ -267,9 +338,38 @@ def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
     head = _checked_head(prefix, data[_PREFIX.size : _PREFIX.size + prefix.head])
     body = data[_PREFIX.size + prefix.head :]
     if head is None or xxhash.xxh3_64_intdigest(body) != prefix.body_sum:
+        raise FrameError(f"{where} does not match its checksum")
+    return _decoded(head, body, where)
+
+
+def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:
+    """The answers of a body whose checksum is right."""
+    try:
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(body, MAX_ANSWER_BYTES + 1)
+        if len(text) > MAX_ANSWER_BYTES or not inflate.eof or inflate.unused_data:
+            raise FrameError(f"{where} does not unpack to the answers of one shard")
+        answers = json.loads(text.decode())
+        if _SURROGATE.search(text):  # half a character can be written to no file
+            json.dumps(answers, ensure_ascii=False).encode()
+        # pydantic takes a list of pairs here, and nothing that only looks like one
+        shard = ShardResponses(**head.model_dump(exclude={"responses"}), responses=answers)
+    except (ValueError, RecursionError, zlib.error) as error:
+        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise FrameError(f"{where} holds no answers: {why}") from error
+    if len(shard.responses) != head.responses:
         raise FrameError(
-            f"{reference.file}: the record at byte {reference.offset} does not match its checksum"
+            f"{where} holds {len(shard.responses)} answers where it says that it holds {head.responses}"
         )
-    fields = head.model_dump(exclude={"responses"})
-    answers = tuple((index, answer) for index, answer in json.loads(zlib.decompress(body)))
-    return ShardResponses(**fields, responses=answers)
+    for index, answer in shard.responses:
+        if index < 0 or not _is_answer(answer):
+            raise FrameError(f"{where}: what it holds for request {index} is no answer")
+    return shard
+
+
+def _is_answer(answer: Any) -> bool:
+    """Is it what `ShardResponses` says that an answer may be?"""
+    if isinstance(answer, list) and len(answer) == 2 and not isinstance(answer[0], str):
+        return all(isinstance(part, int | float) for part in answer)
+    turns = answer if isinstance(answer, list) and answer else [answer]
+    return all(isinstance(turn, str) for turn in turns)

@@ -46,6 +46,10 @@ def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Seque
                 f"not {head.task} of {key[:12]}"
             )
         for index, answer in shard.responses:
+            if index >= head.requests:
+                raise ReplayError(
+                    f"{reference.file} at byte {reference.offset} answers request {index} of {head.task}, which has {head.requests}"
+                )
             if bool(head.follow_up) != _is_conversation(answer):
                 raise ReplayError(
                     f"{reference.file} at byte {reference.offset}: request {index} of {head.task} is answered with "

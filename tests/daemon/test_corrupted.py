@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
+import zlib
 from pathlib import Path
 
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World
 from world_parts import SITE, Faults
 
-from coordinator import machine
+from coordinator import facts, machine
 from coordinator import messages as m
 from coordinator.running import Running
 from coordinator.state import validate
-from evaljobs.files import FrameWriter
+from evaljobs.contract import FrameRef
+from evaljobs.files import MAGIC, FrameWriter
 from evaljobs.outcomes import Failed, ShardResponses
 from evaljobs.paths import EvaluationPaths
 
@@ -119,3 +125,92 @@ def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path)
     assert isinstance(told, m.ShardsDumped)
     assert [name for name, _ in told.shards] == [shard]
     assert running._new_shards(6.0, thorough=True) == []
+
+
+def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(tmp_path: Path) -> None:
+    """Well-framed and no answers, each time it runs: three runs, then its entry fails and says why; others go on."""
+    world, index = scoring(3)
+    state = world.state
+    entry = state.entries[index]
+    shard = state.leaves[next(iter(entry.sets))].planned.shards[0]
+    frame = state.shards[shard].frame
+    running = Running.__new__(Running)
+    running.state, running.paths = state, EvaluationPaths(tmp_path)
+    for run in range(1, 4):
+        body = [b"no zlib", zlib.compress(b'[[0,"\xff"]]'), zlib.compress(b"[" * 50_000)][run - 1]
+        state.shards[shard].frame = hostile(running.paths.response_file("x"), shard, body)
+        failed = Failed(name="gone", job="score", blame="retry", error="?", entry=index)
+        state.metrics["gone"] = next(m for m in state.metrics.values() if m.entry == index)
+        state.outstanding.add("gone")
+        told = running._corrupted([m.OutcomeSeen(at=5.0, outcome=failed)], 5.0)
+        state.outstanding.discard("gone")
+        del state.metrics["gone"]
+        (event,) = [e for e in told if isinstance(e, m.ShardCorrupted) and e.shard == shard]
+        machine.step(state, SITE, event)
+        assert (entry.status == "failed") is (run == 3)
+        if run < 3:
+            assert state.shards[shard].frame is None
+            facts.count_shard_done(state, shard, frame)
+    assert "was run 3 times and left no record that can be read; the last: x.frames" in entry.error
+    assert state.todo == sum(1 for s in state.shards.values() if s.frame is None and not s.quarantined)
+
+
+def hostile(path: Path, shard: str, body: bytes) -> FrameRef:
+    """A record of this shard with all of its checksums right around whatever body."""
+    head = {
+        "task": "t",
+        "key": "k",
+        "shard": shard,
+        "trial": "x",
+        "started_at": 0,
+        "seconds": 1,
+        "responses": 1,
+    }
+    text = json.dumps(head).encode()
+    sizes = struct.pack("<II", len(text), len(body))
+    sums = struct.pack("<QQ", xxhash.xxh3_64_intdigest(sizes + text), xxhash.xxh3_64_intdigest(body))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(MAGIC + sizes + sums + text + body)
+    return FrameRef(file=path.name, offset=0, length=path.stat().st_size)
+
+
+def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task() -> None:
+    """Stray, queued, run and stray again three times: what it left was no record of it. Stray alone counts nothing."""
+    world, index = scoring(5)
+    state = world.state
+    entry = state.entries[index]
+    shard = state.leaves[next(iter(entry.sets))].planned.shards[0]
+    machine.step(state, SITE, m.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
+    for _ in range(8):
+        machine.step(state, SITE, m.ShardsStray(at=world.now, shards=(shard,)))
+    assert entry.status == "built"
+    for _ in range(2):
+        actions = machine.step(state, SITE, m.ShardsStray(at=world.now, shards=(shard,), again=(shard,)))
+    assert entry.status == "failed"
+    assert "response files hold no record of it" in entry.error
+    assert not [a for a in actions if isinstance(a, m.QueueShards)]
+    validate(state)
+
+
+def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path: Path) -> None:
+    """A pipe, a link, a folder, a name that no trial has, bytes without end that only begin like records."""
+    world, _ = scoring(3)
+    running = Running.__new__(Running)
+    running.state, running.paths, running.snapshot = world.state, EvaluationPaths(tmp_path), None
+    running._consumed, running._paces, running._scanned_at = {}, {}, 0.0
+    running._outcomes_read = set()
+    for folder in (running.paths.responses, running.paths.outcomes):
+        folder.mkdir()
+        ending = "frames" if folder.name == "responses" else "json"
+        os.mkfifo(folder / f"pipe.{ending}")
+        (folder / f"link.{ending}").symlink_to("/etc/hostname")
+        (folder / f"nowhere.{ending}").symlink_to(tmp_path / "nowhere")
+        (folder / f"folder.{ending}").mkdir()
+        (folder / os.fsdecode(b"\xff\xfe." + ending.encode())).write_bytes(b"x")
+        (folder / f"bytes.{ending}").write_bytes(MAGIC * 100_000)
+        (folder / f"deep.{ending}").write_bytes(b"[" * 100_000)
+    entry = Failed(name="x", job="score", blame="bug", error="?", entry=99)
+    (running.paths.outcomes / "x.failed.json").write_text(entry.model_dump_json())
+    assert running._new_shards(5.0, thorough=True) == []
+    assert running._new_shards(6.0, thorough=True) == []
+    assert running._new_outcomes(5.0) == []

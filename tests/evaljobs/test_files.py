@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import struct
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaljobs.contract import EntryManifest, FrameRef
 from evaljobs.files import (
+    MAGIC,
     FrameError,
     FrameWriter,
     encode_frame,
@@ -144,3 +151,158 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
     write_record(tmp_path / "r.json", record)
     assert read_record(tmp_path / "r.json", EntryManifest) == record
     assert json.loads((tmp_path / "r.json").read_text())["entry"] == "e"
+
+
+# --- hostile content: every checksum is right ------------------------------------------------------------------------
+
+
+def framed(head: bytes, body: bytes) -> bytes:
+    """A frame of these bytes, whatever they are, with all of its checksums right."""
+    sizes = struct.pack("<II", len(head), len(body))
+    sums = struct.pack("<QQ", xxhash.xxh3_64_intdigest(sizes + head), xxhash.xxh3_64_intdigest(body))
+    return MAGIC + sizes + sums + head + body
+
+
+def head_of(**changed: object) -> bytes:
+    sound = {
+        "task": "t",
+        "key": "k",
+        "shard": "t|0|1",
+        "trial": "x",
+        "started_at": 0,
+        "seconds": 1,
+        "responses": 1,
+    }
+    return json.dumps({**sound, **changed}).encode()
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    max_leaves=10,
+)
+HEADS = st.one_of(
+    st.just(head_of()),
+    st.binary(max_size=60),
+    JSON.map(lambda value: json.dumps(value).encode()),
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("task", "shard", "trial", "seconds", "responses", "more"), JSON)
+    ).map(lambda changed: head_of(**changed)),
+    st.sampled_from([b'{"task": "\xff"}', b"[" * 60_000, head_of(shard="../../x\0"), head_of(task="\ud800")]),
+)
+TEXTS = st.one_of(
+    st.binary(max_size=60),
+    JSON.map(lambda value: json.dumps(value).encode()),
+    st.lists(st.tuples(st.integers(), JSON)).map(lambda value: json.dumps(value).encode()),
+    st.sampled_from(
+        [
+            b'[[0,"\xff"]]',
+            b"[" * 100_000 + b"]" * 100_000,
+            b'{"01":"x"}',
+            b'["01"]',
+            b'[["a","x"]]',
+            b'[[-1,"x"]]',
+            b"[[0,1,2]]",
+            b'[[0,"\\ud800"]]',
+            b'[[0,"a\\u0000b"]]',
+            b"[[" + b"9" * 5000 + b',"x"]]',
+            b"[[0,[]]]",
+            b'[[0,{"a":1}]]',
+            b"[]",
+        ]
+    ),
+)
+BODIES = st.one_of(
+    TEXTS.map(zlib.compress), st.binary(max_size=60), TEXTS.map(lambda t: zlib.compress(t)[:-2])
+)
+
+
+@settings(max_examples=150)
+@given(head=HEADS, body=BODIES)
+def test_a_well_framed_record_of_any_content_is_answers_or_no_record(
+    head: bytes, body: bytes, tmp_path: Path
+) -> None:
+    """Whatever is behind right checksums: the walk goes on to the record after it, and a read gives answers that can
+    be written down, or FrameError.
+    """
+    hostile, sound = framed(head, body), encode_frame(shard(1))
+    (tmp_path / "a.frames").write_bytes(hostile + sound)
+    seen = [ref for ref, _ in read_frames(tmp_path / "a.frames", on_corrupt=lambda _at, _why: None)]
+    assert seen[-1] == FrameRef(file="a.frames", offset=len(hostile), length=len(sound))
+    try:
+        record = read_frame(tmp_path, FrameRef(file="a.frames", offset=0, length=len(hostile)))
+    except FrameError:
+        return
+    assert all(index >= 0 for index, _ in record.responses)
+    json.dumps(record.responses, ensure_ascii=False).encode()
+
+
+@settings(max_examples=80)
+@given(data=st.binary(max_size=200), offset=st.integers(-5, 300), length=st.integers(-5, 300))
+def test_any_bytes_and_any_reference_give_a_record_or_frame_error(
+    data: bytes, offset: int, length: int, tmp_path: Path
+) -> None:
+    """Also bytes that begin as a record does."""
+    (tmp_path / "a.frames").write_bytes(MAGIC + data)
+    assert list(read_frames(tmp_path / "a.frames", on_corrupt=lambda _at, _why: None)) == []
+    with pytest.raises(FrameError):
+        read_frame(tmp_path, FrameRef(file="a.frames", offset=offset, length=length))
+
+
+def test_a_body_that_unpacks_without_end_is_no_record_and_takes_bounded_memory(tmp_path: Path) -> None:
+    """A bomb: refused, with little more memory than the most that a record may hold."""
+    script = """
+import resource, sys, zlib
+from pathlib import Path
+from evaljobs import files
+from evaljobs.contract import FrameRef
+sys.path.insert(0, sys.argv[2])
+from test_files import framed, head_of
+pack = zlib.compressobj(1)
+body = pack.compress(b'[[0,"') + b"".join(pack.compress(b"a" * (1 << 24)) for _ in range(17)) + pack.flush()
+data = framed(head_of(), body)
+Path(sys.argv[1], "a.frames").write_bytes(data)
+resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+try:
+    files.read_frame(Path(sys.argv[1]), FrameRef(file="a.frames", offset=0, length=len(data)))
+except files.FrameError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "does not unpack to the answers of one shard" in done.stdout, done.stderr
+
+
+def test_a_response_file_that_is_a_pipe_a_link_or_elsewhere_is_neither_read_nor_waited_for(
+    tmp_path: Path,
+) -> None:
+    """Path tricks: no reader hangs on a pipe, follows a link, or leaves the folder."""
+    root = tmp_path / "responses"
+    root.mkdir()
+    [reference] = write(tmp_path / "secret.frames", 1)
+    os.mkfifo(root / "pipe.frames")
+    (root / "link.frames").symlink_to(tmp_path / "secret.frames")
+    (root / "folder.frames").mkdir()
+    for name in ("pipe.frames", "link.frames", "folder.frames"):
+        with pytest.raises(FrameError):
+            list(read_frames(root / name))
+    for name in (
+        "pipe.frames",
+        "link.frames",
+        "folder.frames",
+        "../secret.frames",
+        "a\0b",
+        "..",
+        "",
+        "x" * 300,
+    ):
+        with pytest.raises(FrameError):
+            read_frame(root, reference.model_copy(update={"file": name}))
+    with pytest.raises(FrameError):
+        read_frame(tmp_path, reference.model_copy(update={"file": str(tmp_path / "secret.frames")}))
+    assert read_frame(tmp_path, reference)

@@ -1,0 +1,90 @@
+"""A Redis that answers reads and takes no writes: the journal hears of the lost queue once."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from world import World
+from world_parts import Faults
+
+from coordinator.observe import Grace
+from coordinator.perform import Performer
+from coordinator.redis_server import binary
+from coordinator.running import Running
+from coordinator.specs import Site
+from coordinator.store import Journal, read_events
+from coordinator.testing import FakeCluster
+from evaljobs.files import write_record
+from evaljobs.paths import WorkPaths
+from evaljobs.redis_address import RedisAddress
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[redis.Redis]:
+    """A server without ACL behind the address of the work folder `tmp_path`: a test may set its limits."""
+    socket = tmp_path / "s"
+    words = [str(binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+    process = subprocess.Popen([*words, "--maxmemory-policy", "noeviction"], stdout=subprocess.DEVNULL)
+    write_record(WorkPaths(tmp_path).redis_address, RedisAddress(socket=str(socket)))
+    try:
+        end = time.monotonic() + 60
+        while not socket.exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        with redis.Redis(unix_socket_path=str(socket)) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
+    server: redis.Redis, tmp_path: Path
+) -> None:
+    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
+    world = World(3, Faults())
+    while not world.state.todo:
+        world.tick()
+    work = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
+    performer = Performer(
+        site=work, cluster=FakeCluster(fleet=[]), lm_eval_version=lambda: "0", observations=tmp_path / "o"
+    )
+    (tmp_path / world.state.evaluation_id).mkdir()
+    journal = Journal(tmp_path / world.state.evaluation_id / "journal.jsonl")
+    running = Running(world.state, journal, performer, Grace())
+
+    def told() -> list[str]:
+        return [event.kind for event in read_events(journal.path)]
+
+    server.config_set("maxmemory", "1")
+    now = 1e6
+    for _ in range(50):
+        now += 1.0
+        running._look_at_queue(now)
+        running._audit(now)
+    assert told() == ["queue-lost"]
+    server.config_set("maxmemory", "0")
+    for _ in range(5):
+        now += 1.0
+        running._look_at_queue(now)
+    assert running.snapshot is not None
+    assert running.snapshot.unclaimed == world.state.todo
+    assert told() == ["queue-lost"]
+    server.delete(f"evalspan:{{{world.state.evaluation_id}}}:where")
+    server.config_set("maxmemory", "1")
+    for _ in range(5):
+        now += 1.0
+        running._look_at_queue(now)
+        running._audit(now)
+    assert told() == ["queue-lost", "shards-stray"]
+    server.config_set("maxmemory", "0")
+    running._audit(now)
+    assert set(performer.queue(world.state.evaluation_id).unclaimed()) == {
+        name for name, shard in world.state.shards.items() if shard.frame is None
+    }
+    assert told() == ["queue-lost", "shards-stray"]
