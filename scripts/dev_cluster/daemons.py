@@ -21,6 +21,7 @@ from dev_cluster.spec import DevClusterError
 DAEMON_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 90.0
 MARK = "EVALSPAN_DEV_CLUSTER"
+TRIES = 5  # of making a node's namespaces before those of its jobs
 NODE_NAMESPACES = ("--mount", "--uts", "--ipc", "--pid", "--mount-proc")
 
 
@@ -106,7 +107,20 @@ def start_login(record: Record) -> Proc:
 
 
 def _hold(record: Record, role: str, namespaces: list[str], *, label: str) -> Proc:
-    """Start the holder of a set of namespaces under a label and wait until it has furnished them."""
+    """Start the holder of a set of namespaces under a label and wait until it has furnished them.
+
+    Where jobs have namespaces of their own, its ids are lower than theirs will be.
+    """
+    for _ in range(TRIES):
+        proc = _start_holder(record, role, namespaces, label=label)
+        if not record.spec.private_shm or ns_order.comes_first(proc.pid):
+            return proc
+        procs.kill_all(procs.children(proc.pid))
+        procs.kill_all([proc])
+    raise DevClusterError(f"this kernel makes later namespaces before those of {role}: try again")
+
+
+def _start_holder(record: Record, role: str, namespaces: list[str], *, label: str) -> Proc:
     ready = record.layout.run / f"{role}.ready"
     ready.unlink(missing_ok=True)
     log = record.layout.log / f"{role}.out"

@@ -3,7 +3,8 @@
 job_container/tmpfs keeps a job's namespace by a bind mount of /proc/PID/ns/mnt. Linux refuses that (EINVAL) unless the
 mounter's namespace has the lower id, which once meant: is older. Since 6.18 each CPU hands out ids from a batch of its own,
 so a younger namespace made on another CPU may have the lower id, and every so often a job could not start. A node made on
-the CPU that is at the lowest id has a lower one than any namespace that comes later, for new batches are always higher.
+the CPU that is at the lowest id has a lower one than any namespace that comes later, for new batches are always higher:
+unless that CPU's batch ran out (of 4096, for namespaces of all kinds) after it was asked, so the outcome is looked at.
 
 Rule: asks the kernel and decides; where it does not tell ids, they are in order and no CPU is preferred.
 """
@@ -21,9 +22,20 @@ NS_GET_MNTNS_ID = 0x8008B705
 
 def lowest_cpu() -> int | None:
     """The CPU, of those we may use, that hands out the lowest ids now."""
-    ids = {cpu: _new_id(cpu) for cpu in sorted(os.sched_getaffinity(0))}
-    known = {cpu: number for cpu, number in ids.items() if number is not None}
+    known = _new_ids()
     return min(known, key=lambda cpu: known[cpu], default=None)
+
+
+def comes_first(pid: int) -> bool:
+    """Whether the mount namespace of `pid` has a lower id than any that is made from now on."""
+    own = _id_of(pid)
+    return own is None or all(own < number for number in _new_ids().values())
+
+
+def _new_ids() -> dict[int, int]:
+    """For each CPU that we may use, where it tells: the id of a mount namespace made there now."""
+    ids = {cpu: _new_id(cpu) for cpu in sorted(os.sched_getaffinity(0))}
+    return {cpu: number for cpu, number in ids.items() if number is not None}
 
 
 def cpu_list() -> str:
@@ -37,15 +49,19 @@ def _new_id(cpu: int) -> int | None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         if child.stdout is None or child.stdin is None or child.stdout.read(1) != b"\n":
             return None
-        try:
-            handle = os.open(f"/proc/{child.pid}/ns/mnt", os.O_RDONLY)
-            try:
-                raw = fcntl.ioctl(handle, NS_GET_MNTNS_ID, bytes(8))
-            finally:
-                os.close(handle)
-        except OSError:
-            return None
-        finally:
-            child.stdin.close()
-        number: int = struct.unpack("=Q", raw)[0]
+        number = _id_of(child.pid)
+        child.stdin.close()
         return number
+
+
+def _id_of(pid: int) -> int | None:
+    try:
+        handle = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+        try:
+            raw = fcntl.ioctl(handle, NS_GET_MNTNS_ID, bytes(8))
+        finally:
+            os.close(handle)
+    except OSError:
+        return None
+    number: int = struct.unpack("=Q", raw)[0]
+    return number
