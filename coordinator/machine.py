@@ -269,7 +269,7 @@ def _metrics_lost(state: State, event: MetricJobsLost) -> list[Action]:
         if metric.losses > facts.MAX_LOSSES:
             actions += metric_gone(state, metric.name, f"the queue forgot it {metric.losses} times")
         else:
-            actions.append(EnqueueMetric(name=metric.name, spec=metric.spec, urgent=metric.kind == "execute"))
+            actions.append(EnqueueMetric(name=metric.name, spec=metric.spec, seconds=metric.seconds))
     return actions
 
 
@@ -338,7 +338,7 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
     if not state.results_asked:
         actions += _publish(state)
     actions += [
-        EnqueueMetric(name=m.name, spec=m.spec, urgent=m.kind == "execute")
+        EnqueueMetric(name=m.name, spec=m.spec, seconds=m.seconds)
         for n in sorted(state.outstanding)
         for m in (state.metrics[n],)
     ]

@@ -127,6 +127,7 @@ class PlannedLeaf(Record):
     """A leaf task as planned: its shards, and for an `execute` metric the documents of each shard.
 
     `executes_at_once`: its `execute` jobs that get anywhere at the same time (a judge's endpoint sets it); 0: no limit.
+    `metric_seconds`: what its metric is predicted to take for all documents.
     """
 
     task: str
@@ -139,6 +140,7 @@ class PlannedLeaf(Record):
     shards: tuple[str, ...]
     shard_documents: tuple[tuple[int, ...], ...] = ()
     executes_at_once: int = 0
+    metric_seconds: float = 0.0
 
 
 class PlannedLane(Record):
@@ -353,7 +355,7 @@ class MarkSlow:
 class EnqueueMetric:
     name: str
     spec: Spec
-    urgent: bool = False  # a long tail: before the rest
+    seconds: float = 0.0  # that it is predicted to take: the longest go first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,10 +60,10 @@ class MetricQueue:
         self._queue: Any = None
 
     def enqueue(
-        self, kind: Literal["execute", "score"], name: str, spec: Path, *, urgent: bool = False
+        self, kind: Literal["execute", "score"], name: str, spec: Path, *, seconds: float = 0.0
     ) -> None:
-        """Queue a job once, before all others where it is urgent (a long tail)."""
-        self._with(lambda queue: self._enqueue(queue, kind, name, spec, urgent=urgent))
+        """Queue a job once, behind those that are predicted to take as long or longer: the longest tails go first."""
+        self._with(lambda queue: self._enqueue(queue, kind, name, spec, seconds))
 
     def recover(self) -> None:
         """Queue the jobs of dead workers again (within 15 s of their death, if called every 3 s)."""
@@ -100,25 +100,25 @@ class MetricQueue:
         with explained(self._address.where if self._address else "its address"):
             return effect(self._queue)
 
-    def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, *, urgent: bool) -> None:
+    def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
         rq_id = metric_jobs.job_id(self.evaluation_id, name)
         try:
-            self._push(queue, kind, rq_id, spec, urgent=urgent)
+            self._push(queue, kind, rq_id, spec)
         except DuplicateJobError:
             if rq_id in self._live(queue):
                 return
             _forget(queue, rq_id)
             with suppress(DuplicateJobError):
-                self._push(queue, kind, rq_id, spec, urgent=urgent)
+                self._push(queue, kind, rq_id, spec)
+        metric_jobs.to_its_place(queue, rq_id, seconds)
 
-    def _push(self, queue: Any, kind: str, rq_id: str, spec: Path, *, urgent: bool) -> None:
+    def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
         queue.enqueue_call(
             FUNCTION[kind],
             args=(str(spec),),
             job_id=rq_id,
             unique=True,
-            at_front=urgent,
-            # it had its turn: else newer urgent ones pass it
+            # it had its turn
             retry=Retry(max=RETRIES, enqueue_at_front=True),
             timeout=TIMEOUT_SECONDS,
             result_ttl=RESULT_SECONDS,

@@ -35,6 +35,11 @@ def metrics(state: State, site: Site, now: float) -> list[Action]:
             entry=entry.index,
             spec=score_spec(state, site, entry, name),
             attempt=entry.score_tries,
+            seconds=sum(
+                state.leaves[t].planned.metric_seconds
+                for t in entry.sets
+                if not state.leaves[t].planned.executes
+            ),
             enqueued_at=now,
         )
         actions.append(_enqueue(state, metric))
@@ -66,6 +71,7 @@ def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Act
             entry=leaf.planned.entry,
             task=leaf.planned.task,
             spec=execute_spec(state, site, leaf, documents, name),
+            seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
             enqueued_at=now,
         )
         actions.append(_enqueue(state, metric))
@@ -75,7 +81,7 @@ def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Act
 def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
     state.metrics[metric.name] = metric
     state.outstanding.add(metric.name)
-    return EnqueueMetric(name=metric.name, spec=metric.spec, urgent=metric.kind == "execute")
+    return EnqueueMetric(name=metric.name, spec=metric.spec, seconds=metric.seconds)
 
 
 def workers(state: State, site: Site, now: float) -> list[Action]:

@@ -244,7 +244,7 @@ class Performer:
         write_atomic(path, action.spec.model_dump_json(indent=1).encode())
         kind: Literal["execute", "score"] = "execute" if action.spec.kind == "execute" else "score"
         try:
-            self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, urgent=action.urgent)
+            self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, seconds=action.seconds)
         except QueueUnavailable as error:
             log.warning("metric queue: %s", error)
         return []

@@ -167,6 +167,7 @@ def make_plan(
                 executes_at_once=0
                 if work[task].metric_parallelism == UNLIMITED
                 else work[task].metric_parallelism,
+                metric_seconds=metrics[task].seconds,
             )
         )
     return Planned(

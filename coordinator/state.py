@@ -129,6 +129,7 @@ class MetricState:
     attempt: int = 0
     enqueued_at: float = 0.0
     losses: int = 0  # how often RQ forgot it
+    seconds: float = 0.0  # predicted
 
 
 @dataclass(slots=True, kw_only=True)

@@ -151,6 +151,27 @@ def is_idle(queue: Any) -> bool:
         return not any(pipe.execute())
 
 
+_TO_ITS_PLACE = """
+local queue, job, mine, prefix = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+if redis.call('lrem', queue, 1, job) == 0 then return end
+redis.pcall('hset', prefix .. job, 'evalspan_seconds', mine)
+local waiting = redis.call('lrange', queue, 0, -1)
+for place = #waiting, 1, -1 do
+  local seconds = redis.pcall('hget', prefix .. waiting[place], 'evalspan_seconds')
+  if type(seconds) ~= 'string' or (tonumber(seconds) or 0) >= mine then
+    redis.call('linsert', queue, 'after', waiting[place], job)
+    return
+  end
+end
+redis.call('lpush', queue, job)
+"""  # in one go: a worker that has it already keeps it, and none looks while it is in no list
+
+
+def to_its_place(queue: Any, rq_id: str, seconds: float) -> None:
+    """Move a queued job behind the last that is predicted to take as long or longer. RQ itself knows front and back only."""
+    queue.connection.eval(_TO_ITS_PLACE, 1, queue.key, rq_id, seconds, queue.job_class.key_for(""))
+
+
 # --- recovery ----------------------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ class Site:
         self.enqueued_at[spec.name] = time.monotonic()
         with suppress(QueueUnavailable):
             kind = spec.kind
-            self.queue.enqueue(kind, spec.name, self.paths.spec(spec.name), urgent=kind == "execute")
+            self.queue.enqueue(kind, spec.name, self.paths.spec(spec.name), seconds=float(kind == "execute"))
 
     def tick(self) -> None:
         now = time.monotonic()

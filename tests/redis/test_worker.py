@@ -70,7 +70,7 @@ def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
     bench, process = bench_and_supervisor
     bench.enqueue("horse", held=True)
     _, horse = busy_worker(bench, process.pid, "horse")
-    bench.queue.enqueue("score", "newer", bench.write_spec("newer"), urgent=True)
+    bench.queue.enqueue("score", "newer", bench.write_spec("newer"), seconds=9.0)
     os.kill(horse, signal.SIGKILL)
     busy_worker(bench, process.pid, "horse", before=horse)
     assert bench.failed("newer") is None
@@ -214,18 +214,21 @@ def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
             assert password.encode() not in Path(f"/proc/{pid}/{part}").read_bytes()
 
 
-def test_enqueuing_twice_is_once_and_urgent_is_first(shared_work: WorkPaths) -> None:
-    """A queued job is not queued again; an urgent one goes before the rest; names of any text come back."""
+def test_enqueuing_twice_is_once_and_the_longest_go_first(shared_work: WorkPaths) -> None:
+    """A queued job is not queued again; those that take longest go first, the older of two equals; any name comes back."""
     bench = Bench(shared_work, f"e/{uuid.uuid4().hex}".replace("/", "_"))
     names = ["execute-mmlu_x:y-0", "score é|1", "a_5Fb"]
     for name in [*names, *names]:
         bench.enqueue(name)
-    bench.queue.enqueue("score", "soon", bench.write_spec("soon"), urgent=True)
-    assert sorted(bench.queue.known()) == sorted([*names, "soon"])
-    assert bench.queue.status().queued == 4
+    longer = {"short": 2.5, "long": 30.0, "as long": 30.0, "longest": 700.0, "middle": 9.0}
+    for name, seconds in longer.items():
+        bench.queue.enqueue("score", name, bench.write_spec(name), seconds=seconds)
+    assert sorted(bench.queue.known()) == sorted([*names, *longer])
+    assert bench.queue.status().queued == 8
     client = redis_address.connect(shared_work.redis_address)
-    first = client.lindex(metric_jobs.open_queue(client, bench.evaluation).key, 0).decode()
-    assert metric_jobs.job_name(bench.evaluation, first) == "soon"
+    waiting = client.lrange(metric_jobs.open_queue(client, bench.evaluation).key, 0, -1)
+    in_turn = [metric_jobs.job_name(bench.evaluation, i.decode()) for i in waiting]
+    assert in_turn == ["longest", "long", "as long", "middle", "short", *names]
     bench.queue.remove()
     assert bench.queue.known() == ()
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
