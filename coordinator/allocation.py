@@ -7,7 +7,7 @@ It does not know: what an evaluation does with an offer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.cluster import NodeState
@@ -34,7 +34,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may be borrowed from the cluster at most."""
+    """What all evaluations together may borrow from the cluster at most."""
 
     max_nodes: int | None = None
     max_gpus: int | None = None
@@ -48,12 +48,14 @@ def allocate(
     limits: Limits,
     *,
     gpus_in_use: int,
+    nodes_in_use: Collection[str] = (),
     promised: Mapping[str, int] | None = None,
 ) -> Mapping[str, tuple[Offer, ...]]:
     """Offers for each evaluation id: GPUs of a node that are its own from now on, those it has there included.
 
     Nodes that it has weights on first, then whole free nodes and the fullest offers, so that few nodes are staged; those
-    that a job of higher priority may take back come last. `promised`: GPUs of a node that are offered and still free.
+    that a job of higher priority may take back come last. `gpus_in_use`, `nodes_in_use`: what all evaluations have, for
+    the limits; `promised`: GPUs of a node that are offered and still free.
     """
     promised = promised or {}
     nodes = [replace(n, gpus_free=max(0, n.gpus_free - promised.get(n.name, 0))) for n in nodes]
@@ -68,21 +70,18 @@ def allocate(
         spared = {n.name for n in idle[max(0, len(idle) - limits.leave_nodes_free) :]}
         usable = [n for n in usable if n.name not in spared]
     left = None if limits.max_gpus is None else max(0, limits.max_gpus - gpus_in_use)
+    ours = set(nodes_in_use).union(*(d.in_use for d in demands))
     taken: set[str] = set()
     offers: dict[str, tuple[Offer, ...]] = {}
     for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
         wanted = demand.gpus
-        room = None if limits.max_nodes is None else limits.max_nodes - len(demand.in_use)
         for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
             if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
                 break
             has = demand.in_use.get(node.name, 0)
-            if (
-                node.name in taken
-                or node.name in demand.avoid
-                or (not has and room is not None and room <= 0)
-            ):
+            full = limits.max_nodes is not None and len(ours) >= limits.max_nodes
+            if node.name in taken or node.name in demand.avoid or (full and node.name not in ours):
                 continue
             # trials of its own that have ended unnoticed leave GPUs free: those are not new ones
             gpus = min(node.gpus_free, node.gpus - has, wanted if left is None else min(wanted, left))
@@ -90,8 +89,8 @@ def allocate(
             if gpus <= 0:
                 continue
             taken.add(node.name)
+            ours.add(node.name)
             wanted -= gpus
-            room = room if has or room is None else room - 1
             left = None if left is None else left - gpus
             mine.append(
                 Offer(

@@ -162,6 +162,12 @@ class JudgeConfig(Record):
     retries: Count = 5
 
 
+class KeepEvery(Record):
+    """Of checkpoints that wait, every k-th of a series."""
+
+    keep_every: Positive
+
+
 class WatchConfig(Record):
     """Folders in which checkpoints appear."""
 
@@ -218,7 +224,7 @@ class Config(Record):
         None  # in any currency; of costs in reports and trackers
     )
     # checkpoints that wait: evaluate "all", only the "latest" of a series, or every k-th and the latest
-    backlog: Literal["all", "latest"] | Positive = "all"
+    backlog: Literal["all", "latest"] | KeepEvery = "all"
 
 
 def load(

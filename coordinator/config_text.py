@@ -81,7 +81,7 @@ _TEXT = """\
 # Holds everything: journals, request sets, results. On storage that all nodes share. A path here is relative to this
 # file; the default is relative to where you stand.
 # work_dir = "evalspan-work"
-# backlog = "all"             # checkpoints that wait: "all", only the "latest" of a series, or every k-th and the latest
+# backlog = "all"             # checkpoints that wait: "all", only the "latest" of a folder, or {{ keep_every = 5 }} and the latest
 # gpu_hour_price = 2.10       # example, any currency: reports and trackers then show what a checkpoint cost
 
 [cluster]

@@ -362,7 +362,12 @@ class Coordinator:
         kept = self._kept_back(now)
         free = [n for n in self.nodes if n.name not in kept]
         offered = allocate(
-            free, demands, self.limits, gpus_in_use=needs.gpus_in_use(states), promised=needs.promised(states)
+            free,
+            demands,
+            self.limits,
+            gpus_in_use=needs.gpus_in_use(states),
+            nodes_in_use=needs.nodes_in_use(states),
+            promised=needs.promised(states),
         )
         for evaluation_id, offers in offered.items():
             if offers:

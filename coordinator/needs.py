@@ -74,6 +74,16 @@ def gpus_in_use(states: Iterable[State]) -> int:
     )
 
 
+def nodes_in_use(states: Iterable[State]) -> set[str]:
+    """Nodes that evaluations have GPUs of, or were offered and have work for: what the limit on nodes counts."""
+    return {
+        n.name
+        for state in _open(states)
+        for n in _in_use(state)
+        if n.status != "offered" or state.todo or not state.leaves
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """What an evaluation has on a node: `gpus` that it may run trials on (none while it is set aside), `trials` that live."""

@@ -21,15 +21,15 @@ from typing import Literal
 from pydantic import ValidationError
 
 from coordinator import clock, intake, setup, triggers
-from coordinator.backlog import Waiting, stale
+from coordinator.backlog import Seen, stale
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.hook import PIN_PREFIX
 from coordinator.records import EvaluationRecord
-from coordinator.running import Running
 from coordinator.site_rules import Hosting
+from coordinator.state import State
 from evaljobs.contract import Record
 from evaljobs.files import write_atomic
 from evaljobs.paths import WorkPaths
@@ -125,7 +125,9 @@ class Service:
             self.paths.root / "watched.json", watched, any_format=config.checkpoint.convert is not None
         )
         # pins of an earlier daemon: the first look takes away those that nothing needs any more
-        self._pinned: set[str] = set(_pins_left(self.paths))
+        taken = list(_records(self.paths))
+        self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if pin.exists()}
+        self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
 
     @property
@@ -208,18 +210,21 @@ class Service:
     # --- housekeeping -----------------------------------------------------------------------------------
 
     def _drop_stale(self) -> None:
-        open_ones = [r for r in self.coordinator.running.values() if r.state.ended_at is None]
-        waiting = [_waiting(r) for r in open_ones if not r.state.cancelled]
-        for evaluation_id, why in stale(waiting, self.config.backlog).items():
+        policy = self.config.backlog
+        if policy == "all":
+            return
+        self._series |= {
+            i: _seen(r.state.record, _phase(r.state)) for i, r in self.coordinator.running.items()
+        }
+        keep_every = None if policy == "latest" else policy.keep_every
+        for evaluation_id, why in stale(self._series.values(), keep_every).items():
             with contextlib.suppress(OSError):  # a full disk: dropped at a later look
                 self.coordinator.cancel(evaluation_id, why)
 
     def _pins(self) -> None:
         """A marker in each checkpoint that is still needed; the trainer's hook honours it (`hook.pinned`)."""
         wanted = {
-            str(Path(r.state.record.checkpoint.announced) / f"{PIN_PREFIX}{r.state.evaluation_id}")
-            for r in self.coordinator.running.values()
-            if r.state.ended_at is None
+            str(_pin(r.state.record)) for r in self.coordinator.running.values() if r.state.ended_at is None
         }
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
@@ -241,24 +246,30 @@ def _may_be_there(place: str) -> bool:
     return True
 
 
-def _pins_left(paths: WorkPaths) -> Iterator[str]:
-    """Pins that this work folder's evaluations may have left in their checkpoints, and that are there."""
+def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:
+    """Of every evaluation that this work folder has ever taken, as far as this version can read them."""
     for file in paths.root.glob("*/evaluation.json"):
-        try:
-            record = EvaluationRecord.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError):
-            continue
-        pin = Path(record.checkpoint.source) / f"{PIN_PREFIX}{record.evaluation_id}"
-        if pin.exists():
-            yield str(pin)
+        with contextlib.suppress(OSError, ValidationError):
+            yield EvaluationRecord.model_validate_json(file.read_bytes())
 
 
-def _waiting(running: Running) -> Waiting:
-    state = running.state
-    step = state.record.checkpoint.step
-    return Waiting(
-        evaluation_id=state.evaluation_id,
-        series=json.dumps([str(Path(state.record.checkpoint.announced).parent), state.record.suite.name]),
-        order=float(step) if step is not None else state.record.accepted_at,
-        started=any(n.lanes for n in state.nodes.values()),  # staged ahead is not started
+def _pin(record: EvaluationRecord) -> Path:
+    return Path(record.checkpoint.announced) / f"{PIN_PREFIX}{record.evaluation_id}"
+
+
+def _phase(state: State) -> Literal["waiting", "started", "over"]:
+    if state.ended_at is not None or state.cancelled:
+        return "over"
+    return (
+        "started" if any(n.lanes for n in state.nodes.values()) else "waiting"
+    )  # staged ahead is not started
+
+
+def _seen(record: EvaluationRecord, phase: Literal["waiting", "started", "over"]) -> Seen:
+    step = record.checkpoint.step
+    return Seen(
+        evaluation_id=record.evaluation_id,
+        series=json.dumps([str(Path(record.checkpoint.announced).parent), record.suite.name]),
+        order=float(step) if step is not None else record.accepted_at,
+        phase=phase,
     )

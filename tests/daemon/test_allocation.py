@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.allocation import Demand, Limits, allocate
-from coordinator.backlog import Waiting, stale
+from coordinator.backlog import Seen, stale
 from coordinator.cluster import NodeState
 
 
@@ -65,13 +65,21 @@ limits = st.builds(
 promises = st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(0, 8))
 
 
-@given(clusters(), demands(), limits, st.integers(0, 20), promises)
+had = st.tuples(st.integers(0, 20), st.sets(st.sampled_from(["n0", "n5", "n7"])))
+
+
+@given(clusters(), demands(), limits, had, promises)
 def test_offers_keep_every_limit(
-    nodes: list[NodeState], asked: list[Demand], limit: Limits, used: int, promised: dict[str, int]
+    nodes: list[NodeState],
+    asked: list[Demand],
+    limit: Limits,
+    before: tuple[int, set[str]],
+    promised: dict[str, int],
 ) -> None:
     """Never more than is free and not promised, asked for or allowed; whole trials; a node to one evaluation a time; spared
     nodes stay spared; on a node of its own an evaluation keeps what it has and grows."""
-    offers = allocate(nodes, asked, limit, gpus_in_use=used, promised=promised)
+    used, others = before
+    offers = allocate(nodes, asked, limit, gpus_in_use=used, nodes_in_use=others, promised=promised)
     by_name = {n.name: n for n in nodes}
     given_ = [
         (d, o, o.gpus - d.in_use.get(o.node, 0)) for d in asked for o in offers.get(d.evaluation_id, ())
@@ -86,11 +94,11 @@ def test_offers_keep_every_limit(
         assert offer.node not in demand.avoid
         assert limit.partition is None or limit.partition in node.partitions
     for demand in asked:
-        mine = [(o, more) for d, o, more in given_ if d is demand]
-        assert sum(more for _, more in mine) <= demand.gpus
-        if limit.max_nodes is not None:
-            fresh = [o for o, _ in mine if o.node not in demand.in_use]
-            assert not fresh or len(fresh) + len(demand.in_use) <= limit.max_nodes
+        assert sum(more for d, _, more in given_ if d is demand) <= demand.gpus
+    if limit.max_nodes is not None:
+        ours = set(others).union(*(d.in_use for d in asked))
+        fresh = {o.node for _, o, _ in given_} - ours
+        assert not fresh or len(fresh | ours) <= limit.max_nodes, "of all evaluations together"
     if limit.max_gpus is not None:
         assert sum(more for _, _, more in given_) <= max(0, limit.max_gpus - used)
     fits = [n for n in nodes if n.usable and (limit.partition is None or limit.partition in n.partitions)]
@@ -114,41 +122,45 @@ def test_the_first_in_priority_gets_what_it_would_get_alone(
 
 
 @st.composite
-def waiting(draw: st.DrawFn) -> list[Waiting]:
+def history(draw: st.DrawFn) -> list[Seen]:
     return [
-        Waiting(
+        Seen(
             evaluation_id=f"e{i}",
             series=draw(st.sampled_from("ab")),
             order=float(draw(st.integers(0, 9))),
-            started=draw(st.booleans()),
+            phase=draw(st.sampled_from(["waiting", "started", "over"])),
         )
         for i in range(draw(st.integers(0, 12)))
     ]
 
 
-policies: Any = st.one_of(st.just("all"), st.just("latest"), st.integers(1, 5))
-
-
-@given(waiting(), policies)
-def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Waiting], policy: Any) -> None:
-    """And each drop has its reason; "all" drops none; "latest" leaves one unstarted a series."""
-    dropped = stale(items, policy)
-    assert not dropped or policy != "all"
+@given(history(), st.none() | st.integers(1, 5))
+def test_a_started_or_newest_checkpoint_is_never_dropped(items: list[Seen], every: int | None) -> None:
+    """And each drop has its reason; without `keep_every` one that waits is left in a series."""
+    dropped = stale(items, every)
     assert all(dropped.values())
     for series in "ab":
-        mine = sorted((w for w in items if w.series == series), key=lambda w: (w.order, w.evaluation_id))
-        if not mine:
+        mine = sorted((s for s in items if s.series == series), key=lambda s: (s.order, s.evaluation_id))
+        open_ones = [s for s in mine if s.phase != "over"]
+        if not open_ones:
             continue
-        assert mine[-1].evaluation_id not in dropped
-        assert not any(w.started for w in mine if w.evaluation_id in dropped)
-        if policy == "latest":
-            assert [w for w in mine if not w.started and w.evaluation_id not in dropped] in ([], [mine[-1]])
+        assert open_ones[-1].evaluation_id not in dropped
+        assert not any(s.phase != "waiting" for s in mine if s.evaluation_id in dropped)
+        left = [s for s in open_ones if s.phase == "waiting" and s.evaluation_id not in dropped]
+        assert every is not None or left in ([], [open_ones[-1]])
 
 
-@given(waiting(), st.integers(1, 5))
-def test_every_kth_checkpoint_is_kept(items: list[Waiting], every: int) -> None:
-    """`backlog = k` keeps the first of each k in order of step."""
-    dropped = stale(items, every)
-    for series in "ab":
-        mine = sorted((w for w in items if w.series == series), key=lambda w: (w.order, w.evaluation_id))
-        assert all(w.evaluation_id not in dropped for w in mine[::every])
+@given(st.integers(1, 5), st.integers(1, 30), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_every_kth_checkpoint_is_kept_however_they_arrive(every: int, count: int, ends: list[bool]) -> None:
+    """One by one, and whatever has ended meanwhile: kept are the first, the k-th after it and so on, and the newest."""
+    seen: dict[str, Seen] = {}
+    dropped: set[str] = set()
+    for step in range(count):
+        name = f"e{step:02}"
+        seen[name] = Seen(evaluation_id=name, series="a", order=float(step), phase="waiting")
+        for gone in stale(seen.values(), every):
+            dropped.add(gone)
+            seen[gone] = replace(seen[gone], phase="over")
+        if ends[step] and step % every == 0:
+            seen[name] = replace(seen[name], phase="over")
+    assert dropped == {f"e{step:02}" for step in range(count - 1) if step % every}

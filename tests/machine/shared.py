@@ -138,8 +138,14 @@ class Shared:
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="memory")])
         demands = needs.demands(states)
-        in_use, promised = needs.gpus_in_use(states), needs.promised(states)
-        offered = allocate(nodes, demands, self.limits, gpus_in_use=in_use, promised=promised)
+        offered = allocate(
+            nodes,
+            demands,
+            self.limits,
+            gpus_in_use=needs.gpus_in_use(states),
+            nodes_in_use=needs.nodes_in_use(states),
+            promised=needs.promised(states),
+        )
         waiting, held = needs.waiting(states, demands), needs.held(states)
         staged = ahead.choose(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:
