@@ -35,6 +35,7 @@ from evaljobs.work_queue import QueueUnavailable, WorkQueue
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
+BEAT_SECONDS = 10.0  # the most that a heartbeat under way is waited for: Redis may be away
 QUEUE_PATIENCE_SECONDS = 120.0  # Redis away for longer: the trial ends, its GPU is of use to somebody else
 FILL_PATIENCE_SECONDS = 600.0  # queue or request sets not there yet
 STAGING_PATIENCE_SECONDS = 600.0
@@ -104,7 +105,9 @@ def member_index() -> int:
 def main(spec: TrialSpec) -> int:
     """Run one trial. Exit status 0 with `TrialEnded`; 1 with `Failed`, which names the shard in hand."""
     harness.quiet_environment(offline=True)
-    return Trial(spec, spec.lanes[member_index()]).run()
+    trial = Trial(spec, spec.lanes[member_index()])
+    trial.listen()  # to the end of the process: once its account is written, a signal changes nothing
+    return trial.perform()
 
 
 class Trial:
@@ -127,13 +130,30 @@ class Trial:
         self._uninterruptible = False
 
     def run(self) -> int:
+        """`perform` for a process that goes on afterwards: signals are its own again."""
+        handlers = self.listen()
+        try:
+            return self.perform()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def listen(self) -> dict[signal.Signals, Any]:
+        """Hear what ends a trial; the handlers of before."""
+        return {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def perform(self) -> int:
+        """The work, and an outcome that says how it ended; the exit status."""
         started_at = time.time()
-        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        failed: Failed | None = None
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
-        beating.start()
         try:
-            reason = self._work()
+            try:
+                beating.start()
+                reason = self._work()
+            finally:
+                self._uninterruptible = True
         except TerminatedError:
             reason = "terminated"
         except QueueLostError as error:
@@ -141,19 +161,13 @@ class Trial:
             reason = "queue-lost"
         except Exception as error:
             log.exception("trial %s failed", self.lane.trial)
-            self._uninterruptible = True
-            self._drop_shard()
-            write_outcome(self.paths, self._failure(error))
-            return 1
+            reason, failed = "failed", self._failure(error)
         finally:
             over.set()
-            self._uninterruptible = True
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        self._drop_shard()
-        write_outcome(self.paths, self._ended(reason, started_at))
+        self._drop_shard(beating)
+        write_outcome(self.paths, failed or self._ended(reason, started_at))
         log.info("trial %s ended: %s after %d shards", self.lane.trial, reason, self.shards)
-        return 0
+        return 1 if failed else 0
 
     # --- the work ------------------------------------------------------------------------------------------------
 
@@ -209,6 +223,7 @@ class Trial:
         idle_since: float | None = None
         unfilled_since: float | None = None
         while True:
+            self._heed()
             claim = self._insist(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
             if claim.kind == "shard" and claim.shard is not None:
                 idle_since = unfilled_since = None
@@ -291,9 +306,11 @@ class Trial:
                 time.sleep(pause)
             pause = min(pause * 2, 10.0)
 
-    def _drop_shard(self) -> None:
+    def _drop_shard(self, beating: threading.Thread) -> None:
+        """Give back what is in hand. `beating`: told to end; a beat of it that is under way would claim it anew."""
         if self.standing.shard is None or self._queue is None:
             return
+        beating.join(BEAT_SECONDS)
         with contextlib.suppress(QueueUnavailable):
             self._queue.give_back(self.lane.trial, self.standing.shard)
 
@@ -323,12 +340,18 @@ class Trial:
 
     def _tick(self, done: int, of: int) -> None:
         self.standing.batches_done, self.standing.batches = done, of
+        self._heed()
         if self.standing.shard is not None and self.standing.overtaken == self.standing.shard:
             raise OvertakenError
 
     def _on_signal(self, *_signal: object) -> None:
         self._terminated = True
         if not self._uninterruptible:
+            raise TerminatedError
+
+    def _heed(self) -> None:
+        """What the handler raised within a destructor or a callback of a library was swallowed there."""
+        if self._terminated:
             raise TerminatedError
 
     def _ended(self, reason: str, started_at: float) -> TrialEnded:

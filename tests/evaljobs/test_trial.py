@@ -213,7 +213,9 @@ def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_
 
 @pytest.mark.model
 def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None:
-    """SIGTERM: an account that says so, status 0, and what was not dumped is there for the next trial."""
+    """SIGTERM: an account that says so, status 0, and what was not dumped is there for the next trial. One that comes
+    after the account changes nothing.
+    """
     evaluation.fill()
     process = evaluation.start()
     until(lambda: len(evaluation.dumped()) >= 1 or process.poll() is not None)
@@ -226,7 +228,10 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     # A shard that was dumped but not yet reported is released by the coordinator, as after a crash.
     evaluation.queue.release_claims("trial.0")
     second = evaluation.start(1)
-    finish(second)
+    until(lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None)
+    second.send_signal(signal.SIGTERM)
+    log = finish(second)
+    assert second.returncode == 0, log
     assert set(evaluation.dumped()) == set(evaluation.shards)
 
 
