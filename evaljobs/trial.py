@@ -320,6 +320,8 @@ class Trial:
         while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
             now = self.standing
             shard = now.shard  # the trial's thread goes on meanwhile
+            if shard == now.overtaken:
+                shard = None  # once the other has done it, a beat would claim it anew
             try:
                 queue = queue or WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
                 held = queue.heartbeat(
@@ -329,7 +331,8 @@ class Trial:
                     batches_done=now.batches_done,
                     batches=now.batches,
                 )
-                now.overtaken = None if held else shard
+                if not held:
+                    now.overtaken = shard
             except QueueUnavailable:
                 continue
 

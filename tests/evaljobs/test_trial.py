@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from served import served_work
 
 from coordinator.checkpoint import inspect
 from evaljobs import engine, requests, stage
+from evaljobs import trial as trial_module
 from evaljobs.contract import (
     BatchIndex,
     BuildSpec,
@@ -141,12 +143,13 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
     evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, priority=0.0, seconds=1.0)]}, "epoch")
     trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
     trial.standing.phase = "infer"
+    trial._beat = lambda _over: None  # type: ignore[method-assign]  # what it would hear is said below
     real, ticks = trial._tick, []
 
     def tick(done: int, of: int) -> None:
         ticks.append(done)
         if done == 1:
-            trial.standing.overtaken = whole  # as the beating thread does
+            trial.standing.overtaken = whole
             evaluation.queue.withdraw([whole])
             evaluation.queue.done("another", whole, 1)
             evaluation.queue.release_claims(trial.lane.trial)
@@ -156,6 +159,28 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
     assert trial.run() == 0
     assert ticks == [0, 1]
     assert evaluation.dumped() == []
+
+
+@pytest.mark.model
+def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that is another's is not claimed anew once that one has done it, and stays overtaken."""
+    monkeypatch.setattr(trial_module, "HEARTBEAT_SECONDS", 0.02)
+    evaluation.fill()
+    shard = evaluation.queue.claim("another", "lane0").shard
+    trial, over = Trial(evaluation.spec(), evaluation.spec().lanes[0]), threading.Event()
+    trial.standing.shard = shard
+    beating = threading.Thread(target=trial._beat, args=(over,))
+    beating.start()
+    try:
+        until(lambda: trial.standing.overtaken)
+        evaluation.queue.done("another", shard, 1)
+        done_at = evaluation.queue.snapshot().trials["another"].beat_at
+        until(lambda: evaluation.queue.snapshot().trials["trial.0"].beat_at > done_at + 0.1)
+    finally:
+        over.set()
+        beating.join()
+    assert evaluation.queue.snapshot().claims == {}
+    assert trial.standing.overtaken == shard
 
 
 @pytest.mark.model
