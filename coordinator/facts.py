@@ -21,7 +21,6 @@ MAX_BUILDS = 3  # of one entry
 MAX_BARREN_BUILDS = (
     6  # build jobs in a row that ended without a word and had nothing built, for each that runs at a time
 )
-MAX_KILLS = 3  # trials that one shard may take down before it is quarantined
 MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
 MAX_NODE_FAILURES = 3
 MAX_BARREN = 6  # trial deaths in a row, without one shard between them, before the evaluation fails …
@@ -172,22 +171,46 @@ def take_back_shard(state: State, name: str) -> None:
         entry.status = "built"
 
 
-def count_trial_death(state: State, node_name: str | None, why: str) -> None:
-    """A trial died and no shard was to blame: the node may be. On a node that rests already it is no further news."""
+def count_trial_death(state: State, node_name: str | None, why: str) -> bool:
+    """A trial died and no shard was to blame: the node may be. On a node that rests already it is no further news.
+
+    Does it count against a node?
+    """
     node = state.nodes.get(node_name or "")
     if node is not None and node.status in ("aside", "withdrawn"):
-        return
+        return False
     state.barren += 1
     if node is not None:
         node.failures += 1
-        if node.failures >= MAX_NODE_FAILURES and node.status in ("ready", "staging"):
-            node.status, node.why = "aside", why
-            state.warnings.append(f"node {node.name} set aside: {why}")
-            rest(state, why)
+        if node.failures >= MAX_NODE_FAILURES:
+            set_aside(state, node, why)
     worked = any(leaf.todo < len(leaf.planned.shards) for leaf in state.leaves.values())
     most = MAX_BARREN * (len(state.nodes) if worked else 1)
     if (state.todo or not state.leaves) and state.barren >= most:
         state.fatal = state.fatal or f"trials keep failing; the last: {why}"
+    return node is not None
+
+
+def set_aside(state: State, node: NodeUse, why: str) -> None:
+    """A node that is in use rests; `rules` says for how long."""
+    if node.status in ("ready", "staging"):
+        node.status, node.why = "aside", why
+        state.warnings.append(f"node {node.name} set aside: {why}")
+        rest(state, why)
+
+
+def back_in_use(state: State, node: NodeUse) -> None:
+    """A node's rest is over."""
+    holds = node.holder is not None and node.holder in state.live and node.path
+    node.aside_until = None
+    node.status = "ready" if holds else "offered"
+    node.holder = node.holder if holds else None
+
+
+def rested_for_nothing(state: State, node: NodeUse) -> None:
+    """What set it aside was not its fault: the next rest is no longer for this one."""
+    node.asides -= node.aside_until is not None
+    back_in_use(state, node)
 
 
 def rest(state: State, why: str) -> None:
@@ -227,19 +250,6 @@ def staging_unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     return [ReleaseHolder(job=info.job.name)]
 
 
-def count_kill(state: State, name: str, why: str) -> list[Action]:
-    """A shard took its trial down; the third time it is quarantined and its task fails loudly."""
-    shard = state.shards.get(name)
-    if shard is None or shard.frame is not None or shard.quarantined:
-        return []
-    shard.kills += 1
-    if shard.kills < MAX_KILLS:
-        return []
-    entry = state.entries[state.leaves[name.rsplit("|", 2)[0]].planned.entry]
-    state.warnings.append(f"shard {name} quarantined: {why}")
-    return fail_entry(state, entry, f"shard {name} took down {shard.kills} trials; the last: {why}")
-
-
 def count_unread(state: State, name: str, why: str) -> list[Action]:
     """A shard was run, and what it left cannot be read; the third time its task fails loudly."""
     shard = state.shards[name]
@@ -261,7 +271,7 @@ def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[st
         leaf = state.leaves.get(task)
         for name in leaf.planned.shards if leaf else ():
             shard = state.shards[name]
-            shard.kills = shard.unread = 0
+            shard.kills, shard.died_on, shard.doubts, shard.unread = 0, [], {}, 0
             if shard.quarantined:
                 shard.quarantined = False
                 if shard.frame is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator import facts
+from coordinator import blame, facts
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -107,7 +107,9 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str,
         ):
             # those of a host died one death; those that we cancelled died of us
             blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
-            facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
+            counts = facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
+            if counts and len(dead) == 1:
+                state.counters[blame.held_against_its_node(dead[0])] = 1
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         state.live.discard(info.job.name)
@@ -121,9 +123,11 @@ def hung(state: State, event: TrialHung) -> list[Action]:
         return []
     job, member = where
     info = state.jobs[job]
-    if event.shard is not None:
-        facts.count_kill(state, event.shard, f"{event.trial} made no progress for {event.seconds:.0f} s")
+    actions: list[Action] = []
+    if event.shard is not None:  # its node has the trial's end counted, should it come without a word
+        why = f"{event.trial} made no progress for {event.seconds:.0f} s"
+        actions = blame.count_kill(state, info.job.node, event.shard, why)
     state.warnings.append(f"{event.trial} made no progress for {event.seconds:.0f} s and was ended")
-    if not info.job_id:
-        return []
-    return [CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None)]
+    if info.job_id:
+        actions.append(CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None))
+    return actions

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator import facts, job_events, rules
+from coordinator import blame, facts, job_events, rules
 from coordinator.messages import (
     Accepted,
     Action,
@@ -133,6 +133,7 @@ def _offered(state: State, event: NodesOffered) -> list[Action]:
 def _anew(node: NodeUse, offer: Offer) -> None:
     """A node that was given up, or was staged ahead: what was tried there, or known of it, then does not count."""
     node.attempts, node.failures, node.best_effort = 0, 0, offer.best_effort
+    node.doubts = {}
     node.gpu_type, node.memory_mb = offer.gpu_type, offer.memory_mb
 
 
@@ -215,6 +216,7 @@ def _dumped(state: State, event: ShardsDumped) -> list[Action]:
         if shard.frame is not None:
             continue  # a second copy: the first one counts
         facts.count_shard_done(state, name, frame)
+        blame.done_by(state, frame)
     state.barren = state.rests = 0
     return []
 

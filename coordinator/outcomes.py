@@ -6,7 +6,7 @@ It does not know: how outcomes are found.
 
 from __future__ import annotations
 
-from coordinator import facts
+from coordinator import blame, facts
 from coordinator.messages import Action, InspectConverted, ReleaseClaims, ReleaseHolder
 from coordinator.state import State
 from evaljobs.outcomes import (
@@ -215,10 +215,11 @@ def _trial_failed(state: State, outcome: Failed, at: float) -> list[Action]:
         if node.status == "ready" and node.holder in state.live:
             return actions + facts.staging_unseen(state, node, at)
     if where is None:
-        return []
+        return blame.told_late(state, outcome.name, outcome.shard, outcome.error)
+    where_it_ran = state.jobs[where[0]].job.node
     if outcome.shard is not None:
-        return actions + facts.count_kill(state, outcome.shard, outcome.error)
-    facts.count_trial_death(state, state.jobs[where[0]].job.node, outcome.error)
+        return actions + blame.died_with(state, where_it_ran, outcome.name, outcome.shard, outcome.error)
+    facts.count_trial_death(state, where_it_ran, outcome.error)
     if outcome.blame == "operator":
         state.fatal = state.fatal or outcome.error
     return actions

@@ -8,7 +8,7 @@ It does not know: the order of events, clocks, files.
 from __future__ import annotations
 
 from coordinator import metric_rules
-from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, end_jobs, submit
+from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, back_in_use, end_jobs, submit
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -84,11 +84,8 @@ def _return_nodes(state: State, now: float) -> None:
             node.aside_until = now + min(ASIDE_SECONDS * 2**node.asides, MAX_ASIDE_SECONDS)
             node.asides += 1
         elif now >= node.aside_until:
-            node.aside_until = None
-            node.failures = MAX_NODE_FAILURES - 1
-            holds = node.holder is not None and node.holder in state.live and node.path
-            node.status = "ready" if holds else "offered"
-            node.holder = node.holder if holds else None
+            node.failures, node.doubts = MAX_NODE_FAILURES - 1, {}
+            back_in_use(state, node)
 
 
 def _nodes(state: State, site: Site, now: float) -> list[Action]:
@@ -187,7 +184,7 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
     if need < 0:
         actions += _cancel_pending(state, -need)
     shunned = _shunned(state)
-    for node in state.nodes.values():
+    for node in _least_in_doubt(state) if need > 0 else ():
         if need <= 0:
             break
         if node.status != "ready" or node.rung == "host":
@@ -207,6 +204,11 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
             need -= len(free)
             actions.append(submit(state, info, now))
     return actions
+
+
+def _least_in_doubt(state: State) -> list[NodeUse]:
+    """Nodes where trials have died lately come last."""
+    return sorted(state.nodes.values(), key=lambda n: n.failures + sum(n.doubts.values()))
 
 
 def _shunned(state: State) -> set[str]:

@@ -67,7 +67,9 @@ class ShardState:
     lane: str
     documents: tuple[int, ...] = ()
     frame: FrameRef | None = None  # set: its responses are on disk
-    kills: int = 0
+    kills: int = 0  # trials that it took down
+    died_on: list[str] = field(default_factory=list)  # nodes of those trials
+    doubts: dict[str, int] = field(default_factory=dict)  # lane -> of those, what counts against it, too
     unread: int = 0  # times that it was run and left nothing that can be read
     quarantined: bool = False
 
@@ -89,6 +91,9 @@ class NodeUse:
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
     failures: int = 0  # trials that died there for no shard's fault
+    doubts: dict[str, int] = field(
+        default_factory=dict
+    )  # lane -> trials in a row that a shard may have taken down
     asides: int = 0  # how often it was set aside
     aside_until: float | None = None  # unix seconds; while status is "aside"
     why: str = ""
