@@ -272,7 +272,7 @@ def test_a_record_with_other_turns_than_asked_is_refused(follow_up: str, answer:
 
     with FrameWriter(tmp_path / "r.frames") as writer:
         frame = writer.append(record(answer))
-    with pytest.raises(ReplayError, match="turn|is no answer"):
+    with pytest.raises(ReplayError, match=r"turn|is no answer"):
         collect_answers(dataclasses.replace(HEAD, follow_up=follow_up), "k", tmp_path, [frame])
 
 
