@@ -12,7 +12,8 @@ import fnmatch
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,17 @@ SMALL_FILES = (
     "hf_quant_config.json",
 )
 TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
+MOST_TEXT = 1000  # characters of a complaint
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # left by writers that have not ended, or died
 
 
 class CheckpointError(OperatorError):
     """A folder is no checkpoint that can be evaluated. One line: what is wrong and what to do."""
+
+    def __init__(self, text: str) -> None:
+        """`text` may quote what a file holds, and files hold anything: it is shortened, and shown as one line."""
+        short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+        super().__init__("".join(c if c.isprintable() else "?" for c in short))
 
 
 def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = None) -> CheckpointSpec:
@@ -57,29 +64,50 @@ def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = Non
 
     `allow_bin` accepts pytorch_model.bin, which is unpickled when it is loaded. Raises CheckpointError.
     """
-    folder = Path(path)
-    try:
-        folder = folder.resolve(strict=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: no such folder; name a checkpoint: a folder with config.json, safetensors and tokenizer"
-        ) from error
-    if not folder.is_dir():
-        raise CheckpointError(f"{path}: no folder")
-    try:
+    folder = _resolved(path)
+    with _refusing(folder):
         config = _config(folder)
         weights = _weights(folder, allow_bin=allow_bin)
         small = _small_files(folder, code="auto_map" in config)
         sums = _save_sums(folder)
         files = tuple(_describe(folder, name, sums) for name in sorted({*small, *weights}))
-        digest = identity(files, folder)
+        return CheckpointSpec(source=str(folder), digest=identity(files, folder), files=files, step=step)
+
+
+def _resolved(path: str | Path) -> Path:
+    """The folder that `path` names. CheckpointError where there is none, or none that may be looked at."""
+    try:
+        folder = Path(path).resolve(strict=True)
+        there = folder.is_dir()
+        str(folder).encode()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"{path}: no such folder; name a checkpoint: a folder with config.json, safetensors and tokenizer"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (ValueError, RuntimeError) as error:  # no text; links in a circle
+        raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
+    if not there:
+        raise CheckpointError(f"{path}: no folder")
+    return folder
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """Whatever a folder holds, what comes of it is a description or a CheckpointError."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename}: it vanished while the checkpoint was looked at") from error
     except BadWeights as error:
         raise CheckpointError(f"{folder}: {error}") from error
+    except UnicodeError as error:
+        raise CheckpointError(f"{folder}: a file's name is no text (UTF-8)") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{folder}: a JSON file of it is nested too deeply") from error
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
-    return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
 
 
 def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> CheckpointSpec:
@@ -87,9 +115,8 @@ def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> C
 
     Its identity covers the command that will convert it, names, sizes, mtimes and samples. Raises CheckpointError.
     """
-    folder = Path(path)
-    try:
-        folder = folder.resolve(strict=True)
+    folder = _resolved(path)
+    with _refusing(folder):
         found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
         names = [p.relative_to(folder).as_posix() for p in found]
         if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
@@ -100,10 +127,8 @@ def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> C
         if not any(f.size for f in files):
             raise CheckpointError(f"{folder}: holds nothing to convert")
         rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
-    digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
-    return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+        digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
+        return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
 
 
 def is_hugging_face(path: str | Path) -> bool:
@@ -116,7 +141,7 @@ def is_hugging_face(path: str | Path) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: no valid JSON (half-written?); save the checkpoint again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds no JSON object")
@@ -135,6 +160,10 @@ def _config(folder: Path) -> dict[str, Any]:
     config = _json(folder / "config.json")
     architectures = config.get("architectures") or []
     auto_map = config.get("auto_map") or {}
+    if not isinstance(architectures, list) or not isinstance(auto_map, dict):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: architectures is no list of names, or auto_map no table; save the checkpoint again"
+        )
     multimodal = isinstance(config.get("text_config"), dict)
     causal = any(
         str(name).endswith(CAUSAL) or (multimodal and str(name).endswith("ForConditionalGeneration"))
@@ -236,5 +265,6 @@ def _save_sums(folder: Path) -> dict[str, str]:
 
 
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:
+    name.encode()  # or no JSON could hold it
     found = (folder / name).stat()
     return CheckpointFile(name=name, size=found.st_size, mtime_ns=found.st_mtime_ns, xxh3_128=sums.get(name))

@@ -19,7 +19,7 @@ from typing import Protocol
 from coordinator import ahead, clock, kept_back, needs
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.errors import OperatorError, RetryError
+from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.messages import AnyEvent, CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
 from coordinator.observe import Grace
 from coordinator.perform import Performer
@@ -96,6 +96,7 @@ class Coordinator:
         self.trouble: str = ""  # the last thing that was away; shown to whoever watches
         self._due = _Due()
         self._broken: dict[str, Path] = {}
+        self._mend_every: dict[str, float] = {}  # seconds
         self._lock = WorkLock(performer.site.paths.lock)
         performer.linger = self._linger
 
@@ -163,7 +164,7 @@ class Coordinator:
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
             try:
                 running = Running.resume(journal.parent, self.performer, self.grace)
-            except OSError as error:
+            except (OSError, EvalspanError) as error:  # it costs no other evaluation
                 self._set_aside(journal.parent, error)
                 continue
             if running is not None and running.state.ended_at is None:
@@ -313,19 +314,24 @@ class Coordinator:
         if evaluation_id in self.running:
             self._guarded(evaluation_id, lambda r: r.take([event]))
 
-    def _set_aside(self, root: Path, error: OSError) -> None:
-        """A full disk refused this evaluation's journal: `_mend` tries again."""
+    def _set_aside(self, root: Path, error: OSError | EvalspanError) -> None:
+        """A full disk refused this evaluation's journal, or the site what it needs to begin: `_mend` tries again."""
         self.trouble = f"{root.name}: {error}; trying again"
         log.warning("%s", self.trouble)
         self._broken[root.name] = root
+        # what a person must change is not asked for as often as whether a disk has room
+        self._mend_every[root.name] = 2.0 if isinstance(error, OSError) else 30.0
 
     def _mend(self) -> None:
         for evaluation_id, root in list(self._broken.items()):
-            if not self._due(f"mend/{evaluation_id}", 2.0, clock.now()):
+            if not self._due(f"mend/{evaluation_id}", self._mend_every[evaluation_id], clock.now()):
                 continue
             try:
                 running = Running.resume(root, self.performer, self.grace)
             except OSError:
+                continue
+            except EvalspanError as error:
+                self._set_aside(root, error)
                 continue
             del self._broken[evaluation_id]
             if running is not None:

@@ -106,30 +106,28 @@ class Running:
     @classmethod
     def resume(cls, root: Path, performer: Performer, grace: observe.Grace) -> Running | None:
         """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
-        journal = Journal(EvaluationPaths(root).journal)
-        state: State | None = None
-        last = 0.0
-        for event in journal.replay():
-            last = max(last, event.at)
-            if isinstance(event, Accepted):
-                state, _ = machine.start(event)
-            elif state is not None:
-                try:
-                    machine.step(state, performer.site, event)
-                except IllegalEventError:
-                    log.exception("%s: an event in the journal is illegal and was passed over", root.name)
-        if state is None:
-            journal.close()
-            return None
-        running = cls(state, journal, performer, grace)
-        if state.ended_at is None:
-            clock.not_before(last)
-            try:
+        with contextlib.ExitStack() as stack:
+            journal = Journal(EvaluationPaths(root).journal)
+            stack.callback(journal.close)
+            state: State | None = None
+            last = 0.0
+            for event in journal.replay():
+                last = max(last, event.at)
+                if isinstance(event, Accepted):
+                    state, _ = machine.start(event)
+                elif state is not None:
+                    try:
+                        machine.step(state, performer.site, event)
+                    except IllegalEventError:
+                        log.exception("%s: an event in the journal is illegal and was passed over", root.name)
+            if state is None:
+                return None
+            running = cls(state, journal, performer, grace)
+            if state.ended_at is None:
+                clock.not_before(last)
                 running.take([Restarted(at=clock.now())])
-            except OSError:
-                journal.close()
-                raise
-        return running
+            stack.pop_all()  # the journal stays open
+            return running
 
     @classmethod
     def view(cls, state: State, performer: Performer, grace: observe.Grace) -> Running:

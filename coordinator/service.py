@@ -2,6 +2,7 @@
 
 Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so a killed daemon hears it
 again; a checkpoint that is seen while it is being written is looked at again until it is whole and has stopped changing.
+What an announced checkpoint raises is its own refusal; what storage or the site raises is waited for.
 It does not know: how evaluations run.
 """
 
@@ -11,27 +12,26 @@ import contextlib
 import errno
 import json
 import logging
-import time
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
 
-from coordinator import clock, intake, setup, triggers
+from coordinator import clock, gate, intake, setup, triggers
+from coordinator.asked import obey_commands
 from coordinator.backlog import Seen, stale
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import EvalspanError, OperatorError
+from coordinator.gate import Gate, may_pass
 from coordinator.hook import PIN_PREFIX
 from coordinator.records import EvaluationRecord
 from coordinator.site_rules import Hosting
 from coordinator.state import State
-from evaljobs.contract import Record
-from evaljobs.files import write_atomic
 from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
@@ -39,76 +39,10 @@ log = logging.getLogger(__name__)
 # A checkpoint that nobody announced, or that was caught half-written, is taken for written when it is whole and its
 # files have not changed for so long.
 STABLE_SECONDS = 2.0
-WAIT_SECONDS = 3600.0  # a checkpoint that has not become whole by then is refused
+# A checkpoint that has not become whole by then is refused; one that waits for storage or the site is not, but holds up
+# no `--until-idle` any longer.
+WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0
-
-
-class Command(Record):
-    """What a person asks of a running daemon, left in its spool folder."""
-
-    command: Literal["cancel", "retry", "release"]
-    evaluation_id: str = ""
-    nodes: tuple[str, ...] = ()
-    seconds: float = 0.0  # that nodes given back are not taken again; 0: take them again
-    reason: str = "asked"
-
-
-def leave_command(paths: WorkPaths, command: Command) -> None:
-    """Ask the daemon of this work folder."""
-    folder = paths.spool / "commands"
-    write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
-
-
-def obey_commands(coordinator: Coordinator) -> None:
-    """Do what `evalspan cancel | retry | release` left in the spool folder for whoever is in charge."""
-    folder = coordinator.performer.site.paths.spool / "commands"
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        try:
-            command = Command.model_validate_json(path.read_bytes())
-            _obey(coordinator, command)
-        except OSError as error:
-            log.warning("the command in %s cannot be obeyed yet: %s", path, error)
-            continue
-        except (ValidationError, KeyError, ValueError) as error:
-            log.warning("the command in %s is passed over: %s", path, error)
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def _obey(coordinator: Coordinator, command: Command) -> None:
-    if command.command == "cancel":
-        coordinator.cancel(command.evaluation_id, command.reason)
-    elif command.command == "retry":
-        coordinator.revive(command.evaluation_id)
-        coordinator.retry(command.evaluation_id)
-    else:
-        coordinator.release(command.nodes, clock.now() + command.seconds)
-
-
-@dataclass(slots=True)
-class _Gate:
-    """A checkpoint that is announced and not yet whole."""
-
-    notice: triggers.Notice
-    since: float
-    # of each delivery that told of it
-    acknowledge: dict[str, Callable[[], None]] = field(default_factory=dict)
-    signature: str = ""
-    stable_since: float = 0.0
-    told: str = ""
-    announced: bool = False  # by whoever saved it, and not merely seen in a watched folder
-
-    def add(self, delivery: triggers.Delivery) -> None:
-        self.announced |= delivery.announced
-        self.acknowledge[delivery.key] = delivery.acknowledge
-        if delivery.notice.priority > self.notice.priority:
-            self.notice = delivery.notice
-
-    def done(self) -> None:
-        """Every delivery of it is dealt with; one that cannot be told so now comes again, to no effect."""
-        for acknowledge in self.acknowledge.values():
-            with contextlib.suppress(OSError):
-                acknowledge()
 
 
 class Service:
@@ -118,37 +52,55 @@ class Service:
         self.coordinator = coordinator
         self.config = config
         self.paths = coordinator.performer.site.paths
-        self._gates: dict[tuple[str, str], _Gate] = {}
+        self._gates: dict[tuple[str, str], Gate] = {}
+        self._book = gate.Book(self.paths.gate)
         self._looked_at = 0.0
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = triggers.FolderWatch(
-            self.paths.root / "watched.json", watched, any_format=config.checkpoint.convert is not None
+            self.paths.watched, watched, any_format=config.checkpoint.convert is not None
         )
         # pins of an earlier daemon: the first look takes away those that nothing needs any more
         taken = list(_records(self.paths))
-        self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if pin.exists()}
+        self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
         self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
+        self._faults: dict[str, str] = {}  # parts of a look that raise, and what was said of it
 
     @property
     def waiting(self) -> bool:
-        """Is a checkpoint announced and not dealt with yet?"""
-        return bool(self._gates)
+        """Is a checkpoint announced and not dealt with yet? One that waits for long keeps nobody up for its sake."""
+        return any(clock.now() - each.since < WAIT_SECONDS for each in self._gates.values())
 
     def tick(self) -> None:
         now = clock.now()
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
+        self._contained(self._hear, now)
+        for key, each in list(self._gates.items()):
+            if self._dealt_with(each, now):
+                del self._gates[key]
+        self._contained(obey_commands, self.coordinator)
+        self._contained(self._drop_stale)
+        self._contained(self._pins)
+        self._contained(self._book.write, self._gates.values(), now)
+
+    def _contained(self, part: Callable[..., None], *args: object) -> None:
+        """A part of the look; what it raises is said once, and stops neither the other parts nor the next look."""
+        name = part.__name__
+        try:
+            part(*args)
+        except Exception as error:
+            if self._faults.get(name) != repr(error):
+                self._faults[name] = repr(error)
+                log.warning("%s: %s", name, error, exc_info=not isinstance(error, OSError))
+        else:
+            self._faults.pop(name, None)
+
+    def _hear(self, now: float) -> None:
         for delivery in self._deliveries():
             key = (delivery.notice.checkpoint, delivery.notice.suite)
-            self._gates.setdefault(key, _Gate(delivery.notice, since=now)).add(delivery)
-        for key, gate in list(self._gates.items()):
-            if self._pass(gate, now):
-                del self._gates[key]
-        obey_commands(self.coordinator)
-        self._drop_stale()
-        self._pins()
+            self._gates.setdefault(key, Gate(delivery.notice, since=now)).add(delivery)
 
     def _deliveries(self) -> Iterator[triggers.Delivery]:
         yield from triggers.from_spool(self.paths)
@@ -157,54 +109,69 @@ class Service:
 
     # --- the gate ----------------------------------------------------------------------------------------------------
 
-    def _pass(self, gate: _Gate, now: float) -> bool:
-        """True once the notice is dealt with: accepted, or refused for good."""
-        notice = gate.notice
-        suite = self.config.watch.suite if notice.suite == "default" else notice.suite
+    def _dealt_with(self, each: Gate, now: float) -> bool:
+        """True once the notice is dealt with: accepted, or refused for good. Whatever one checkpoint raises is its own."""
         try:
-            if suite is None:
-                raise OperatorError("no suite was named and [watch] suite is not set")
-            record = intake.make_record(
-                notice.checkpoint,
-                suite,
-                model=setup.model_options(self.config),
-                options=setup.run_options(self.config),
-                judge=partial(setup.judge_options, self.config),
-                priority=notice.priority,
-                step=notice.step
-                if notice.step is not None
-                else triggers.step_of(Path(notice.checkpoint).name),
-                allow_bin=self.config.checkpoint.allow_bin,
-                convert=self.config.checkpoint.convert,
-            )
-        except (EvalspanError, OSError, ValueError) as error:
-            if now - gate.since < WAIT_SECONDS and _may_be_there(notice.checkpoint):
-                gate.signature = ""
-                if gate.told != str(error):
-                    gate.told = str(error)
-                    log.info("%s is not taken yet: %s", notice.checkpoint, error)
-                return False  # not whole yet
-            log.warning("%s is not evaluated: %s", notice.checkpoint, error)
-            gate.done()
-            return True
-        if gate.announced and not gate.told:
-            return self._accept(record, gate)  # said to be saved, and whole at the first look
-        if record.checkpoint.digest != gate.signature:
-            gate.signature, gate.stable_since = record.checkpoint.digest, now
-            return False
-        if now - gate.stable_since < STABLE_SECONDS:
-            return False
-        return self._accept(record, gate)
+            return self._pass(each, now)
+        except Exception as error:
+            log.exception("%s", each.notice.checkpoint)
+            return self._refuse(each, f"a fault of ours, in the daemon's log: {error!r}", now)
 
-    def _accept(self, record: EvaluationRecord, gate: _Gate) -> bool:
+    def _pass(self, each: Gate, now: float) -> bool:
+        try:
+            record = self._record(each.notice)
+        except (EvalspanError, OSError, ValueError) as error:
+            each.signature = ""
+            why = " ".join(str(error).split())
+            young = now - each.since < WAIT_SECONDS  # not whole yet, perhaps, or somebody mends the suite
+            if may_pass(error) or (young and _may_be_there(each.notice.checkpoint)):
+                each.wait(why)
+                return False
+            return self._refuse(each, why, now)
+        if each.announced and not each.why:
+            return self._accept(record, each)  # said to be saved, and whole at the first look
+        if record.checkpoint.digest != each.signature:
+            each.signature, each.stable_since = record.checkpoint.digest, now
+            return False
+        if now - each.stable_since < STABLE_SECONDS:
+            return False
+        return self._accept(record, each)
+
+    def _record(self, notice: triggers.Notice) -> EvaluationRecord:
+        suite = self.config.watch.suite if notice.suite == "default" else notice.suite
+        if suite is None:
+            raise OperatorError("no suite was named and [watch] suite is not set")
+        step = notice.step
+        return intake.make_record(
+            notice.checkpoint,
+            suite,
+            model=setup.model_options(self.config),
+            options=setup.run_options(self.config),
+            judge=partial(setup.judge_options, self.config),
+            priority=notice.priority,
+            step=step if step is not None else triggers.step_of(Path(notice.checkpoint).name),
+            allow_bin=self.config.checkpoint.allow_bin,
+            convert=self.config.checkpoint.convert,
+        )
+
+    def _accept(self, record: EvaluationRecord, each: Gate) -> bool:
+        """Nothing is wrong with the checkpoint: what keeps it back now is the site, and is waited for."""
         try:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = setup.hosting(self.config, self.coordinator.cluster)
+            self.coordinator.performer.lm_eval_version()  # without it nothing could be begun
             self.coordinator.accept(setup.at_site(record, self._hosting, self.config))
-        except (OSError, ClusterError) as error:
-            log.warning("%s cannot be accepted yet: %s", record.evaluation_id, error)
+        except (OSError, ClusterError, EvalspanError) as error:
+            each.wait(str(error))
             return False
-        gate.done()
+        self._book.forgive(each.notice)
+        each.done()
+        return True
+
+    def _refuse(self, each: Gate, why: str, now: float) -> bool:
+        log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
+        self._book.refuse(each.notice, why, now)
+        each.done()
         return True
 
     # --- housekeeping -----------------------------------------------------------------------------------
@@ -218,7 +185,8 @@ class Service:
         }
         keep_every = None if policy == "latest" else policy.keep_every
         for evaluation_id, why in stale(self._series.values(), keep_every).items():
-            with contextlib.suppress(OSError):  # a full disk: dropped at a later look
+            # a full disk, or a journal that it refused before: dropped at a later look
+            with contextlib.suppress(OSError, KeyError):
                 self.coordinator.cancel(evaluation_id, why)
 
     def _pins(self) -> None:
@@ -244,6 +212,11 @@ def _may_be_there(place: str) -> bool:
     except OSError as error:
         return error.errno != errno.ENAMETOOLONG
     return True
+
+
+def _is_there(place: Path) -> bool:
+    """Not where we may not look, either, which `Path.exists` raises for."""
+    return os.path.exists(place)  # noqa: PTH110
 
 
 def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from pydantic import ValidationError
@@ -28,6 +28,8 @@ from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GROUP = "daemon"
 CONSUMER = "coordinator"
@@ -122,27 +124,39 @@ class FolderWatch:
         self.memory = memory
         self.folders = folders
         self._seen: set[str] = set()
+        self._faults: dict[object, str] = {}  # places that cannot be looked at, and what was said of it
         with contextlib.suppress(OSError, ValueError):
             self._seen = set(json.loads(memory.read_text()))
 
     def look(self) -> Iterator[Delivery]:
         """A delivery for each checkpoint folder not acknowledged yet that looks like one."""
         for pattern, suite in self.folders:
-            try:
-                found = _checkpoints(pattern)
-            except (
-                OSError
-            ):  # a folder on the way went while we looked, or storage is away: there is a next look
-                continue
-            for folder in found:
-                key = f"{suite}\0{folder}"
-                if key in self._seen or not self._is_checkpoint(folder):
-                    continue
-                notice = Notice(
-                    checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
-                )
-                remember = lambda key=key: self._remember(key)  # noqa: E731 (bound to this key)
-                yield Delivery(f"watch/{key}", notice, remember, announced=False)
+            for folder in self._contained(_checkpoints, pattern) or ():
+                delivery = self._contained(self._news, folder, suite)
+                if delivery is not None:
+                    yield delivery
+
+    def _contained(self, look: Callable[..., T], place: object, *args: object) -> T | None:
+        """What a place raises hides that place alone, until it raises no more, and is said once."""
+        try:
+            found = look(place, *args)
+        except Exception as error:  # noqa: BLE001 (storage that is away, a glob that is none, a name that is no text)
+            if self._faults.get(place) != repr(error):
+                self._faults[place] = repr(error)
+                log.warning("%r cannot be watched: %s", str(place), error)
+            return None
+        self._faults.pop(place, None)
+        return found
+
+    def _news(self, folder: Path, suite: str) -> Delivery | None:
+        key = f"{suite}\0{folder}"
+        if key in self._seen or not self._is_checkpoint(folder):
+            return None
+        str(folder).encode()  # a name that is no text (UTF-8) can be told to nobody
+        notice = Notice(
+            checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
+        )
+        return Delivery(f"watch/{key}", notice, lambda: self._remember(key), announced=False)
 
     def _is_checkpoint(self, folder: Path) -> bool:
         # `Path.exists` raises where it may not look, as in a folder that is not for us
@@ -160,7 +174,8 @@ def _checkpoints(pattern: str) -> list[Path]:
     """Folders that a watched place may mean: those that a glob finds; else the folder itself and those in it. OSError."""
     root = Path(pattern)
     if not any(char in pattern for char in "*?["):
-        return [root, *sorted(p for p in root.iterdir() if p.is_dir())] if root.is_dir() else []
+        # `Path.is_dir` raises where it may not look, as for a link into a folder that is not for us
+        return [root, *sorted(p for p in root.iterdir() if os.path.isdir(p))] if root.is_dir() else []  # noqa: PTH112
     anchor = Path(root.anchor or ".")
     return sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern))
 
@@ -169,7 +184,7 @@ def step_of(name: str) -> int | None:
     """The training step in a checkpoint folder's name: its last run of digits."""
     digits = ""
     for char in reversed(name):
-        if char.isdigit():
+        if char.isdecimal():
             digits = char + digits
         elif digits:
             break

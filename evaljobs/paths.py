@@ -96,6 +96,8 @@ class WorkPaths:
         self.judgements = self.cache / "judgements"
         self.spool = self.root / "spool"
         self.kept_back = self.root / "kept_back.json"
+        self.gate = self.root / "gate.json"
+        self.watched = self.root / "watched.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)

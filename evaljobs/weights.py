@@ -52,7 +52,15 @@ def parse_header(raw: bytes) -> Header:
         table: dict[str, Any] = json.loads(raw)
         entries = {name: entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"}
         end = max((int(offsets[1]) for offsets in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise BadWeights("its safetensors header is no header") from error
     return Header(raw=raw, tensors=frozenset(entries), expected_size=8 + len(raw) + end)
 

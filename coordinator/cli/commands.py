@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from coordinator import needs, setup
+from coordinator.asked import Command, leave_command
 from coordinator.cli.app import CONFIG, WORK_DIR, app, find_evaluation, stdout
 from coordinator.cli.service import EVALUATION, daemon_alive, evaluations
 from coordinator.cluster import ClusterError
@@ -19,7 +20,6 @@ from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.report.live import Watcher
 from coordinator.report.terminal import seconds
-from coordinator.service import Command, leave_command
 from evaljobs.paths import WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365

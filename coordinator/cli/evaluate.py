@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from coordinator import preparing, setup
+from coordinator.asked import obey_commands
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, ask_for_tasks, stdout
 from coordinator.cli.interrupt import Interrupt
 from coordinator.cluster import ClusterError
@@ -25,7 +26,6 @@ from coordinator.report.live import Watcher
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
 from coordinator.running import Running
-from coordinator.service import obey_commands
 from coordinator.signals import Signals
 from coordinator.state import State
 from coordinator.trackers.live import Exporter

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
-from coordinator import kept_back, setup
+from coordinator import gate, kept_back, setup
 from coordinator.cli.app import (
     CONFIG,
     JSON,
@@ -32,7 +32,7 @@ from coordinator.cli.app import (
 from coordinator.config import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import judge_for, make_record
-from coordinator.report.listing import failed_jobs, logs_of, show_status
+from coordinator.report.listing import failed_jobs, logs_of, show_gate, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.report.terminal import seconds
 from coordinator.running import Running
@@ -259,12 +259,20 @@ def status(
     rows = [_row(state, paths.evaluation(state.evaluation_id)) for state in states]
     alive = daemon_alive(paths)
     now = time.time()
+    at_gate = gate.read(paths.gate)
     kept = {node: until - now for node, until in sorted(kept_back.read(paths.kept_back, now).items())}
     if as_json:
-        shown = {"schema_version": 1, "daemon": alive, "evaluations": rows, "kept_back_seconds": kept}
+        shown = {
+            "schema_version": 1,
+            "daemon": alive,
+            "evaluations": rows,
+            "kept_back_seconds": kept,
+            **at_gate.model_dump(mode="json", include={"waiting", "refused"}),
+        }
         stdout().print_json(json.dumps(shown))
         return
     show_status(stdout(), rows)
+    show_gate(stdout(), at_gate, now)
     for node, left in kept.items():
         again = f"evalspan release {node} --minutes 0"
         said = f"{node} was given back and is not taken for {seconds(left)} more (`{again}` lets it be taken)"

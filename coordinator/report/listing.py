@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.gate import Shown
 from coordinator.report.terminal import by_reason, seconds
 from coordinator.state import State
 from evaljobs.outcomes import OUTCOME, Failed
@@ -74,6 +75,21 @@ def show_status(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         for what, style in _troubles(row):
             console.print(f"{row['evaluation_id']}: {what}", style=style, soft_wrap=True, markup=False)
+
+
+def show_gate(console: Console, at_gate: Shown, now: float) -> None:
+    """Checkpoints that are no evaluations: what each waits for, and why the refused ones were. `now`: unix seconds."""
+    lines = [
+        (w.checkpoint, w.suite, f"waits, {seconds(max(0.0, now - w.since))} by now: {w.why}", "yellow")
+        for w in at_gate.waiting
+    ]
+    lines += [
+        (r.checkpoint, r.suite, f"refused {seconds(max(0.0, now - r.at))} ago: {r.why}", "red")
+        for r in at_gate.refused
+    ]
+    for checkpoint, suite, what, style in lines:
+        said = f"{checkpoint} (suite {suite}): {what}"
+        console.print(said, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

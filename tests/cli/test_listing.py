@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.report.listing import failed_jobs, show_status
+from coordinator import gate
+from coordinator.report.listing import failed_jobs, show_gate, show_status
 from evaljobs.outcomes import Failed
 from evaljobs.paths import EvaluationPaths
 
@@ -75,3 +76,17 @@ def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
     paths.outcome("failed", told.name).write_text(told.model_dump_json())
     (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
     assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
+
+
+def test_what_waits_at_the_gate_and_what_was_refused_is_told_with_its_reason():
+    """In a line each, names in brackets that rich would eat included."""
+    shown = gate.Shown(
+        waiting=(gate.Waits(checkpoint="/run/[step]-1", suite="core", since=100.0, why="no config.json"),),
+        refused=(gate.Refused(checkpoint="/run/step-2", suite="croe", at=40.0, why="no suite"),),
+    )
+    out = io.StringIO()
+    show_gate(Console(file=out, width=40), shown, 160.0)
+    assert out.getvalue().splitlines() == [
+        "/run/[step]-1 (suite core): waits, 60.0 s by now: no config.json",
+        "/run/step-2 (suite croe): refused 2:00 min ago: no suite",
+    ]

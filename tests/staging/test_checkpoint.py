@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staging.world import make_checkpoint, safetensors
 
-from coordinator.checkpoint import CheckpointError, inspect
+from coordinator.checkpoint import CheckpointError, inspect, inspect_raw
 from evaljobs.contract import CheckpointFile
 from evaljobs.weights import BadWeights, identity, is_safe_name, read_header
+
+NESTED = (500_000).to_bytes(8, "little") + b'{"a":' * 100_000
+ENDLESS = (30).to_bytes(8, "little") + b'{"a": {"data_offsets":[0,1e999]}}'[:30]
 
 
 def names(path: Path) -> list[str]:
@@ -69,6 +72,12 @@ def test_the_folder_may_be_a_link(tmp_path: Path) -> None:
             "BertForMaskedLM",
         ),
         (lambda d: (d / "config.json").write_text("{}"), "no causal language model"),
+        (lambda d: (d / "config.json").write_text('{"architectures": 5}'), "no list of names"),
+        (lambda d: (d / "config.json").write_text('{"auto_map": 5}'), "auto_map no table"),
+        (lambda d: (d / "config.json").write_text('{"a":' * 100_000), "no valid JSON"),
+        (lambda d: (d / "config.json").write_text('{"architectures": ["a\\nb"]}'), r"name a\?b"),
+        (lambda d: (d / "model.safetensors").write_bytes(NESTED), "no header"),
+        (lambda d: (d / "model.safetensors").write_bytes(ENDLESS), "no header"),
         (lambda d: (d / "tokenizer.json").unlink(), "no tokenizer"),
         (
             lambda d: (d / "model-00002-of-00003.safetensors").unlink(),
@@ -163,6 +172,59 @@ def test_identity_tells_two_steps_with_equal_sizes_and_times_apart(tmp_path: Pat
     copy = tmp_path / "copy"
     shutil.copytree(one, copy)
     assert inspect(copy).digest == inspect(one).digest
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["architectures", "auto_map", "text_config", "weight_map", "xxh3_128", "__metadata__"])
+TENSORS = st.fixed_dictionaries({"data_offsets": ANYTHING}, optional={"dtype": ANYTHING})
+
+
+@settings(max_examples=60)
+@given(
+    file=st.sampled_from(["config.json", "model.safetensors.index.json", "evalspan.sums.json"]),
+    held=ANYTHING | st.dictionaries(KEYS, ANYTHING, max_size=3),
+    header=st.none() | ANYTHING | st.dictionaries(st.text(max_size=6), TENSORS | ANYTHING, max_size=2),
+)
+def test_whatever_json_a_checkpoint_holds_it_is_described_or_refused_in_one_line(
+    tmp_path: Path, file: str, held: object, header: object
+) -> None:
+    """In its config, index and sums, and in the header of its weights."""
+    folder = tmp_path / "any"
+    shutil.rmtree(folder, ignore_errors=True)
+    make_checkpoint(folder, shards=2, size=100)
+    (folder / file).write_text(json.dumps(held))
+    if header is not None:
+        raw = json.dumps(header).encode()
+        (folder / "model-00001-of-00002.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    for look in (inspect, lambda place: inspect_raw(place, convert="c {src} {dst}")):
+        complaint = ""
+        try:
+            look(folder)
+        except CheckpointError as error:
+            complaint = str(error)
+        assert complaint.isprintable()
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    """Links in a circle, a name that no file can have, one that is too long."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for place in (tmp_path / "a", "/x\0y", tmp_path / ("x" * 300)):
+        for look in (inspect, lambda place: inspect_raw(place, convert="c {src} {dst}")):
+            with pytest.raises(CheckpointError):
+                look(place)
+
+
+def test_a_file_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A tokenizer's, here, in bytes that are no UTF-8: nothing could name it to a job."""
+    folder = make_checkpoint(tmp_path / "x", shards=1, size=100)
+    (folder / os.fsdecode(b"tokenizer-\xff.json")).write_text("{}")
+    with pytest.raises(CheckpointError, match="no text"):
+        inspect(folder)
 
 
 @settings(max_examples=60)

@@ -1,0 +1,258 @@
+"""The gate: what one checkpoint, one watched folder or one command raises is its own, and no other one's; what storage or
+the site raises is waited for. Whoever asks is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from daemon.test_elastic import another, coordinator_on
+from staging.test_ordinary_user import USER, as_user
+from staging.world import make_checkpoint
+from typer.testing import CliRunner
+from world_parts import record
+
+from coordinator import gate, service
+from coordinator.asked import Command, leave_command
+from coordinator.cli import app
+from coordinator.config import Config, WatchConfig
+from coordinator.errors import OperatorError, RetryError
+from coordinator.service import Service
+from coordinator.setup import LmEvalVersion
+from coordinator.site_rules import Hosting
+from coordinator.testing import FakeCluster
+from coordinator.triggers import FolderWatch, Notice, spool
+
+SUITE = "quickstart"
+
+
+@pytest.fixture(autouse=True)
+def _every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tick looks, and what does not change for a tick has stopped changing."""
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(service, "STABLE_SECONDS", 0.0)
+
+
+def daemon(work: Path, config: Config | None = None) -> Service:
+    """A daemon's ears on a cluster that has no rules of its own."""
+    made = Service(coordinator_on(work, FakeCluster(fleet=[])), config or Config())
+    made._hosting = Hosting()
+    return made
+
+
+def announce(ears: Service, place: Path | str, suite: str = SUITE, priority: int = 0) -> None:
+    spool(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
+
+
+def taken(ears: Service) -> list[str]:
+    return [Path(r.state.record.checkpoint.source).name for r in ears.coordinator.running.values()]
+
+
+def notices(ears: Service) -> int:
+    return len(list(ears.paths.spool.glob("*.json")))
+
+
+def small(folder: Path, seed: int = 0) -> Path:
+    return make_checkpoint(folder, shards=1, size=100, seed=seed)
+
+
+def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> None:
+    """Names of no file, folders of no checkpoint, suites that there are not: the one that is whole is taken."""
+    good, odd = small(tmp_path / "good"), small(tmp_path / "odd")
+    (odd / "config.json").write_text('{"architectures": 5}')
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    ears = daemon(tmp_path / "work")
+    announce(ears, tmp_path / ("x" * 300))
+    announce(ears, "no\0name")
+    announce(ears, odd)
+    announce(ears, tmp_path / "circle")
+    announce(ears, good, suite="quickstrat")
+    announce(ears, good, suite=f"/{'s' * 300}.toml")
+    announce(ears, tmp_path / "nowhere")
+    announce(ears, good)
+    ears.tick()
+    assert taken(ears) == ["good"]
+    shown = gate.read(ears.paths.gate)
+    assert [Path(r.checkpoint).name[:7] for r in shown.refused] == ["xxxxxxx", "no\0name", "nowhere"]
+    assert "no such folder" in shown.refused[-1].why
+    waits = {(Path(w.checkpoint).name, w.suite[:9]): w.why for w in shown.waiting}
+    assert "no list of names" in waits["odd", SUITE[:9]]
+    assert "nearest: quickstart" in waits["good", "quickstra"]
+    assert len(waits) == notices(ears) == 4
+    told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(ears.paths.root)])
+    status = json.loads(told.stdout)
+    assert status["waiting"] == [w.model_dump() for w in shown.waiting]
+    assert status["refused"] == [r.model_dump() for r in shown.refused]
+
+
+def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its traceback in the log; the next daemon does not meet it again."""
+    ears = daemon(tmp_path / "work")
+    make = service.intake.make_record
+
+    def faulty(checkpoint: str, *args: object, **more: object) -> object:
+        if checkpoint.endswith("bad"):
+            raise ZeroDivisionError("a rule of ours")
+        return make(checkpoint, *args, **more)
+
+    monkeypatch.setattr(service.intake, "make_record", faulty)
+    for name in ("bad", "good"):
+        announce(ears, small(tmp_path / name))
+    ears.tick()
+    assert taken(ears) == ["good"]
+    assert notices(ears) == 0
+    assert "Traceback" in caplog.text
+    (refused,) = gate.read(ears.paths.gate).refused
+    assert "a rule of ours" in refused.why
+    assert daemon(tmp_path / "work")._book._refused, "a new daemon still knows"
+
+
+def test_a_refused_checkpoint_that_is_announced_again_and_taken_is_shown_no_more(tmp_path: Path) -> None:
+    ears = daemon(tmp_path / "work")
+    announce(ears, tmp_path / "late")
+    ears.tick()
+    assert gate.read(ears.paths.gate).refused
+    announce(ears, small(tmp_path / "late"))
+    ears.tick()
+    assert taken(ears) == ["late"]
+    assert gate.read(ears.paths.gate) == gate.Shown()
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Path:
+    """One that counts how often it is asked, and has no lm_eval until a file `has` appears."""
+    script = tmp_path / "python"
+    script.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/asked\n[ -e {tmp_path}/hangs ] && exec sleep 60\n"
+        f"[ -e {tmp_path}/has ] && echo 1.0 || {{ echo No package metadata >&2; exit 1; }}\n"
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
+    tmp_path: Path, interpreter: Path
+) -> None:
+    """They stay in the spool folder for the next daemon, too; an evaluation of an earlier one that has not begun waits, as well,
+    and costs none that has."""
+    work = tmp_path / "work"
+    before = daemon(work)
+    before.coordinator.accept(another(record(), 1))
+    before.coordinator.performer.lm_eval_version = LmEvalVersion((str(interpreter),), {})
+    with pytest.raises(OperatorError, match="no lm_eval"):
+        before.coordinator.accept(another(record(), 2))
+    ears = daemon(work)
+    ears.coordinator.performer.lm_eval_version = LmEvalVersion((str(interpreter),), {}, rest=0.0)
+    ears.coordinator.resume_all()
+    assert list(ears.coordinator.running) == ["e1-suite-00000001"]
+    assert ears.coordinator.busy
+    announce(ears, small(tmp_path / "new"))
+    ears.tick()
+    assert notices(ears) == 1
+    (waits,) = gate.read(ears.paths.gate).waiting
+    assert "install `evalspan[hf]` there" in waits.why
+    (tmp_path / "has").touch()
+    wait(lambda: ears.tick() or "new" in taken(ears))
+    assert notices(ears) == 0
+    assert not gate.read(ears.paths.gate).waiting
+
+
+def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
+    tmp_path: Path, interpreter: Path
+) -> None:
+    (tmp_path / "hangs").touch()
+    version = LmEvalVersion((str(interpreter),), {}, patience=0.2, rest=1000.0)
+    for _ in range(3):
+        with pytest.raises(RetryError, match="did not say"):
+            version()
+    assert (tmp_path / "asked").read_text().count("x") <= 1, "asked once, if it came so far"
+
+
+def wait(law: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not law():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder in which anybody may look."""
+    folder = Path(tempfile.mkdtemp(prefix="gate-user-", dir="/dev/shm"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+def test_what_is_not_for_us_is_waited_for_and_hides_nothing(open_folder: Path, tmp_path: Path) -> None:
+    """A closed folder among the watched ones and a link into it; a notice of what lies in it stays until it is opened."""
+    closed = open_folder / "run" / "lost+found"
+    small(closed / "step-1")
+    (open_folder / "run" / "link").symlink_to(closed / "step-1")
+    small(open_folder / "run" / "step-2")
+    closed.chmod(0o700)
+    config = Config(watch=WatchConfig(folders=(open_folder / "run",), suite=SUITE))
+    work = open_folder / "work"
+    work.mkdir()
+    os.chown(work, USER, USER)
+    warm = daemon(tmp_path / "warm")  # what is imported on first use is imported while we may
+    announce(warm, small(tmp_path / "any"))
+    warm.tick()
+
+    def looks() -> None:
+        ears = daemon(work, config)
+        announce(ears, closed / "step-1")
+        ears.tick()
+        ears.tick()
+        assert taken(ears) == ["step-2"]
+        (waits,) = gate.read(ears.paths.gate).waiting
+        assert "Permission denied" in waits.why
+        assert notices(ears) == 1
+
+    as_user(looks)
+    closed.chmod(0o755)
+    ears = daemon(work)
+    ears.tick()
+    assert taken(ears) == ["step-1"]
+
+
+def test_a_watched_place_that_raises_hides_no_other_and_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A glob that is none, a folder whose name is no text, a number that is none."""
+    run = tmp_path / "run"
+    for name in (os.fsdecode(b"step-\xff"), "step-²", "step-3"):
+        small(run / name)
+    watch = FolderWatch(tmp_path / "m", [(f"{run}/**x", SUITE), (str(run), SUITE)])
+    for _ in range(2):
+        told = [d.notice for d in watch.look()]
+        assert [(Path(n.checkpoint).name, n.step) for n in told] == [("step-3", 3), ("step-²", None)]
+    assert [r.message.partition(" cannot be watched")[2] != "" for r in caplog.records] == [True, True]
+
+
+def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of an evaluation that there is not, or whose journal is damaged, or that is no command."""
+    ears = daemon(tmp_path)
+    broken = tmp_path / "e9-suite-00000009"
+    broken.mkdir(parents=True)
+    (broken / "journal.jsonl").write_text("{}\n{}\n")
+    for name in ("nothing", broken.name):
+        leave_command(ears.paths, Command(command="retry", evaluation_id=name))
+    (ears.paths.spool / "commands" / "0.json").write_text("[" * 10_000)
+    running = ears.coordinator.accept(record())
+    leave_command(ears.paths, Command(command="cancel", evaluation_id=running.state.evaluation_id))
+    with caplog.at_level(logging.WARNING):
+        ears.tick()
+    assert running.state.cancelled
+    assert not list((ears.paths.spool / "commands").iterdir())
+    assert caplog.text.count("is passed over") == 3
