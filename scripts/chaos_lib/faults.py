@@ -309,7 +309,10 @@ def _torn(run: Run) -> str | None:
         return None
     with contextlib.suppress(ProcessLookupError):
         os.kill(found[1], signal.SIGKILL)
-    file, offset, length = [row for row in run.site.frames() if row[0] == found[0]][-1]
+    rows = [row for row in run.site.frames() if row[0] == found[0]]
+    if not rows:  # it was over by then
+        return None
+    file, offset, length = rows[-1]
     with file.open("rb") as source:
         source.seek(offset)
         half = source.read(length // 2)

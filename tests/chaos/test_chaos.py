@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chaos_lib.campaign import disturbed
+from chaos_lib.campaign import PATIENCE_S, disturbed
 from chaos_lib.site import Place
 
-pytestmark = [pytest.mark.slurm, pytest.mark.model]
+# a run that its patience ends says why
+pytestmark = [pytest.mark.slurm, pytest.mark.model, pytest.mark.timeout(2 * PATIENCE_S)]
 EVENTS = 50  # of an undisturbed run, about
 
 
