@@ -118,7 +118,8 @@ def test_slurmd_killed_while_staging(slurm_site: Any) -> None:
     assert jobs.release("third", third).freed_bytes >= size
     assert ours(cluster, "n1") == []
     assert not jobs.paths.outcome("staged", "second").exists()
-    wait_until(lambda: state(cluster, second) in ("", "CANCELLED"), "Slurm knows that the second is gone")
+    gone = ("", "CANCELLED", "NODE_FAIL")  # the last where slurmd told of it before we did
+    wait_until(lambda: state(cluster, second) in gone, "Slurm knows that the second is gone")
 
 
 def outcomes(site: Any, kind: str) -> dict[str, dict[str, Any]]:
