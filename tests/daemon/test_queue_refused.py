@@ -33,14 +33,21 @@ def server(tmp_path: Path) -> Iterator[redis.Redis]:
     write_record(WorkPaths(tmp_path).redis_address, RedisAddress(socket=str(socket)))
     try:
         end = time.monotonic() + 60
-        while not socket.exists():
-            assert time.monotonic() < end
-            time.sleep(0.02)
         with redis.Redis(unix_socket_path=str(socket)) as client:
+            while not _answers(client):  # its socket is there before anybody listens
+                assert time.monotonic() < end
+                time.sleep(0.02)
             yield client
     finally:
         process.terminate()
         process.wait(60)
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
