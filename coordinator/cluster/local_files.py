@@ -84,7 +84,10 @@ class LocalFiles:
         while not _write_once(self.folder / f"{number}.json", data):
             number += 1
         members = [Member(index=i) for i in range(job.count)]
-        return Entry(job=job, job_id=str(number), submitted_at=now, members=members)
+        entry = Entry(job=job, job_id=str(number), submitted_at=now, members=members)
+        for member in members:  # of a job by this number that was half forgotten
+            self.path(entry, member, "end").unlink(missing_ok=True)
+        return entry
 
     def write_stop(self, entry: Entry, member: Member, stop: Stop) -> None:
         _write_once(self.path(entry, member, "stop"), dataclasses.asdict(stop))
@@ -138,10 +141,13 @@ class LocalFiles:
         return member
 
     def _forget(self, entry: Entry) -> None:
+        """The job before its end: cut short in the other order, it would be one that has not run yet."""
         for member in entry.members:
-            for what in ("run", "stop", "end"):
+            for what in ("run", "stop"):
                 self.path(entry, member, what).unlink(missing_ok=True)
         (self.folder / f"{entry.job_id}.json").unlink(missing_ok=True)
+        for member in entry.members:
+            self.path(entry, member, "end").unlink(missing_ok=True)
 
 
 def _write_once(path: Path, data: Mapping[str, Any]) -> bool:

@@ -30,6 +30,18 @@ for fields in json.loads(sys.argv[2]):
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+FORGETTING = """
+import itertools, os, signal, sys
+from pathlib import Path
+from coordinator.cluster.local import LocalCluster
+steps = itertools.count(1)
+def audited(event, arguments):
+    if event == "os.remove" and next(steps) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(audited)
+LocalCluster(Path(sys.argv[1]), slots=2, gpus=[])
+"""
+
 
 def until(law: Callable[[], object], what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
@@ -93,6 +105,27 @@ def test_what_a_killed_coordinator_left_goes_on_and_its_end_is_seen(tmp_path: Pa
 def _has_run(folder: Path, number: int) -> bool:
     claim = process.read_claim(folder / "jobs" / f"{number}.0.run")
     return claim is not None and not processes.alive(claim[0])
+
+
+@pytest.mark.parametrize("step", range(1, 5))
+def test_a_forgetting_that_is_cut_short_starts_nothing_again(tmp_path: Path, step: int) -> None:
+    """SIGKILL at any removal of an old job's files: it has ended or is unknown, and a next job by its number is a new one."""
+    local = cluster(tmp_path)
+    number = local.submit(sh(tmp_path, "a", f"echo ran >> {tmp_path}/ran"))
+    until(lambda: states(local)["a.0"].phase == "ended", "ended")
+    end = tmp_path / "jobs" / f"{number}.0.end"
+    end.write_text(json.dumps({**json.loads(end.read_text()), "at": 1.0}))
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETTING, str(tmp_path / "jobs"), str(step)], cwd=ROOT, check=False
+    )
+    assert done.returncode in (-signal.SIGKILL, 0)
+    after = cluster(tmp_path)
+    assert [s.phase for s in after.jobs()] in ([], ["ended"])
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    last = after.submit(sh(tmp_path, "b", "exec sleep 600"))
+    assert {s.job_id: s.phase for s in cluster(tmp_path).jobs()}[last] == "running"
+    after.cancel([last])
+    until(lambda: states(after)["b.0"].phase == "ended", "ended")
 
 
 def test_an_adopted_job_can_be_cancelled(tmp_path: Path) -> None:
