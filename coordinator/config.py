@@ -110,7 +110,8 @@ class StageConfig(Record):
     # one long job a node stages and hosts trials: private /dev/shm, exclusive nodes; "auto": where the site's rules ask it
     host_trials: bool | Literal["auto"] = "auto"
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
-    lease_seconds: Annotated[float, Field(gt=0)] = 900.0
+    # renewed six times in its time; longer than what may hold the coordinator up, a Slurm command for one
+    lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
     # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage, shard by shard
     requests_mb: Count = 0

@@ -117,7 +117,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # host_trials = "auto"        # true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes);
 #                             # "auto": where Slurm's own rules ask for it
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
-# lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long
+# lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long: keep it above 90 on Slurm
 # readers = 16                # parallel reads of one file
 # requests_mb = 0             # MiB of request sets kept beside the weights: worth it where shared storage is slow
 # linger_seconds = 60.0       # that weights no longer needed are kept for one that waits and may write them over; 0: never

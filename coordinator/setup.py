@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +33,8 @@ from coordinator.cluster.slurm_api import SlurmApi
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Keeper, Pace
-from coordinator.errors import EvalspanError, OperatorError, RetryError
+from coordinator.errors import OperatorError, RetryError
+from coordinator.lm_eval_version import LmEvalVersion, own_version
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, RunOptions
@@ -347,78 +347,6 @@ def controller_host() -> str:
     return match.group(2) or match.group(1)
 
 
-class LmEvalVersion:
-    """Which lm_eval the trial interpreter has, asked until it says so. While it does not, it is asked again after
-    `rest` seconds and ten times what the question took: whoever asks waits for it.
-    """
-
-    def __init__(
-        self,
-        command: tuple[str, ...],
-        env: Mapping[str, str],
-        *,
-        patience: float = 120.0,
-        rest: float = 20.0,
-    ) -> None:
-        self._command = command
-        self._env = env
-        self._patience = patience
-        self._rest = rest
-        self._said = ""
-        self._failed: EvalspanError | None = None
-        self._rests_until = 0.0
-
-    def __call__(self) -> str:
-        """OperatorError where there is none, RetryError where there is no answer."""
-        if self._said:
-            return self._said
-        began = time.monotonic()
-        if self._failed is not None and began < self._rests_until:
-            raise self._failed
-        try:
-            self._said = self._ask()
-        except EvalspanError as error:
-            now = time.monotonic()
-            self._failed, self._rests_until = error, now + self._rest + 10 * (now - began)
-            raise
-        return self._said
-
-    def _ask(self) -> str:
-        question = "import importlib.metadata as m; print(m.version('lm_eval'))"
-        interpreter = self._command[0]
-        try:
-            done = subprocess.run(
-                [*self._command, "-c", question],
-                capture_output=True,
-                text=True,
-                timeout=self._patience,
-                check=False,
-                env={**os.environ, **self._env},
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RetryError(
-                f"the trial interpreter {interpreter} did not say in {error.timeout:g} s which lm_eval it has"
-            ) from error
-        except OSError as error:
-            raise OperatorError(f"the trial interpreter {interpreter} cannot be run: {error}") from error
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise OperatorError(
-                f"the trial interpreter has no lm_eval ({last}): install `evalspan[hf]` there"
-            )
-        return done.stdout.strip()
-
-
-def _own_lm_eval_version() -> str:
-    """Of trials that run in the coordinator's own interpreter; OperatorError where it has none."""
-    try:
-        return importlib.metadata.version("lm_eval")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise OperatorError(
-            f"{sys.executable} has no lm_eval: install `evalspan[hf]`, or name [trial] python"
-        ) from error
-
-
 def coordinator_of(config: Config) -> Coordinator:
     """A coordinator for this work folder, not yet in charge of it."""
     site = site_of(config)
@@ -429,11 +357,12 @@ def coordinator_of(config: Config) -> Coordinator:
     performer = Performer(
         site=site,
         cluster=cluster,
-        lm_eval_version=_own_lm_eval_version if own else LmEvalVersion(site.trial_command, site.trial_env),
+        lm_eval_version=own_version if own else LmEvalVersion(site.trial_command, site.trial_env),
         observations=site.paths.observations,
         at_once=SUBMISSIONS_AT_ONCE if isinstance(cluster, SlurmCli) else 1,
     )
     poll = config.cluster.poll_seconds
+    lease = min(Pace().lease, config.stage.lease_seconds / 6)  # between two touches
     return Coordinator(
         performer=performer,
         cluster=cluster,
@@ -443,7 +372,9 @@ def coordinator_of(config: Config) -> Coordinator:
             max_gpus=config.borrow.max_gpus,
             leave_nodes_free=config.borrow.leave_nodes_free,
         ),
-        pace=Pace(tick=0.1, jobs=0.2, nodes=1.0) if local else Pace(jobs=poll, nodes=NODES_PACE * poll),
+        pace=Pace(tick=0.1, jobs=0.2, nodes=1.0, lease=lease)
+        if local
+        else Pace(jobs=poll, nodes=NODES_PACE * poll, lease=lease),
         grace=Grace(lost=2.0, uncertain=1.0, hung=config.trial.hung_seconds)
         if local
         else Grace(lost=max(30.0, 3 * poll), outcome=3.0, hung=config.trial.hung_seconds),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import config, config_text
+from coordinator import config, config_text, setup
 from coordinator.cluster import NodeState
 from coordinator.errors import OperatorError
 
@@ -173,3 +173,11 @@ def test_init_never_overwrites(tmp_path):
     with pytest.raises(OperatorError, match="is there already"):
         config_text.write_default(path, config_text.SiteProbe(kind="slurm"))
     assert path.read_text() == before
+
+
+def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
+    """A short one as well: the holder of weights is not told that a living coordinator is gone."""
+    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
+    short = toml("[stage]\nlease_seconds = 6\n")
+    assert setup.coordinator_of(setup.load(short, {})).pace.lease == 1.0
+    assert setup.coordinator_of(setup.load(toml(""), {})).pace.lease == 30.0

@@ -24,8 +24,8 @@ from coordinator.asked import Command, leave_command
 from coordinator.cli import app
 from coordinator.config import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
+from coordinator.lm_eval_version import LmEvalVersion
 from coordinator.service import Service
-from coordinator.setup import LmEvalVersion
 from coordinator.site_rules import Hosting
 from coordinator.testing import FakeCluster
 from coordinator.triggers import FolderWatch, Notice, spool
