@@ -9,10 +9,12 @@ It does not know: what an evaluation is.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any, TypeVar
 import redis
 from pydantic import ValidationError
 
-from coordinator.hook import STREAM
+from coordinator.hook import PIN_PREFIX, STREAM
 from evaljobs.contract import Record
 from evaljobs.files import write_atomic
 from evaljobs.paths import WorkPaths
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+AGAIN = 10  # reported checkpoints that a look looks into again: cheap however many there are
 GROUP = "daemon"
 CONSUMER = "coordinator"
 
@@ -113,7 +116,9 @@ def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
 
 
 class FolderWatch:
-    """Checkpoint folders below watched folders: what a lost notice would have told. Remembers what it has reported."""
+    """Checkpoint folders below watched folders: what a lost notice would have told. Remembers what it has reported, and what
+    lay in it then: training that is started again writes other checkpoints into folders of the same names.
+    """
 
     def __init__(self, memory: Path, folders: Sequence[tuple[str, str]], *, any_format: bool = False) -> None:
         """`folders`: (a folder of checkpoints or a glob of them, suite). `memory`: a file of what was reported.
@@ -123,18 +128,30 @@ class FolderWatch:
         self.any_format = any_format
         self.memory = memory
         self.folders = folders
-        self._seen: set[str] = set()
+        self._seen: dict[str, str] = {}  # what was reported -> what lay in it then
+        self._due: deque[str] = deque()  # of these, which are looked into again next
         self._faults: dict[object, str] = {}  # places that cannot be looked at, and what was said of it
-        with contextlib.suppress(OSError, ValueError):
-            self._seen = set(json.loads(memory.read_text()))
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._seen = dict(json.loads(memory.read_text()))
 
     def look(self) -> Iterator[Delivery]:
-        """A delivery for each checkpoint folder not acknowledged yet that looks like one."""
+        """A delivery for each checkpoint folder not acknowledged yet that looks like one; of those acknowledged a few are
+        looked into, in turns.
+        """
+        again = self._in_turn()
         for pattern, suite in self.folders:
             for folder in self._contained(_checkpoints, pattern) or ():
-                delivery = self._contained(self._news, folder, suite)
+                key = f"{suite}\0{folder}"
+                if key in self._seen and key not in again:
+                    continue
+                delivery = self._contained(self._news, folder, suite, key)
                 if delivery is not None:
                     yield delivery
+
+    def _in_turn(self) -> set[str]:
+        if not self._due:
+            self._due.extend(self._seen)
+        return {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
 
     def _contained(self, look: Callable[..., T], place: object, *args: object) -> T | None:
         """What a place raises hides that place alone, until it raises no more, and is said once."""
@@ -148,15 +165,17 @@ class FolderWatch:
         self._faults.pop(place, None)
         return found
 
-    def _news(self, folder: Path, suite: str) -> Delivery | None:
-        key = f"{suite}\0{folder}"
-        if key in self._seen or not self._is_checkpoint(folder):
+    def _news(self, folder: Path, suite: str, key: str) -> Delivery | None:
+        if not self._is_checkpoint(folder):
+            return None
+        held = _held(folder)
+        if self._seen.get(key) == held:
             return None
         str(folder).encode()  # a name that is no text (UTF-8) can be told to nobody
         notice = Notice(
             checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
         )
-        return Delivery(f"watch/{key}", notice, lambda: self._remember(key), announced=False)
+        return Delivery(f"watch/{key}", notice, lambda: self._remember(key, held), announced=False)
 
     def _is_checkpoint(self, folder: Path) -> bool:
         # `Path.exists` raises where it may not look, as in a folder that is not for us
@@ -164,10 +183,23 @@ class FolderWatch:
             self.any_format and step_of(folder.name) is not None
         )
 
-    def _remember(self, key: str) -> None:
-        self._seen.add(key)
+    def _remember(self, key: str, held: str) -> None:
+        self._seen[key] = held
         with contextlib.suppress(OSError):  # a full disk: reported once more after a restart, to no effect
-            write_atomic(self.memory, json.dumps(sorted(self._seen)).encode())
+            write_atomic(self.memory, json.dumps(self._seen, sort_keys=True).encode())
+
+
+def _held(folder: Path) -> str:
+    """A digest of what lies in a folder: names, sizes and times of its entries, less our own pins. OSError."""
+    rows = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(PIN_PREFIX):
+                with contextlib.suppress(OSError):  # it went meanwhile, or links to nothing
+                    stat = entry.stat()
+                    rows.append((entry.name, stat.st_size, stat.st_mtime_ns))
+    rows.sort()
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def _checkpoints(pattern: str) -> list[Path]:

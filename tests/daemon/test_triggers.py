@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from daemon.test_elastic import coordinator_on
 from served import served_work
 
-from coordinator import hook
+from coordinator import hook, triggers
 from coordinator.config import Config
 from coordinator.service import Service
 from coordinator.testing import FakeCluster
@@ -130,6 +131,57 @@ def test_a_watched_folder_tells_each_checkpoint_until_it_is_acknowledged(tmp_pat
     found[0].acknowledge()
     assert [Path(c).name for c in names(watch.look())] == ["step-200"]
     assert [Path(c).name for c in names(FolderWatch(memory, watch.folders).look())] == ["step-200"]
+
+
+def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path) -> None:
+    """In place or as a folder of the same name, seen by the next daemon too; a pin of ours, or nothing new, is no news."""
+    place = checkpoint(tmp_path / "run", "step-100")
+    memory = tmp_path / "watched.json"
+    watched = [(str(tmp_path / "run"), "core")]
+
+    def told() -> list[str]:
+        found = list(FolderWatch(memory, watched).look())
+        for delivery in found:
+            delivery.acknowledge()
+        return names(found)
+
+    assert told() == [str(place)]
+    (place / f"{hook.PIN_PREFIX}x").touch()
+    assert told() == []
+    (place / "config.json").write_text('{"other": 1}')
+    assert told() == [str(place)]
+    shutil.rmtree(place)
+    assert told() == []
+    checkpoint(tmp_path / "run", "step-100")
+    assert told() == [str(place)]
+    assert told() == []
+
+
+def test_what_changes_while_it_is_dealt_with_is_told_once_more(tmp_path: Path) -> None:
+    """What is remembered is what lay there when it was told."""
+    place = checkpoint(tmp_path / "run", "step-1")
+    watch = FolderWatch(tmp_path / "m", [(str(tmp_path / "run"), "core")])
+    (delivery,) = watch.look()
+    (place / "model.safetensors").write_text("w")
+    delivery.acknowledge()
+    assert names(watch.look()) == [str(place)]
+
+
+def test_many_reported_checkpoints_are_looked_into_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few at each look, and each in its turn: the last of them is found, too."""
+    places = [checkpoint(tmp_path / "run", f"step-{i}") for i in range(25)]
+    watch = FolderWatch(tmp_path / "m", [(str(tmp_path / "run"), "core")])
+    for delivery in watch.look():
+        delivery.acknowledge()
+    looked_into: list[Path] = []
+    held = triggers._held
+    monkeypatch.setattr(triggers, "_held", lambda folder: looked_into.append(folder) or held(folder))
+    (places[7] / "config.json").write_text("[]")
+    found = [place for _ in range(3) for place in names(watch.look())]
+    assert found == [str(places[7])]
+    assert sorted(looked_into) == sorted(places)
 
 
 def test_a_watched_place_that_cannot_be_looked_into_hides_no_other(tmp_path: Path) -> None:
