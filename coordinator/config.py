@@ -73,7 +73,7 @@ class ClusterConfig(Record):
     reservation: str | None = None
     extra_args: tuple[str, ...] = ()  # of every sbatch, e.g. "--constraint=a100"
     poll_seconds: Annotated[float, Field(ge=1)] = (
-        10.0  # between two looks at Slurm's jobs; its nodes: 1.25 times that
+        10.0  # between two looks at Slurm's jobs; its nodes: 1.5 times that
     )
     slots: Positive | None = None  # local: trials at once; None: one a GPU, or two CPU slots
 

@@ -94,7 +94,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # nice = 100                  # example: stand behind the site's other jobs
 # reservation = "my-res"      # example
 # extra_args = []             # of every sbatch, e.g. ["--constraint=a100"]
-# poll_seconds = 10.0         # between two looks at the cluster's jobs; at its nodes: a quarter longer
+# poll_seconds = 10.0         # between two looks at the cluster's jobs; at its nodes: half as long again
 # slots = 2                   # example; local: trials at once
 
 [trial]

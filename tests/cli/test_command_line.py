@@ -282,3 +282,14 @@ def test_init_writes_settings_that_are_taken_and_keeps_those_that_are_there(site
     second = evalspan("init", "--cluster", "local", folder=site)
     assert (second.returncode, len(second.stderr.splitlines())) == (2, 1)
     assert evalspan("status", "--json", folder=site).returncode == 0
+
+
+def test_a_fault_of_ours_is_exit_code_3_and_asks_for_a_report() -> None:
+    """It is no failed entry (1): a wrapper or a person must be able to tell."""
+    broken = "from coordinator import cli\n@cli.app.command('broken')\ndef broken(): {}['x']\ncli.main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", broken, "broken"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 3
+    assert "bug report" in ran.stderr
+    assert "KeyError: 'x'" in ran.stderr

