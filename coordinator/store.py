@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from pydantic import ValidationError
 
 from coordinator.errors import OperatorError
 from coordinator.messages import EVENT, AnyEvent
+
+ASKING_SECONDS = 0.5  # for which somebody who asks whether the lock is held may hold it
 
 
 class Journal:
@@ -115,20 +118,46 @@ class WorkLock:
         """Take the lock; OperatorError names who holds it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(fd):
             owner = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(fd)
             raise OperatorError(
                 f"{self.path.parent} is in use by {owner}: submit to it (`evalspan submit`), end it, or give --work-dir another folder"
-            ) from None
+            )
         with suppress(OSError):  # for people only; on a full disk the lock holds without it
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._fd = fd
 
+    def held(self) -> bool:
+        """Does anybody hold it? Whoever asks at the same moment does not."""
+        try:
+            fd = os.open(self.path, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _locked(fd: int) -> bool:
+    """Take it; tried for as long as somebody may only be asking whether it is held."""
+    end = time.monotonic() + ASKING_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

@@ -13,13 +13,14 @@ from rich.console import Console
 from coordinator import needs, setup
 from coordinator.asked import Command, leave_command
 from coordinator.cli.app import CONFIG, WORK_DIR, app, find_evaluation, stdout
-from coordinator.cli.service import EVALUATION, daemon_alive, evaluations
+from coordinator.cli.service import EVALUATION, evaluations
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.report.live import Watcher
 from coordinator.report.terminal import seconds
+from coordinator.store import WorkLock
 from evaljobs.paths import WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365
@@ -35,7 +36,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
             f"{state.evaluation_id} has ended: nothing is left to cancel", soft_wrap=True, highlight=False
         )
         return
-    if daemon_alive(paths):
+    if WorkLock(paths.lock).held():
         leave_command(paths, command)
         said = f"{command.command} of {state.evaluation_id} is asked for"
         stdout().print(said, soft_wrap=True, highlight=False)
@@ -114,7 +115,7 @@ def release(
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
     settings = setup.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
-    if not daemon_alive(paths):
+    if not WorkLock(paths.lock).held():
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
     used = needs.uses(s for s in evaluations(settings) if s.ended_at is None)
     if node:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -39,7 +37,7 @@ from coordinator.running import Running
 from coordinator.service import Service
 from coordinator.signals import Signals
 from coordinator.state import NodeUse, State
-from coordinator.store import read_events
+from coordinator.store import WorkLock, read_events
 from coordinator.suites import load_suite
 from coordinator.trackers.live import Exporter, failures
 from coordinator.triggers import Notice, spool
@@ -168,7 +166,7 @@ def submit(
             noticed_at=time.time(),
         ),
     )
-    alive = daemon_alive(paths)
+    alive = WorkLock(paths.lock).held()
     if as_json:
         stdout().print_json(json.dumps({"evaluation_id": record.evaluation_id, "daemon": alive}))
         return
@@ -176,21 +174,6 @@ def submit(
     if not alive:
         note = f"no daemon runs on {paths.root}: it is taken up when one starts"
         Console(stderr=True).print(note, style="yellow", soft_wrap=True)
-
-
-def daemon_alive(paths: WorkPaths) -> bool:
-    """Does a coordinator hold this work folder's lock?"""
-    try:
-        fd = os.open(paths.lock, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def evaluations(config: Config) -> list[State]:
@@ -257,7 +240,7 @@ def status(
     paths = WorkPaths(settings.work_dir)
     states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
     rows = [_row(state, paths.evaluation(state.evaluation_id)) for state in states]
-    alive = daemon_alive(paths)
+    alive = WorkLock(paths.lock).held()
     now = time.time()
     at_gate = gate.read(paths.gate)
     kept = {node: until - now for node, until in sorted(kept_back.read(paths.kept_back, now).items())}

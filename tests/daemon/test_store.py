@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from coordinator import store
 from coordinator.errors import OperatorError
 from coordinator.messages import CancelAsked, ResultsWritten
 from coordinator.store import Journal, WorkLock, read_events
@@ -111,4 +114,21 @@ def test_one_owner_at_a_time_and_its_death_frees_the_lock(tmp_path: Path) -> Non
     lock = WorkLock(path)
     lock.acquire()
     assert f"pid {os.getpid()}" in path.read_text()
+    lock.release()
+
+
+def test_who_asks_whether_it_is_held_is_taken_for_no_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that asks hears nothing of another that asks, and an owner waits until it has its answer."""
+    monkeypatch.setattr(store, "ASKING_SECONDS", 60.0)
+    lock, path = WorkLock(tmp_path / "daemon.lock"), tmp_path / "daemon.lock"
+    path.touch()
+    with path.open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not lock.held()
+        owner = threading.Thread(target=lock.acquire)
+        owner.start()
+    owner.join()
+    assert lock.held()
     lock.release()
