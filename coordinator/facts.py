@@ -115,6 +115,22 @@ def end_jobs(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     return actions
 
 
+def let_go(state: State, info: JobInfo, now: float) -> list[Action]:
+    """A holder, or a job of workers, is needed no more. Those that run end by themselves; those that do not yet would wait
+    for their turn only to end, and go at once (one that has just started is ended by that, too).
+    """
+    info.released_at = now if info.released_at is None else info.released_at
+    actions: list[Action] = [ReleaseHolder(job=info.job.name)] if info.job.purpose == "stage" else []
+    if ("staged", info.job.name) in state.seen:
+        return actions  # it runs, whether or not a listing has shown it
+    waiting = [member for member, phase in info.members.items() if phase == "pending"]
+    if info.job_id and len(waiting) == len(info.members):
+        actions.append(CancelJob(job_id=info.job_id))
+    elif info.job_id:
+        actions += [CancelJob(job_id=info.job_id, index=member) for member in waiting]
+    return actions
+
+
 def gpus_taken(state: State, info: JobInfo, now: float) -> list[Action]:
     """A member of a node's job was preempted: the node has a lane less; without any, it is given up until it is free."""
     node = state.nodes.get(info.job.node or "")

@@ -184,8 +184,10 @@ def hung_trials(
 
 def rests_over(state: State, now: float) -> list[AnyEvent]:
     """Nodes whose time aside is over, and metric workers that may be sent for again: told, since an evaluation that has
-    nothing but them hears of nothing else.
+    nothing but them hears of nothing else. Told once: `rules` acts on it, and where it would not, nothing is told.
     """
+    if not state.can_work:
+        return []
     over = tuple(
         n.name
         for n in state.nodes.values()

@@ -7,7 +7,7 @@ It does not know: how outcomes are found.
 from __future__ import annotations
 
 from coordinator import blame, facts
-from coordinator.messages import Action, InspectConverted, ReleaseClaims, ReleaseHolder
+from coordinator.messages import Action, InspectConverted, ReleaseClaims
 from coordinator.state import State
 from evaljobs.outcomes import (
     Built,
@@ -79,8 +79,7 @@ def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
         return []
     if node.holder != outcome.name or state.results_asked:
         if info.live and info.job.purpose == "stage":
-            info.released_at = at
-            return [ReleaseHolder(job=outcome.name)]
+            return facts.let_go(state, info, at)
         return []
     node.path, node.why = outcome.path, outcome.why or node.why
     if node.status != "aside":  # one that was set aside meanwhile rests all the same

@@ -8,12 +8,11 @@ It does not know: the order of events, clocks, files.
 from __future__ import annotations
 
 from coordinator import metric_rules
-from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, back_in_use, end_jobs, submit
+from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, back_in_use, end_jobs, let_go, submit
 from coordinator.messages import (
     Action,
     CancelJob,
     MakePlan,
-    ReleaseHolder,
     RemoveQueue,
     StopWorkers,
     WriteResults,
@@ -42,8 +41,7 @@ def due(state: State, site: Site, now: float) -> list[Action]:
     if state.conversion == "due" and not state.results_asked and not state.fatal and not state.cancelled:
         state.conversion = "running"
         actions.append(submit(state, convert_job(state, site), now))
-    ready = state.looked_up and state.conversion in ("none", "done")
-    if ready and not state.results_asked and not all(e.terminal for e in state.entries):
+    if state.can_work and not all(e.terminal for e in state.entries):
         actions += _builds(state, site, now)
         _return_nodes(state, now)
         actions += _nodes(state, site, now)
@@ -252,10 +250,9 @@ def _release_holders(state: State, now: float) -> list[Action]:
         info = state.jobs.get(node.holder or "")
         if info is None or not info.live or info.job.purpose != "stage" or info.released_at is not None:
             continue
-        info.released_at = now
         node.holder, node.path = None, ""
         node.status = "offered" if node.status in ("staging", "ready") else node.status
-        actions.append(ReleaseHolder(job=info.job.name))
+        actions += let_go(state, info, now)
     return actions
 
 
@@ -270,8 +267,7 @@ def _finish(state: State, now: float) -> list[Action]:
         actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
     for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
         if info.released_at is None:
-            info.released_at = now
-            actions += [ReleaseHolder(job=info.job.name)] if info.job.purpose == "stage" else []
+            actions += let_go(state, info, now)
     if state.results_written and not state.live:
         state.ended_at = now
     return actions
@@ -285,11 +281,12 @@ def _cancel_live(state: State, now: float) -> list[Action]:
 
 def repeat_releases(state: State, now: float) -> list[Action]:
     """After a restart: say again what was said to jobs that shall end, whether or not it was heard. Holders and workers
-    end by themselves.
+    that run end by themselves.
     """
     told = [i for name in sorted(state.live) if (i := state.jobs[name]).released_at is not None]
     actions: list[Action] = [StopWorkers()] if state.results_asked else []
-    actions += [ReleaseHolder(job=i.job.name) for i in told if i.job.purpose == "stage"]
+    for info in told:
+        actions += let_go(state, info, now) if info.job.purpose in ("stage", "metric") else []
     return actions + end_jobs(state, [i for i in told if i.job.purpose not in ("stage", "metric")], now)
 
 

@@ -201,9 +201,14 @@ class State:
         return self.results_asked
 
     @property
+    def can_work(self) -> bool:
+        """Its checkpoint and request sets are known, and its end has not begun: nodes and workers are of use."""
+        return self.looked_up and self.conversion in ("none", "done") and not self.winding_down
+
+    @property
     def waits_for_workers(self) -> bool:
         """Metric jobs are open, and no worker is there or on its way."""
-        if not self.outstanding or self.winding_down or self.conversion not in ("none", "done"):
+        if not self.outstanding or not self.can_work:
             return False
         return not any(self.jobs[name].job.purpose == "metric" for name in self.live)
 

@@ -334,6 +334,7 @@ class World:
         for job_id in observe.overdue_jobs(self.state, self.seen, observe.Grace(), self.now):
             self.cancel(m.CancelJob(job_id=job_id))
         self.take(observe.rests_over(self.state, self.now))
+        assert not observe.rests_over(self.state, self.now), "told twice"
         if self.state.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
             self.take([m.QueueLost(at=self.now)])
         slow = [

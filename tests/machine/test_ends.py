@@ -1,0 +1,94 @@
+"""How evaluations end: jobs that have not started are no reason to wait, and nobody rests after the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from world import World
+from world_parts import SITE, FakeJob, FakeMember, Faults, record
+
+from coordinator import machine, observe
+from coordinator import messages as m
+
+TICK = 5.0
+
+
+class Waiting(World):
+    """A cluster that has no room for members of some jobs: (purpose, first member that waits) of each."""
+
+    full: tuple[str, int] = ("", 0)
+
+    def starts(self, job: FakeJob, member: FakeMember) -> bool:
+        purpose, first = self.full
+        index = next(i for i, x in job.members.items() if x is member)
+        return (job.job.purpose != purpose or index < first) and super().starts(job, member)
+
+
+def all_ended(world: World) -> bool:
+    return all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values())
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    ticks=st.integers(0, 40),
+    full=st.sampled_from([("stage", 0), ("metric", 0), ("trial", 0), ("build", 0), ("metric", 1)]),
+)
+def test_a_cancelled_evaluation_waits_for_no_job_that_has_not_started(
+    seed: int, ticks: int, full: tuple[str, int]
+) -> None:
+    """Whichever of its jobs the cluster has no room for, it ends within a few looks, and nothing is left."""
+    world = Waiting(seed, Faults(submit_timeout=0.1, restart=0.05), record(workers=3))
+    world.full = full
+    for _ in range(ticks):
+        if world.state.ended_at is None:
+            world.tick()
+    asked = world.now
+    world.take([m.CancelAsked(at=world.now, reason="asked")])
+    world.run()
+    assert world.now - asked <= 8 * TICK, world.summary()
+    assert all_ended(world)
+    assert not world.memory
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_end_waits_for_no_worker_that_has_not_started(seed: int) -> None:
+    """With all scored by the first worker, the second, still queued, is gone at once."""
+    world = Waiting(seed, Faults(), record(entries=6, workers=3))
+    world.full = ("metric", 1)
+    plan = world.effect
+
+    def wide(action: m.Action) -> list[m.AnyEvent]:
+        events: list[Any] = plan(action)
+        return [e.model_copy(update={"workers": 3}) if isinstance(e, m.Planned) else e for e in events]
+
+    world.effect = wide  # type: ignore[method-assign]
+    scored_at = None
+    while world.state.ended_at is None:
+        world.tick()
+        if scored_at is None and all(e.terminal for e in world.state.entries):
+            scored_at = world.now
+    assert any(j.job.count == 3 for j in world.jobs.values() if j.job.purpose == "metric")
+    assert scored_at is not None
+    assert world.now - scored_at <= 3 * TICK
+    assert all_ended(world)
+
+
+def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
+    """However long the last jobs take to end, the journal hears of a node's return when something follows from it."""
+    world = World(3, Faults())
+    while not world.state.live_trials:
+        world.tick()
+    node = next(iter(world.state.nodes.values()))
+    node.status, node.aside_until = "aside", world.now + TICK
+    assert [e.kind for e in observe.rests_over(world.state, world.now + TICK)] == ["rest-over"]
+    machine.step(world.state, SITE, m.CancelAsked(at=world.now, reason="asked"))
+    assert world.state.live
+    assert not observe.rests_over(world.state, world.now + 100 * TICK)
