@@ -20,7 +20,15 @@ from coordinator import ahead, clock, kept_back, needs
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import EvalspanError, OperatorError, RetryError
-from coordinator.messages import AnyEvent, CancelAsked, MemoryOffered, NodesOffered, NodeWithdrawn, RetryAsked
+from coordinator.messages import (
+    AnyEvent,
+    CancelAsked,
+    MemoryOffered,
+    NodesOffered,
+    NodeWithdrawn,
+    PriorityAsked,
+    RetryAsked,
+)
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
@@ -185,6 +193,9 @@ class Coordinator:
         ):  # what died with an item: somebody has mended something
             note.unlink(missing_ok=True)
         running.take([RetryAsked(at=clock.now())])
+
+    def prioritize(self, evaluation_id: str, priority: int) -> None:
+        self.running[evaluation_id].take([PriorityAsked(at=clock.now(), priority=priority)])
 
     def revive(self, evaluation_id: str) -> None:
         """Take up an evaluation of this folder again, also one that has ended. KeyError where there is none."""

@@ -38,6 +38,7 @@ from coordinator.messages import (
     OutcomeSeen,
     PlanFailed,
     Planned,
+    PriorityAsked,
     PublishSets,
     QueueLost,
     QueueShards,
@@ -306,6 +307,7 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
         if entry.status == "scored" and entry.unscored:
             entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
     state.fatal = state.cancelled = ""
+    state.asked_again = True
     state.results_asked = state.results_written = False
     state.ended_at = None
     state.barren = state.rests = state.worker_tries = state.barren_builds = state.conversion_tries = 0
@@ -317,6 +319,11 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
         info.released_at = None  # one that has not ended yet serves on
     requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
+
+
+def _prioritize(state: State, event: PriorityAsked) -> list[Action]:
+    state.record = state.record.model_copy(update={"priority": event.priority})
+    return []
 
 
 def _restarted(state: State, event: Restarted) -> list[Action]:
@@ -385,6 +392,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     StragglersFound: _straggle,
     CancelAsked: _cancel,
     RetryAsked: _retry,
+    PriorityAsked: _prioritize,
     Restarted: _restarted,
     ResultsWritten: _results_written,
 }

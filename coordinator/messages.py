@@ -241,6 +241,13 @@ class RetryAsked(Event):
     kind: Literal["retry-asked"] = "retry-asked"
 
 
+class PriorityAsked(Event):
+    """It goes before evaluations of a lower priority from now on."""
+
+    kind: Literal["priority-asked"] = "priority-asked"
+    priority: int
+
+
 class Restarted(Event):
     """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first."""
 
@@ -276,6 +283,7 @@ AnyEvent = (
     | StragglersFound
     | CancelAsked
     | RetryAsked
+    | PriorityAsked
     | Restarted
     | ResultsWritten
 )

@@ -160,7 +160,9 @@ class Service:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = setup.hosting(self.config, self.coordinator.cluster)
             self.coordinator.performer.lm_eval_version()  # without it nothing could be begun
-            self.coordinator.accept(setup.at_site(record, self._hosting, self.config))
+            running = self.coordinator.accept(setup.at_site(record, self._hosting, self.config))
+            if record.priority > running.state.record.priority:  # a notice that comes again lowers none
+                self.coordinator.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
             return False
@@ -233,9 +235,9 @@ def _pin(record: EvaluationRecord) -> Path:
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
     if state.ended_at is not None or state.cancelled:
         return "over"
-    return (
-        "started" if any(n.lanes for n in state.nodes.values()) else "waiting"
-    )  # staged ahead is not started
+    # staged ahead is not started; what a person took up again is not dropped once more
+    started = state.asked_again or any(n.lanes for n in state.nodes.values())
+    return "started" if started else "waiting"
 
 
 def _seen(record: EvaluationRecord, phase: Literal["waiting", "started", "over"]) -> Seen:

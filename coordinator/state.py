@@ -182,6 +182,7 @@ class State:
     counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail
     fatal: str = ""
     cancelled: str = ""
+    asked_again: bool = False  # by a person, after it had failed or been cancelled
     results_asked: bool = False
     results_written: bool = False
     ended_at: float | None = None

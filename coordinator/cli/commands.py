@@ -19,7 +19,8 @@ from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.report.live import Watcher
-from coordinator.report.terminal import seconds
+from coordinator.report.terminal import by_reason, seconds
+from coordinator.state import State
 from coordinator.store import WorkLock
 from evaljobs.paths import WorkPaths
 
@@ -27,19 +28,17 @@ MOST_MINUTES = 60.0 * 24 * 365
 
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
-    """Through the daemon where one runs; else do it here, with the same loop."""
+    """Through the daemon where one runs; else do it here, with the same loop. Exit code 1 where a retry failed again."""
     state, _, _ = find_evaluation(config, evaluation)
     paths = WorkPaths(config.work_dir)
     command = command.model_copy(update={"evaluation_id": state.evaluation_id})
-    if command.command == "cancel" and state.ended_at is not None:
-        stdout().print(
-            f"{state.evaluation_id} has ended: nothing is left to cancel", soft_wrap=True, highlight=False
-        )
+    alive = WorkLock(paths.lock).held()
+    if nothing := _nothing_to_do(state, command, alive=alive):
+        _say(f"{state.evaluation_id} {nothing}")
         return
-    if WorkLock(paths.lock).held():
+    if alive:
         leave_command(paths, command)
-        said = f"{command.command} of {state.evaluation_id} is asked for"
-        stdout().print(said, soft_wrap=True, highlight=False)
+        _say(f"{command.command} of {state.evaluation_id} is asked for")
         return
     coordinator = setup.coordinator_of(config)
     with coordinator.in_charge(), Watcher(Console(stderr=True)) as watcher:
@@ -52,6 +51,33 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
             lambda: _over(coordinator, state.evaluation_id),
             lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
         )
+    ended = coordinator.running[state.evaluation_id].state
+    if command.command == "cancel":
+        _say(f"{ended.evaluation_id} is cancelled")
+        return
+    for name, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
+        _say(f"{ended.evaluation_id}: {name}: {why}")
+    if ended.failed_entries() or ended.unscored_items:
+        raise typer.Exit(1)
+    _say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
+
+
+def _say(text: str) -> None:
+    stdout().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
+    """Why a command would change nothing; empty where it would. Without a daemon a retry goes on with what has not ended."""
+    if command.command == "cancel":
+        return "has ended: nothing is left to cancel" if state.ended_at is not None else ""
+    if state.failed_entries() or state.unscored_items or (state.ended_at is None and not alive):
+        return ""
+    so_far = (
+        "has ended and is scored"
+        if state.ended_at is not None
+        else "runs, and nothing of it has failed so far"
+    )
+    return f"{so_far}: nothing is left to try again"
 
 
 def _over(coordinator: Coordinator, evaluation_id: str) -> bool:
@@ -79,7 +105,7 @@ def cancel(
 def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """Try the failed tasks of an evaluation again, and items without a score; what is done is kept.
 
-    Example:
+    Without a daemon it is done here, to its end: exit code 1 where tasks failed again. Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """

@@ -16,6 +16,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from coordinator import gate, kept_back, setup
+from coordinator.asked import Command, leave_command
 from coordinator.cli.app import (
     CONFIG,
     JSON,
@@ -33,11 +34,12 @@ from coordinator.intake import judge_for, make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_gate, show_status
 from coordinator.report.live import Watcher, done_shards, stage_of
 from coordinator.report.terminal import seconds
+from coordinator.resubmission import submitted
 from coordinator.running import Running
 from coordinator.service import Service
 from coordinator.signals import Signals
 from coordinator.state import NodeUse, State
-from coordinator.store import WorkLock, read_events
+from coordinator.store import Journal, WorkLock, read_events
 from coordinator.suites import load_suite
 from coordinator.trackers.live import Exporter, failures
 from coordinator.triggers import Notice, spool
@@ -136,7 +138,8 @@ def submit(
 ) -> None:
     """Hand a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
 
-    Example:
+    One that is known is told of: a higher priority is taken over, and one that was cancelled, or dropped as stale, is taken up
+    again. Example:
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
@@ -153,27 +156,43 @@ def submit(
         convert=settings.checkpoint.convert,
     )
     paths = WorkPaths(settings.work_dir)
-    if not paths.evaluation(record.evaluation_id).journal.exists():
+    known = None
+    if Journal.begun(paths.evaluation(record.evaluation_id).journal):
+        known, _, _ = find_evaluation(settings, record.evaluation_id)
+    else:
         ask_for_tasks(record.suite, setup.site_of(settings))
-    named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
-    spool(
-        paths,
-        Notice(
-            checkpoint=record.checkpoint.source,
-            step=step,
-            suite=named,
-            priority=priority,
-            noticed_at=time.time(),
-        ),
-    )
+    answer = submitted(known, priority)
+    if answer.announce:
+        named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
+        spool(
+            paths,
+            Notice(
+                checkpoint=record.checkpoint.source,
+                step=step,
+                suite=named,
+                priority=priority,
+                noticed_at=time.time(),
+            ),
+        )
+    if answer.again:
+        leave_command(paths, Command(command="retry", evaluation_id=record.evaluation_id))
     alive = WorkLock(paths.lock).held()
     if as_json:
-        stdout().print_json(json.dumps({"evaluation_id": record.evaluation_id, "daemon": alive}))
+        shown = {
+            "evaluation_id": record.evaluation_id,
+            "daemon": alive,
+            "what": answer.what,
+            "note": answer.said,
+        }
+        stdout().print_json(json.dumps(shown))
         return
     stdout().print(record.evaluation_id, soft_wrap=True, highlight=False)
-    if not alive:
+    screen = Console(stderr=True)
+    if answer.said:
+        screen.print(answer.said, soft_wrap=True, highlight=False, markup=False)
+    if not alive and answer.what != "ended":
         note = f"no daemon runs on {paths.root}: it is taken up when one starts"
-        Console(stderr=True).print(note, style="yellow", soft_wrap=True)
+        screen.print(note, style="yellow", soft_wrap=True)
 
 
 def evaluations(config: Config) -> list[State]:
