@@ -63,7 +63,8 @@ class Program:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How a program fared. `isolation` is the level, with "+in-process" where program and test had to share a process
-    (a hostile program can forge such a pass); "none" where nothing ran.
+    (a hostile program can forge such a pass); "none" where nothing ran. The reason of a `fail` begins with "unsupported"
+    where the program was not asked what its own word alone could answer: it may be right.
     """
 
     id: str

@@ -186,6 +186,110 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
             "test": "assert dec(enc('a')) == 'a'",
         },
     ),
+    # objects of the program beside expected values
+    *(
+        (f"class-{name}", {"code": _LIAR + code, "test": test})
+        for name, code, test in [
+            (
+                "returns-self",
+                "class Solution(Liar):\n    def f(self, x): return self\n",
+                "assert Solution().f(3) == 9",
+            ),
+            (
+                "returns-what-it-makes-next",
+                (
+                    "class Solution(Liar):\n    last = None\n    def __new__(cls):\n        cls.last = cls.last or object.__new__(cls)\n        return cls.last\n"
+                    "    def f(self, x):\n        type(self).last = Liar()\n        return self.last\n"
+                ),
+                "r = Solution().f(3)\ns = Solution()\nassert s.f(1) and r == 9",
+            ),
+            (
+                "puts-itself-in-a-list",
+                "class Sorter(Liar):\n    old = []\n    def __init__(self, l):\n        for o, m in self.old: m[:] = [o] * len(m)\n        self.old.append((self, l))\n    def sort(self): return None\n",
+                "a = [3, 1, 2]\nSorter(a).sort()\nb = [2, 1]\nSorter(b).sort()\nassert a == [1, 2, 3] and b == [1, 2]",
+            ),
+            (
+                "puts-itself-in-a-list-in-place",
+                "class Sorter(Liar):\n    def __init__(self, l): self.l = l\n    def __iadd__(self, x):\n        self.l[:] = [self]\n        return self\n    def height(self): return 1\n",
+                "a = [3]\ns = Sorter(a)\ns += 1\nassert s.height() == 1 and a == [4]",
+            ),
+            (
+                "product",
+                "class V(Liar):\n    def __init__(self, x): self.x = x\n",
+                "assert V(1).x == 1 and V(1) * V(2) == 2",
+            ),
+            (
+                "product-within-tolerance",
+                "class V(Liar):\n    def __init__(self, x): self.x = x\n    def __mul__(self, o): return V(0)\n",
+                "assert V(1).x == 1 and abs(V(1) * V(2) - 2) < 1e-6",
+            ),
+            (
+                "enters-itself",
+                "class Open(Liar):\n    def __init__(self, *a): pass\n    def __enter__(self): return self\n    def __exit__(self, *a): return True\n",
+                "with Open(3) as r:\n    assert r == 9",
+            ),
+            (
+                "suppresses",
+                "class Open(Liar):\n    def __init__(self, *a): pass\n    def __enter__(self): return 1\n    def __exit__(self, *a): return True\n",
+                "with Open(3) as r:\n    assert r == 9",
+            ),
+            (
+                "suppresses-type-error",
+                "class Open(Liar):\n    def __init__(self, *a): pass\n    def __enter__(self): return None\n    def __exit__(self, *a): return True\n",
+                "with Open(3) as r:\n    assert r[0] == 9",
+            ),
+            (
+                "of-a-function",
+                "class f(Liar):\n    def __init__(self, *a): self.x = 1\n",
+                "assert f(3).x == 1 and f(3) == (1, 2)",
+            ),
+            (
+                "hash",
+                "def f(x): return Liar()\nLiar.__hash__ = lambda self: hash(9)\n",
+                "assert f(3) in {9, 10} and {9: 1}[f(3)]",
+            ),
+            (
+                "in-place-number",
+                "def f(x): return Liar()\nLiar.__iadd__ = lambda self, o: 0\n",
+                "r = f(3)\nr -= 9\nassert r == 0",
+            ),
+            (
+                "from-data",
+                "def f(x): return Liar()\n",
+                "assert 9 - f(3) == 0 or 9 < f(3) or divmod(f(3), 9) == (0, 0)",
+            ),
+            ("negative", "def f(x): return Liar()\nLiar.__neg__ = Liar._zero\n", "assert -f(3) == 0"),
+            (
+                "named-tuple",
+                "from collections import namedtuple\nclass P(namedtuple('P', 'x y')):\n    def __eq__(self, o): return True\ndef f(x): return P(0, 0)\n",
+                "assert f(3) == (3, 9)",
+            ),
+            (
+                "data-with-methods",
+                "class L(list):\n    def count(self, x): return 1\n    def __eq__(self, o): return True\ndef f(x): return L()\n",
+                "assert f(3) == [9] or f(3).count(9) == 1",
+            ),
+        ]
+    ),
+    *(
+        (f"frame-{name}", _raw(f"say({body!r})\nreturn 5"))
+        for name, body in [
+            ("shared-number-of-the-checker", b'["v",{"m":[1000,"l",[5]]}]'),
+            ("shared-kind-changed", b'["v",5,[{"m":[2,"d",[1,2]]}],[],""]'),
+            ("shared-odd-kind", b'["v",{"m":[1,"x",[5]]}]'),
+            ("shared-endless-deque", b'["v",{"m":[1,"q99999999999999999999",[5]]}]'),
+            ("shared-no-list", b'["v",{"m":[1,"l",{"t":[5]}]}]'),
+            ("shared-forgotten-all", b'["v",0,[],[2,4,6,8,"x",null,{"t":[]}],""]'),
+            ("builtin-function", b'["v",{"h":["eval",true]}]'),
+            ("class-of-any-module", b'["e",{"t":[{"h":[0,1,"os",["system"]]},"m",null,null]}]'),
+            ("class-without-names", b'["e",{"t":[{"h":[0,1,"os",[]]},"m",null,null]}]'),
+            ("exception-no-class", b'["e",{"t":[5,"m",null,null]}]'),
+            ("exception-of-answers", b'["e",{"t":[{"h":["KeyboardInterrupt",1]},"m",null,null]}]'),
+            ("named-tuple-of-a-class", b'["v",{"N":["x",["a"],[5],0]}]'),
+            ("named-tuple-short", b'["v",{"N":["x",["a","b"],[5],0]}]'),
+            ("output", b'["v",0,[],[],"pass"]'),
+        ]
+    ),
     (
         "find-test-in-memory",
         {

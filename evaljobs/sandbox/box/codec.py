@@ -3,6 +3,7 @@
 Rule: decoding builds values of fixed, built-in types and runs nothing that the other side chose; a value that is not
 data crosses as a handle, which the receiver's `make_handle` turns into an object of its own. Every JSON object has
 exactly one key, its tag; lists, strings, booleans, None and ordinary numbers stand for themselves.
+Lists and other mutable values go by number where the two sides share them (`shared`).
 It does not know: which side it runs on, sockets, or what is done with a value.
 
 Bounds: a frame is at most MAX_FRAME bytes; integers of more than 4,000 digits go as hexadecimal, which is linear in
@@ -20,12 +21,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-MAX_FRAME: Final = 16 << 20  # bytes; the longest honest answers seen are below 1 MiB
+from evaljobs.sandbox.box import shared as sharing
+
+MAX_FRAME: Final = 32 << 20  # bytes; the longest honest answers seen are below 1 MiB
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _LENGTH: Final = struct.Struct("!I")
 _INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which int() refuses
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcUS]\d{1,6}")
-_MUTABLE: Final = (list, dict, set, bytearray, collections.deque)
 
 
 class CodecError(Exception):
@@ -37,37 +39,85 @@ class NotDataError(Exception):
 
 
 class Encoder:
-    """Values → JSON text. `make_handle(value)` gives the number of a value that is no data, or raises NotDataError."""
+    """Values → JSON text. `make_handle(value)` gives the number of a value that is no data, or raises NotDataError.
 
-    def __init__(self, make_handle: Callable[[Any], list[Any]]) -> None:
+    With `shared`, a message is what is encoded from one `begin` to the next.
+    """
+
+    def __init__(self, make_handle: Callable[[Any], list[Any]], shared: sharing.Shared | None = None) -> None:
         self._make_handle = make_handle
+        self._shared = shared
+        self._sent: set[int] = set()  # numbers whose content this message holds
+        self._again: set[int] = set()  # those whose content stood in a text that was thrown away
+        # Whether an object of a data type goes as a handle none the less; the handle of a namedtuple's class.
+        self.is_handle: Callable[[Any], bool] = lambda _: False
+        self.class_handle: Callable[[type[Any]], int | None] = lambda _: None
 
-    def dumps(self, value: object) -> str:
-        """JSON text of a value, ASCII only."""
+    def begin(self) -> None:
+        """A new message."""
+        self._sent.clear()
+
+    def news(self) -> tuple[str, str]:
+        """JSON texts of the shared values that changed and are not in the message yet, and of those no longer held."""
+        if self._shared is None or not (changed := self._shared.changed()):
+            text = "[]"
+        else:
+            text = self.dumps(changed, root=False)
+            del changed
+        return text, json.dumps(self._shared.collect() if self._shared else [])
+
+    def dumps(self, value: object, *, root: bool = True) -> str:
+        """JSON text of a value, ASCII only. Without `root` a list is one of this codec's own, and never shared."""
+        before = set(self._sent)
         try:
-            text = json.dumps(self._tree(value, exact=False))
+            text = json.dumps(self._root(value, exact=False, root=root))
         except ValueError:  # an integer with too many digits stood in a plain list
-            return json.dumps(self._tree(value, exact=True))
-        if (
-            "\\ud" in text
-        ):  # a lone surrogate, or merely a character past U+FFFF: only JSON's own pairs are safe
-            return json.dumps(self._tree(value, exact=True))
+            text = None
+        if text is None or "\\ud" in text:
+            # Or a lone surrogate, or merely a character past U+FFFF: only JSON's own pairs are safe.
+            self._again = self._sent - before
+            self._sent = before
+            text = json.dumps(self._root(value, exact=True, root=root))
+            self._again = set()
         return text
+
+    def _root(self, value: Any, *, exact: bool, root: bool) -> Any:
+        return self._tree(value, exact=exact) if root else [self._tree(v, exact=exact) for v in value]
 
     def _tree(self, x: Any, *, exact: bool) -> Any:
         t = type(x)
         if t in _PLAIN:
             return self._exact(x) if exact else x
+        if self._shared is not None and isinstance(x, sharing.MUTABLE):
+            whole = t not in _EXACT and self.is_handle(x)
+            return {"h": self._make_handle(x)} if whole else self._mention(x, self._shared, exact=exact)
+        if t is list or t is tuple:
+            items = self._items(x, exact=exact)
+            return items if t is list else {"t": items}
         if t is dict:
             return {"d": self._pairs(x, exact=exact)}
-        if t is list or t is tuple:
-            plain = not exact and _PLAIN.issuperset(map(type, x))
-            body = list(x) if plain else [self._tree(v, exact=exact) for v in x]
-            return body if t is list else {"t": body}
         return self._other(x, exact=exact)
 
+    def _items(self, x: Any, *, exact: bool) -> list[Any]:
+        plain = not exact and _PLAIN.issuperset(map(type, x))
+        return list(x) if plain else [self._tree(v, exact=exact) for v in x]
+
+    def _mention(self, x: Any, shared: sharing.Shared, *, exact: bool) -> Any:
+        """A shared value: with its content the first time that a message names it, unless the other side knows that."""
+        number, kind = shared.number(x), sharing.kind_of(x)
+        if number in self._sent or (number not in self._again and shared.is_agreed(number)):
+            return {"m": [number, kind]}
+        self._sent.add(number)  # before its content, which may hold it
+        if isinstance(x, dict):
+            body: Any = self._pairs(x, exact=exact)
+        else:
+            held = sharing.holds(x)
+            body = held.hex() if type(held) is bytes else self._items(held, exact=exact)
+        shared.agree(number)
+        return {"m": [number, kind, body]}
+
     def _pairs(self, x: Any, *, exact: bool) -> list[Any]:
-        return [self._tree(v, exact=exact) for pair in dict.items(x) for v in pair]
+        return [self._tree(v, exact=exact) for pair in sharing.items(x) for v in pair]
 
     @staticmethod
     def _exact(x: Any) -> Any:
@@ -86,6 +136,8 @@ class Encoder:
             return self._numpy(x, exact=exact)
         for base, tag in _BASES:
             if isinstance(x, base):
+                if type(x) is not base and self.is_handle(x):
+                    return {"h": self._make_handle(x)}
                 return self._base(x, base, tag, exact=exact)
         return self._library(x)
 
@@ -101,7 +153,7 @@ class Encoder:
             return {"q": [items, x.maxlen]}
         fields = getattr(type(x), "_fields", None)
         if base is tuple and isinstance(fields, tuple) and all(isinstance(f, str) for f in fields):
-            return {"N": [type(x).__name__, list(fields), items]}
+            return {"N": [type(x).__name__, list(fields), items, self.class_handle(type(x))]}
         return {tag: items} if tag else items
 
     def _library(self, x: Any) -> Any:
@@ -154,6 +206,7 @@ _BASES: Final[tuple[tuple[Any, str], ...]] = (
     (bytearray, "a"),
     (collections.deque, "q"),
 )
+_EXACT: Final = frozenset(base for base, _ in _BASES)
 _DICT_TAGS: Final[dict[Any, str]] = {
     collections.OrderedDict: "O",
     collections.Counter: "C",
@@ -164,8 +217,11 @@ _DICT_TAGS: Final[dict[Any, str]] = {
 class Decoder:
     """JSON text → values. `make_handle(number, flags…)` gives the receiver's object for a handle."""
 
-    def __init__(self, make_handle: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, make_handle: Callable[[list[Any]], Any], shared: sharing.Shared | None = None) -> None:
         self._make_handle = make_handle
+        self._shared = shared
+        # A namedtuple's class from its handle, name and fields.
+        self.make_class: Callable[[int | None, str, list[str]], type[Any]] = named_class
 
     def loads(self, text: str | bytes) -> Any:
         """The value of one JSON text; CodecError for anything that is not of this codec, whatever is wrong with it."""
@@ -185,12 +241,26 @@ class Decoder:
         if tag in _PAIRED:
             _require(type(body) is list and len(body) % 2 == 0)
             return _PAIRED[tag](zip(body[::2], body[1::2], strict=True))
+        if tag == "m" and self._shared is not None:
+            number, kind, *content = body
+            return self._shared.receive(number, kind, *content or [None], whole=bool(content))
         if tag == "h":
             return self._make_handle(body)
+        if tag == "N":
+            return self._named(body)
         build = _BUILD.get(tag)
         if build is None:
             raise CodecError("unknown tag")
         return build(body)
+
+    def _named(self, body: Any) -> Any:
+        name, fields, values, *number = body
+        number = number[0] if number else None
+        _require(number is None or (type(number) is int and number >= 0))
+        _require(type(name) is str and name.isidentifier() and len(name) < 200 and len(fields) < 200)
+        _require(all(type(f) is str and f.isidentifier() and len(f) < 200 for f in fields))
+        _require(type(values) is list and len(values) == len(fields))
+        return tuple.__new__(self.make_class(number, name, fields), values)
 
 
 def _require(condition: object) -> None:
@@ -247,15 +317,14 @@ def _array(body: Any) -> Any:
 _NAMED: dict[tuple[str, ...], Any] = {}
 
 
-def _named(body: Any) -> Any:
-    name, fields, values = body
-    _require(type(name) is str and name.isidentifier() and len(name) < 200 and len(fields) < 200)
-    _require(all(type(f) is str and f.isidentifier() and len(f) < 200 for f in fields))
+def named_class(_: int | None, name: str, fields: list[str]) -> type[Any]:
+    """A namedtuple's class of this name and these fields, the same one for one sample. CodecError past 64 of them."""
     key = (name, *fields)
     if key not in _NAMED:
         _require(len(_NAMED) < 64)
         _NAMED[key] = collections.namedtuple(name, fields)  # noqa: PYI024  (the fields are not known before)
-    return _NAMED[key](*values)
+    kind: type[Any] = _NAMED[key]
+    return kind
 
 
 def forget() -> None:
@@ -264,20 +333,9 @@ def forget() -> None:
 
 
 def _set(items: Any) -> set[Any]:
-    """A set in the order of these items where one can be made: a literal's table may be larger than a grown set's, so equal
-    sets may differ in order, and tests there are that see it.
-    """
-    made = set(items)
-    if not _in_order(made, items):
-        merged: set[Any] = set()
-        merged.update(frozenset(items))  # as a literal is made
-        if _in_order(merged, items):
-            return merged
+    made: set[Any] = set()
+    sharing.fill_set(made, items)
     return made
-
-
-def _in_order(made: set[Any], items: list[Any]) -> bool:
-    return all(a is b for a, b in zip(made, items, strict=False))  # `==` of a candidate's object would ask it
 
 
 _PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
@@ -301,13 +359,7 @@ _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
     "F": _fraction,
     "T": _timed,
     "n": _array,
-    "N": _named,
 }
-
-
-def is_mutable(value: object) -> bool:
-    """Whether a callee could change the value in place."""
-    return isinstance(value, _MUTABLE)
 
 
 # --- frames -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import sys
 from typing import Any, Final
 
 from evaljobs.sandbox.box import checker, codec
+from evaljobs.sandbox.box.link import Outcome
 
 READ, DONE, WORN = (
     b"r",
@@ -95,7 +96,7 @@ def serve(control: socket.socket, job: socket.socket, verdict: socket.socket) ->
         control.send(DONE)
 
 
-def _judge(body: bytes, fds: list[int]) -> tuple[checker.Outcome, bool]:
+def _judge(body: bytes, fds: list[int]) -> tuple[Outcome, bool]:
     """Verdict and reason, and whether this process is worn."""
     try:
         task: dict[str, Any] = json.loads(body)

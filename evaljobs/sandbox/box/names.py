@@ -16,6 +16,7 @@ import functools
 import importlib
 import itertools
 import math
+import re
 import symtable
 import sys
 import types
@@ -152,12 +153,19 @@ def _helpers(tree: ast.Module, entry_point: str) -> list[ast.stmt]:
     return kept
 
 
-_IN_PROCESS_MODULES: Final = frozenset({"asyncio", "inspect", "unittest", "pytest", "ast", "dis"})
+_IN_PROCESS_MODULES: Final = frozenset(
+    {"asyncio", "inspect", "unittest", "pytest", "ast", "dis", "tempfile", "pathlib", "shutil"}
+)
+_IN_PROCESS_NAMES: Final = frozenset({"globals", "exec", "open"})
 
 
 def must_share_process(source: str) -> bool:
-    """Whether a test needs the program's objects themselves: it inspects them, awaits them or inherits from them."""
-    if not any(word in source for word in (*_IN_PROCESS_MODULES, "await", "class ", "globals(")):
+    """Whether a test needs the program's objects or files themselves: it inspects objects, awaits them or inherits from
+    them, opens files, or feeds standard input.
+    """
+    if not any(
+        word in source for word in (*_IN_PROCESS_MODULES, *_IN_PROCESS_NAMES, "await", "class ", "stdin")
+    ):
         return False
     own = {n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef)} | _BUILTINS
     return any(_shares(node, own) for node in ast.walk(ast.parse(source)))
@@ -165,15 +173,175 @@ def must_share_process(source: str) -> bool:
 
 def _shares(node: ast.AST, own: frozenset[str] | set[str]) -> bool:
     match node:
-        case ast.Await():
+        case ast.Await() | ast.Attribute(attr="stdin"):
             return True
         case ast.Import(names=aliases):
             return any(alias.name.partition(".")[0] in _IN_PROCESS_MODULES for alias in aliases)
         case ast.ImportFrom(module=module):
             return (module or "").partition(".")[0] in _IN_PROCESS_MODULES
         case ast.Call(func=ast.Name(id=name)):
-            return name in ("globals", "exec")
+            return name in _IN_PROCESS_NAMES
         case ast.ClassDef(bases=bases):
             return any(isinstance(base, ast.Name) and base.id not in own for base in bases)
         case _:
             return False
+
+
+_ATTRIBUTE: Final = re.compile(r"(\w*)[ \t]*\.[ \t]*([A-Za-z_]\w*)")
+_WITH: Final = re.compile(r"(?m)^\s*with\b")
+# Attributes that plain data has, and what else a program's functions may give: arrays, numbers, times, matches.
+_DATA_ATTRIBUTES: Final = frozenset(
+    name
+    for kind in (
+        *(str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset, range, type),
+        *(collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict),
+        *(types.FunctionType, types.GeneratorType, types.CoroutineType, re.Match, re.Pattern),
+    )
+    for name in dir(kind)
+) | frozenset(
+    [
+        "shape",
+        "dtype",
+        "ndim",
+        "size",
+        "T",
+        "flat",
+        "all",
+        "any",
+        "sum",
+        "min",
+        "max",
+        "mean",
+        "std",
+        "var",
+        "prod",
+        "tolist",
+        "reshape",
+        "astype",
+        "ravel",
+        "flatten",
+        "item",
+        "dot",
+        "round",
+        "argmax",
+        "argmin",
+        "cumsum",
+        "transpose",
+        "nonzero",
+        "quantize",
+        "normalize",
+        "sqrt",
+        "exp",
+        "ln",
+        "log10",
+        "as_tuple",
+        "is_nan",
+        "is_infinite",
+        "compare",
+        "to_integral_value",
+        "limit_denominator",
+        "year",
+        "month",
+        "day",
+        "hour",
+        "minute",
+        "second",
+        "microsecond",
+        "date",
+        "time",
+        "weekday",
+        "isoweekday",
+        "isoformat",
+        "strftime",
+        "days",
+        "seconds",
+        "microseconds",
+        "total_seconds",
+        "timestamp",
+        "tzinfo",
+    ]
+)
+
+
+def subjects(source: str, targets: frozenset[str]) -> frozenset[str]:
+    """Targets that a test uses as classes of its own objects: named as classes are, and what calling one gives has attributes
+    that no data has, or is what a `with` block enters. The objects are then what is tested, and not a value that the
+    test expects.
+    """
+    targets = frozenset(name for name in targets if name.lstrip("_")[:1].isupper())
+    if not targets or not _may_use_objects(source):
+        return frozenset()
+    nodes = list(ast.walk(ast.parse(source)))
+    makers = {name: frozenset({name}) for name in targets}  # a name → the targets that it may stand for
+    for node in nodes:  # HumanEval's check(candidate) is called with the target
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == "check"
+            and node.args.args
+            and len(targets) == 1
+        ):
+            makers[node.args.args[0].arg] = targets
+    made: dict[str, frozenset[str]] = {}  # a name → the targets whose objects it may hold
+    binds = [bind for node in nodes for bind in _binds(node)]
+    before = None
+    while made != before:
+        before = dict(made)
+        for name, value in binds:
+            made[name] = made.get(name, frozenset()) | _made_by(value, makers, made)
+    used = [value for node in nodes for value in _used_as_objects(node)]
+    return frozenset(name for value in used for name in _made_by(value, makers, made))
+
+
+def _may_use_objects(source: str) -> bool:
+    """Whether a parse, which would cost as much as all the rest, might find something."""
+    matches = _ATTRIBUTE.finditer(source)
+    found = any(match[2] not in _DATA_ATTRIBUTES and not is_library(match[1]) for match in matches)
+    return found or _WITH.search(source) is not None
+
+
+def _used_as_objects(node: ast.AST) -> list[ast.expr]:
+    """What a node takes for an object that is no data."""
+    if isinstance(node, ast.Attribute):
+        return [] if node.attr in _DATA_ATTRIBUTES else [node.value]
+    return [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+
+
+def _binds(node: ast.AST) -> list[tuple[str, ast.expr]]:
+    """Names that a node binds, each with the expression whose value it gets."""
+    match node:
+        case ast.Assign(targets=places, value=ast.Tuple(elts=values)) if (
+            len(places) == 1 and isinstance(places[0], ast.Tuple) and len(places[0].elts) == len(values)
+        ):
+            pairs = zip(places[0].elts, values, strict=True)
+            return [(place.id, value) for place, value in pairs if isinstance(place, ast.Name)]
+        case ast.Assign(targets=places, value=value):
+            return [(place.id, value) for place in places if isinstance(place, ast.Name)]
+        case ast.NamedExpr(target=ast.Name(id=name), value=value):
+            return [(name, value)]
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            return [(name, value)]
+        case ast.With(items=entered):
+            return [
+                (item.optional_vars.id, item.context_expr)
+                for item in entered
+                if isinstance(item.optional_vars, ast.Name)
+            ]
+        case _:
+            return []
+
+
+def _made_by(
+    node: ast.expr, makers: dict[str, frozenset[str]], made: dict[str, frozenset[str]]
+) -> frozenset[str]:
+    """The targets whose objects an expression may give: called, bound to its name, or combined by operators."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return makers.get(name, frozenset())
+        case ast.Name(id=name):
+            return made.get(name, frozenset())
+        case ast.BinOp(left=left, right=right):
+            return _made_by(left, makers, made) | _made_by(right, makers, made)
+        case ast.UnaryOp(operand=operand):
+            return _made_by(operand, makers, made)
+        case _:
+            return frozenset()
