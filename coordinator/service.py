@@ -13,7 +13,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from coordinator.asked import obey_commands
 from coordinator.backlog import Seen, stale
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
+from coordinator.contained import Contained
 from coordinator.daemon import Coordinator
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.gate import Gate, may_pass
@@ -64,7 +65,7 @@ class Service:
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
         self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
-        self._faults: dict[str, str] = {}  # parts of a look that raise, and what was said of it
+        self._contained = Contained(log)
 
     @property
     def waiting(self) -> bool:
@@ -76,26 +77,14 @@ class Service:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        self._contained(self._hear, now)
+        self._contained("what is announced", self._hear, now)
         for key, each in list(self._gates.items()):
             if self._dealt_with(each, now):
                 del self._gates[key]
-        self._contained(obey_commands, self.coordinator)
-        self._contained(self._drop_stale)
-        self._contained(self._pins)
-        self._contained(self._book.write, self._gates.values(), now)
-
-    def _contained(self, part: Callable[..., None], *args: object) -> None:
-        """A part of the look; what it raises is said once, and stops neither the other parts nor the next look."""
-        name = part.__name__
-        try:
-            part(*args)
-        except Exception as error:
-            if self._faults.get(name) != repr(error):
-                self._faults[name] = repr(error)
-                log.warning("%s: %s", name, error, exc_info=not isinstance(error, OSError))
-        else:
-            self._faults.pop(name, None)
+        self._contained("commands", obey_commands, self.coordinator)
+        self._contained("stale checkpoints", self._drop_stale)
+        self._contained("pins", self._pins)
+        self._contained(str(self.paths.gate), self._book.write, self._gates.values(), now)
 
     def _hear(self, now: float) -> None:
         for delivery in self._deliveries():

@@ -18,11 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 from pydantic import ValidationError
 
+from coordinator.contained import Contained
 from coordinator.hook import PIN_PREFIX, STREAM
 from evaljobs.contract import Record
 from evaljobs.files import write_atomic
@@ -30,8 +31,6 @@ from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 AGAIN = 10  # reported checkpoints that a look looks into again: cheap however many there are
 GROUP = "daemon"
@@ -130,7 +129,7 @@ class FolderWatch:
         self.folders = folders
         self._seen: dict[str, str] = {}  # what was reported -> what lay in it then
         self._due: deque[str] = deque()  # of these, which are looked into again next
-        self._faults: dict[object, str] = {}  # places that cannot be looked at, and what was said of it
+        self._contained = Contained(log)  # what a place raises hides that place alone
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(memory.read_text()))
 
@@ -140,11 +139,11 @@ class FolderWatch:
         """
         again = self._in_turn()
         for pattern, suite in self.folders:
-            for folder in self._contained(_checkpoints, pattern) or ():
+            for folder in self._contained(f"watching {pattern!r}", _checkpoints, pattern) or ():
                 key = f"{suite}\0{folder}"
                 if key in self._seen and key not in again:
                     continue
-                delivery = self._contained(self._news, folder, suite, key)
+                delivery = self._contained(f"watching {str(folder)!r}", self._news, folder, suite, key)
                 if delivery is not None:
                     yield delivery
 
@@ -152,18 +151,6 @@ class FolderWatch:
         if not self._due:
             self._due.extend(self._seen)
         return {self._due.popleft() for _ in range(min(AGAIN, len(self._due)))}
-
-    def _contained(self, look: Callable[..., T], place: object, *args: object) -> T | None:
-        """What a place raises hides that place alone, until it raises no more, and is said once."""
-        try:
-            found = look(place, *args)
-        except Exception as error:  # noqa: BLE001 (storage that is away, a glob that is none, a name that is no text)
-            if self._faults.get(place) != repr(error):
-                self._faults[place] = repr(error)
-                log.warning("%r cannot be watched: %s", str(place), error)
-            return None
-        self._faults.pop(place, None)
-        return found
 
     def _news(self, folder: Path, suite: str, key: str) -> Delivery | None:
         if not self._is_checkpoint(folder):

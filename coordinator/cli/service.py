@@ -29,6 +29,7 @@ from coordinator.cli.app import (
     stdout,
 )
 from coordinator.config import Config
+from coordinator.contained import Contained
 from coordinator.errors import OperatorError
 from coordinator.intake import judge_for, make_record
 from coordinator.report.listing import failed_jobs, logs_of, show_gate, show_status
@@ -85,6 +86,7 @@ def daemon(
             raise
         watcher = stack.enter_context(Watcher(screen))
         quiet_since = time.monotonic()
+        contained = Contained(log)
         coordinator.resume_all()
 
         def tick() -> None:
@@ -94,10 +96,10 @@ def daemon(
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
                 log.info("%s has ended: evalspan report %s", ended.evaluation_id, ended.evaluation_id)
-            exporter.tick()
+            contained("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
-            watcher.show(running, coordinator.trouble)
+            contained("the screen", watcher.show, running, coordinator.trouble)
             coordinator.forget_ended()
 
         def over() -> bool:

@@ -23,6 +23,7 @@ from coordinator import gate, service
 from coordinator.asked import Command, leave_command
 from coordinator.cli import app
 from coordinator.config import Config, WatchConfig
+from coordinator.contained import Contained
 from coordinator.errors import OperatorError, RetryError
 from coordinator.lm_eval_version import LmEvalVersion
 from coordinator.service import Service
@@ -238,7 +239,7 @@ def test_a_watched_place_that_raises_hides_no_other_and_is_named_once(
     for _ in range(2):
         told = [d.notice for d in watch.look()]
         assert [(Path(n.checkpoint).name, n.step) for n in told] == [("step-3", 3), ("step-²", None)]
-    assert [r.message.partition(" cannot be watched")[2] != "" for r in caplog.records] == [True, True]
+    assert [r.message.startswith("watching ") for r in caplog.records] == [True, True]
 
 
 def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,3 +258,21 @@ def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.Log
     assert running.state.cancelled
     assert not list((ears.paths.spool / "commands").iterdir())
     assert caplog.text.count("is passed over") == 3
+
+
+def test_a_part_that_raises_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """And again when it raises anew after a turn that went well; the others are called all the same."""
+    contained = Contained(logging.getLogger("parts"))
+    turns = iter([OSError("full"), OSError("full"), None, OSError("full"), ValueError("other")])
+
+    def part() -> str:
+        if (error := next(turns)) is not None:
+            raise error
+        return "done"
+
+    assert [contained("the part", part) for _ in range(5)] == [None, None, "done", None, None]
+    assert [(r.message, bool(r.exc_info)) for r in caplog.records] == [
+        ("the part: full", False),
+        ("the part: full", False),
+        ("the part: other", True),
+    ]
