@@ -39,6 +39,10 @@ from coordinator.store import Journal, WorkLock
 
 log = logging.getLogger(__name__)
 
+# seconds after which an evaluation that could not be taken up is tried again
+DISK_REST = 2.0
+PERSON_REST = 30.0
+
 
 class Keeper(Protocol):
     """Whatever keeps Redis there: our embedded server, or a check of the site's."""
@@ -140,7 +144,8 @@ class Coordinator:
     @property
     def busy(self) -> bool:
         """Is there an evaluation that has not ended, also one whose journal the disk refuses just now?"""
-        return bool(self._broken) or any(r.state.ended_at is None for r in self.running.values())
+        refused = any(self._mend_every[name] == DISK_REST for name in self._broken)
+        return refused or any(r.state.ended_at is None for r in self.running.values())
 
     def accept(self, record: EvaluationRecord) -> Running:
         """Take an evaluation on, or go on with it where an earlier coordinator left it."""
@@ -331,7 +336,7 @@ class Coordinator:
         log.warning("%s", self.trouble)
         self._broken[root.name] = root
         # what a person must change is not asked for as often as whether a disk has room
-        self._mend_every[root.name] = 2.0 if isinstance(error, OSError) else 30.0
+        self._mend_every[root.name] = DISK_REST if isinstance(error, OSError) else PERSON_REST
 
     def _mend(self) -> None:
         for evaluation_id, root in list(self._broken.items()):

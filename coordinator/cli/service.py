@@ -198,10 +198,14 @@ def submit(
 
 
 def evaluations(config: Config) -> list[State]:
-    """Every evaluation of the work folder, oldest first."""
+    """Every evaluation of the work folder, oldest first; one whose journal cannot be read is named, and hides no other."""
     found = []
     for journal in Path(config.work_dir).glob("*/journal.jsonl"):
-        events = list(read_events(journal))
+        try:
+            events = list(read_events(journal))
+        except OperatorError as error:
+            Console(stderr=True).print(f"{error}", style="red", soft_wrap=True, highlight=False, markup=False)
+            continue
         if events:
             found.append(replay(events, config))
     return sorted(found, key=lambda state: state.record.accepted_at)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.test_gate import SUITE, announce, daemon, notices, small
+from daemon.test_gate import SUITE, announce, daemon, notices, small, until
 from typer.testing import CliRunner
 from world_parts import record
 
@@ -23,7 +21,6 @@ from coordinator.resubmission import submitted
 from coordinator.running import Running
 from coordinator.service import Service
 from coordinator.state import EntryState, State
-from coordinator.testing import FakeCluster
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +37,6 @@ def submit(place: Path, *options: str) -> dict[str, Any]:
     told = CliRunner().invoke(app, ["submit", str(place), "--suite", SUITE, "--json", *options])
     assert told.exit_code == 0, told.output
     return dict(json.loads(told.stdout))
-
-
-def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None:
-    """Ticks of the daemon, while its cluster's time goes on."""
-    end = time.monotonic() + seconds
-    while not law():
-        assert time.monotonic() < end
-        ears.tick()
-        ears.coordinator.tick()
-        cluster = ears.coordinator.cluster
-        assert isinstance(cluster, FakeCluster)
-        cluster.advance()
 
 
 def only(ears: Service) -> Running:

@@ -56,6 +56,18 @@ def taken(ears: Service) -> list[str]:
     return [Path(r.state.record.checkpoint.source).name for r in ears.coordinator.running.values()]
 
 
+def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None:
+    """Ticks of the daemon, while its cluster's time goes on."""
+    end = time.monotonic() + seconds
+    while not law():
+        assert time.monotonic() < end
+        ears.tick()
+        ears.coordinator.tick()
+        cluster = ears.coordinator.cluster
+        assert isinstance(cluster, FakeCluster)
+        cluster.advance()
+
+
 def notices(ears: Service) -> int:
     return len(list(ears.paths.spool.glob("*.json")))
 
@@ -276,3 +288,23 @@ def test_a_part_that_raises_is_said_once_until_it_changes(caplog: pytest.LogCapt
         ("the part: full", False),
         ("the part: other", True),
     ]
+
+
+def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
+    """The next daemon takes the others up, is not kept up by it, and `status` shows them and names it."""
+    before = daemon(tmp_path)
+    for number in (1, 2):
+        before.coordinator.accept(another(record(), number))
+    journal = before.paths.evaluation("e2-suite-00000002").journal
+    journal.write_bytes(b"{}\n" + journal.read_bytes())
+    ears = daemon(tmp_path)
+    after = ears.coordinator
+    after.grace.uncertain = 0.0
+    after.resume_all()
+    assert list(after.running) == ["e1-suite-00000001"]
+    after.cancel("e1-suite-00000001", "enough")
+    until(ears, lambda: after.running["e1-suite-00000001"].state.ended_at is not None)
+    assert not after.busy
+    told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(tmp_path)])
+    assert [row["evaluation_id"] for row in json.loads(told.stdout)["evaluations"]] == ["e1-suite-00000001"]
+    assert str(journal) in told.stderr.replace("\n", "")
