@@ -178,7 +178,7 @@ def test_many_reported_checkpoints_are_looked_into_in_turns(
     looked_into: list[Path] = []
     held = triggers._held
     monkeypatch.setattr(triggers, "_held", lambda folder: looked_into.append(folder) or held(folder))
-    (places[7] / "config.json").write_text("[]")
+    (places[7] / "config.json").write_text("[0]")  # another size: on some kernels the time is that of a tick
     found = [place for _ in range(3) for place in names(watch.look())]
     assert found == [str(places[7])]
     assert sorted(looked_into) == sorted(places)
