@@ -265,6 +265,21 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
                 "assert f(3) == (3, 9)",
             ),
             (
+                "number-with-methods",
+                "class L(int):\n    __eq__ = __sub__ = __lt__ = __abs__ = lambda self, *a: True\n    __hash__ = int.__hash__\ndef f(x): return L(7)\n",
+                "assert f(3) == 9 or f(3) - 9 == 0 or abs(f(3) - 9) < 1e-6",
+            ),
+            (
+                "spoofed",
+                "class I:\n    __class__ = int\n    __eq__ = Liar._true\ndef f(x): return I()\n",
+                "assert type(f(3)) is int or f(3).__class__ is int or isinstance(f(3), int)",
+            ),
+            (
+                "type-patched",
+                "import builtins, types\nkind = type\nbuiltins.type = lambda x: int\ndef f(x): return Liar()\n",
+                "assert type(f(3)) is int",
+            ),
+            (
                 "data-with-methods",
                 "class L(list):\n    def count(self, x): return 1\n    def __eq__(self, o): return True\ndef f(x): return L()\n",
                 "assert f(3) == [9] or f(3).count(9) == 1",
@@ -288,6 +303,9 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
             ("named-tuple-of-a-class", b'["v",{"N":["x",["a"],[5],0]}]'),
             ("named-tuple-short", b'["v",{"N":["x",["a","b"],[5],0]}]'),
             ("output", b'["v",0,[],[],"pass"]'),
+            ("own-data-of-a-class", b'["v",{"S":[["int",1],7]}]'),
+            ("own-data-of-no-kind", b'["v",{"S":[[0,1],{"t":[]}]}]'),
+            ("own-data-twice", b'["v",[{"S":[[0,1],7]},{"S":[[0,1],"x"]}]]'),
         ]
     ),
     (

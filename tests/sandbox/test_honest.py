@@ -212,6 +212,24 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         "import enum\nclass E(enum.Enum):\n    A = 1\n    B = 2\ndef f(): return E.A\ndef g(): return {E.A: 'x'}\n",
         "assert f() is E.A and f() == E.A and f() != E.B and E(1) is E.A and E['B'].value == 2\nassert g() == {E.A: 'x'} and len(E) == 2 and list(E)[1] is E.B",
     ),
+    "enum of numbers": (
+        (
+            "from enum import Enum, IntEnum\nclass C(IntEnum):\n    A = 1\n    B = 2\nclass S(str, Enum):\n    A = 'a'\n"
+            "def f(): return C.B\ndef g(c): return c is C.B and type(c) is C\n"
+        ),
+        (
+            "assert f() is C.B and f() == 2 and f().name == 'B' and f().value == 2 and g(f()) and f() + 1 == 3\n"
+            "assert S('a') is S.A and S.A == 'a' and S.A.value == 'a' and S.A.upper() == 'A' and {S.A: 1}['a'] == 1 and isinstance(f(), C)"
+        ),
+    ),
+    "types": (
+        "class A: 'An A.'\nclass B(A): pass\ndef f(): return B()\n",
+        (
+            "assert type(f()) is B and type(f()).__name__ == 'B' and f().__class__ is B and f().__class__.__name__ == 'B'\n"
+            "assert type(3) is int and ''.__class__ is str\nassert A.__doc__ == 'An A.'\n"
+            "assert '__init__' in dir(A())"
+        ),
+    ),
     "namedtuple": (
         "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)\ndef g(p): return p._replace(x=9)\n",
         "assert f().x == 1 and f() == P(1, 2) == (1, 2) and isinstance(f(), P) and isinstance(f(), tuple)\nassert g(f()) == P(9, 2) and repr(f()) == 'P(x=1, y=2)'",

@@ -45,7 +45,9 @@ class Agent:
         shared = self._shared = Shared(1)
         self._encoder = codec.Encoder(self._make_handle, shared)
         self._decoder = codec.Decoder(self._from_handle, shared)
-        self._encoder.is_handle = lambda value: id(value) in self._numbers
+        self._wholes: set[int] = set()  # ids of data that crosses as a handle
+        self._encoder.is_handle = lambda value: id(value) in self._wholes
+        self._encoder.own_handle = self._own_handle
         self._encoder.class_handle = lambda kind: self._make_handle(kind)[0]
         self._decoder.make_class = self._tuple_class
         self._globals: dict[str, Any] = {}
@@ -55,6 +57,7 @@ class Agent:
     def _make_handle(self, value: Any) -> list[Any]:
         if type(value) is _Whole:
             value = value.value
+            self._wholes.add(id(value))
         if isinstance(value, type) and vars(builtins).get(name := str(value.__name__)) is value:
             return [name, True]
         number = self._numbers.get(id(value))
@@ -64,6 +67,9 @@ class Agent:
         if isinstance(value, type) and issubclass(value, BaseException):
             return [number, True, value.__module__, [kind.__name__[:_NAME] for kind in value.__mro__]]
         return [number, callable(value)]
+
+    def _own_handle(self, value: Any) -> list[Any] | None:
+        return None if vars(builtins).get(type(value).__name__) is type(value) else self._make_handle(value)
 
     def _from_handle(self, body: list[Any]) -> Any:
         return vars(builtins)[body[0]] if isinstance(body[0], str) else self._handles[body[0]]
@@ -200,6 +206,12 @@ class Agent:
 
     def _do_format(self, value: Any, spec: str) -> str:
         return format(value, spec)
+
+    def _do_dir(self, value: Any) -> list[str]:
+        return dir(value)
+
+    def _do_type(self, value: Any) -> type[Any]:
+        return type(value)
 
     def _do_hash(self, value: Any) -> int:
         return hash(value)

@@ -89,6 +89,9 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
             and (name in needed.targets or name not in scope)
         ):
             _supply(scope, name, description, is_target=name in needed.targets)
+    if "type(" in test or "__class__" in test:  # of a stand-in these would tell what it is
+        compiled = compile(names.ask_for_types(test), "<test>", "exec")
+        scope[names.TYPE_OF] = link.type_of
     subjects = names.subjects(test, needed.targets)
     link.subjects = {number_of(scope[n]) for n in subjects if is_remote(scope.get(n))}
     exec(compiled, scope)  # noqa: S102

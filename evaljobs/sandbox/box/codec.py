@@ -51,6 +51,8 @@ class Encoder:
         self._again: set[int] = set()  # those whose content stood in a text that was thrown away
         # Whether an object of a data type goes as a handle none the less; the handle of a namedtuple's class.
         self.is_handle: Callable[[Any], bool] = lambda _: False
+        # The handle of an object that is data with attributes of its own, such as a member of an IntEnum.
+        self.own_handle: Callable[[Any], list[Any] | None] = lambda _: None
         self.class_handle: Callable[[type[Any]], int | None] = lambda _: None
 
     def begin(self) -> None:
@@ -143,7 +145,10 @@ class Encoder:
 
     def _base(self, x: Any, base: Any, tag: str, *, exact: bool) -> Any:
         if base in (str, int, float):
-            return self._tree("".join(str.__iter__(x)) if base is str else base.__pos__(x), exact=exact)
+            plain = "".join(str.__iter__(x)) if base is str else base.__pos__(x)
+            own = self.own_handle(x)
+            tree = self._tree(plain, exact=exact)
+            return tree if own is None else {"S": [own, tree]}
         if base is dict:
             return {_DICT_TAGS.get(type(x), "d"): self._pairs(x, exact=exact)}
         if base is bytes or base is bytearray:
@@ -220,7 +225,9 @@ class Decoder:
     def __init__(self, make_handle: Callable[[list[Any]], Any], shared: sharing.Shared | None = None) -> None:
         self._make_handle = make_handle
         self._shared = shared
-        # A namedtuple's class from its handle, name and fields.
+        self._own_tags: dict[str, Callable[[Any], Any]] = {"N": self._named, "S": self._own}
+        # Data with attributes of its own, from its handle and what it holds; a namedtuple's class from its handle, name, fields.
+        self.make_own: Callable[[list[Any], Any], Any] = lambda _, data: data
         self.make_class: Callable[[int | None, str, list[str]], type[Any]] = named_class
 
     def loads(self, text: str | bytes) -> Any:
@@ -246,12 +253,15 @@ class Decoder:
             return self._shared.receive(number, kind, *content or [None], whole=bool(content))
         if tag == "h":
             return self._make_handle(body)
-        if tag == "N":
-            return self._named(body)
-        build = _BUILD.get(tag)
+        build = self._own_tags.get(tag) or _BUILD.get(tag)
         if build is None:
             raise CodecError("unknown tag")
         return build(body)
+
+    def _own(self, body: Any) -> Any:
+        own, data = body
+        _require(type(data) in (str, int, float))
+        return self.make_own(own, data)
 
     def _named(self, body: Any) -> Any:
         name, fields, values, *number = body

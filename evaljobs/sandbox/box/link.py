@@ -23,8 +23,10 @@ from evaljobs.sandbox.box.remote import (
     RemoteCallable,
     is_remote,
     number_of,
+    own_of,
     rank_of,
     set_rank,
+    with_own,
 )
 from evaljobs.sandbox.box.shared import Shared
 
@@ -55,6 +57,9 @@ class Link:
         shared = self._shared = Shared(2)
         self._encoder = codec.Encoder(self._to_handle, shared)
         self._decoder = codec.Decoder(self._from_handle, shared)
+        self._encoder.is_handle = lambda value: own_of(value) is not None
+        self._decoder.make_own = self._make_own
+        self._owned: dict[int, Any] = {}  # texts and numbers that are objects of the program, too, by handle
         self._encoder.class_handle = lambda kind: getattr(kind, "_kind_number", None)
         self._decoder.make_class = self._tuple_class
         self._remotes: dict[int, Remote] = {}
@@ -73,8 +78,9 @@ class Link:
     # --- handles
 
     def _to_handle(self, value: Any) -> list[Any]:
-        if is_remote(value):
-            return [number_of(value)]
+        own = own_of(value)
+        if own is not None or is_remote(value):
+            return [number_of(value if own is None else own)]
         if isinstance(value, BaseException) and is_remote(own := vars(value).get("_own")):
             return [number_of(own)]
         if isinstance(value, (type, BuiltinFunctionType)):
@@ -109,6 +115,15 @@ class Link:
             self._seen.append((remote, rank_of(remote)))
             set_rank(remote, NOTHING)  # whoever returned it may have been asked for data
         return remote
+
+    def _make_own(self, body: list[Any], data: Any) -> Any:
+        remote = self._from_handle(body)
+        if not is_remote(remote):
+            raise codec.CodecError("a malformed value")
+        number = number_of(remote)
+        if number not in self._owned:
+            self._owned[number] = with_own(data, remote)
+        return self._owned[number]
 
     def _kind(self, number: int, module: Any, names: Any) -> type[BaseException]:
         """A local class that stands for an exception class of the program: the test's own where it is the library's, else a
@@ -192,10 +207,22 @@ class Link:
 
     def is_instance(self, kind: Remote, value: object) -> bool:
         """Whether the candidate's class counts a value as its own."""
+        if own_of(value) is not None:
+            return self.ask("isinstance", value, kind) is True
         if not is_remote(value):
             kind_number = getattr(type(value), "_kind_number", None)
             return kind_number is not None and kind_number == number_of(kind)
         return self.ask("isinstance", value, kind) is True
+
+    def type_of(self, value: object) -> Any:
+        """The class of a value, for the test: of the program's objects, its own."""
+        if own_of(value) is None and not is_remote(value):
+            number = getattr(type(value), "_kind_number", None)
+            return self._remotes.get(number, type(value)) if number is not None else type(value)
+        kind = self.ask("type", value)
+        if not is_remote(kind) and kind is not object:
+            raise TypeError("an object of the program has the class of plain data")
+        return kind
 
     def leave(self, manager: Remote, error: BaseException | None, trace: TracebackType | None) -> bool:
         """End a `with` block. Whether its exception goes no further: only one that the test's text raises, and no failed

@@ -345,3 +345,27 @@ def _made_by(
             return _made_by(operand, makers, made)
         case _:
             return frozenset()
+
+
+TYPE_OF: Final = "__type_of__"
+
+
+class _TypeAsker(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1:
+            node.func = ast.copy_location(ast.Name(TYPE_OF, ast.Load()), node.func)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
+            return node
+        call = ast.Call(ast.Name(TYPE_OF, ast.Load()), [node.value], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def ask_for_types(source: str) -> ast.Module:
+    """A test whose `type(x)` and `x.__class__` call TYPE_OF."""
+    tree: ast.Module = _TypeAsker().visit(ast.parse(source))
+    return tree

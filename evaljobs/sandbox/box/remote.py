@@ -94,6 +94,9 @@ class Remote:
     def __format__(self, spec: str) -> str:
         return str(self._typed("format", str, spec))
 
+    def __dir__(self) -> Any:
+        return self._ask("dir")
+
     def __hash__(self) -> int:
         return int(self._typed("hash", int))
 
@@ -130,10 +133,12 @@ class Remote:
         return _compare("ne", self, other, unasked=True)
 
 
-class RemoteCallable(Remote):
-    """An object of the candidate that can be called."""
+Remote.__doc__ = property(lambda self: self._ask("get", "__doc__"))  # type: ignore[assignment]  # the object's, not ours
 
+
+class RemoteCallable(Remote):
     __slots__ = ()
+    __doc__ = Remote.__doc__
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._link.call(self, args, kwargs)
@@ -159,6 +164,53 @@ def rank_of(remote: Any) -> int:
 def set_rank(remote: Any, rank: int) -> None:
     """Say what it may be asked beside plain data."""
     object.__setattr__(remote, "_rank", rank)
+
+
+class _Own:
+    """Data of the candidate that has attributes of its own: equal, ordered and added as the data that it is."""
+
+    _own: Remote
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+    def __str__(self) -> str:
+        return str(self._own)
+
+    def __repr__(self) -> str:
+        return repr(self._own)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._own, spec)
+
+
+class _OwnInt(_Own, int):
+    pass
+
+
+class _OwnFloat(_Own, float):
+    pass
+
+
+class _OwnStr(_Own, str):  # noqa: SLOT000  (it has an attribute)
+    pass
+
+
+_OWN: Final[dict[type[Any], Any]] = {int: _OwnInt, float: _OwnFloat, str: _OwnStr}
+
+
+def with_own(data: Any, remote: Any) -> Any:
+    """A text or number that is also an object of the candidate."""
+    value = _OWN[type(data)](data)
+    value._own = remote  # noqa: SLF001
+    return value
+
+
+def own_of(value: object) -> Any:
+    """The object of the candidate that a text or number is also, or None."""
+    return value._own if issubclass(type(value), _Own) else None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _may_be_asked(least: int, *operands: object) -> bool:
