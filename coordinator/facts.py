@@ -280,7 +280,7 @@ def count_unread(state: State, name: str, why: str) -> list[Action]:
 
 def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[str, float, float], ...]]:
     """A failed entry is tried again from where it stood; returns the shards to queue by lane."""
-    entry.error, entry.build_tries = "", 0
+    entry.error, entry.build_tries, entry.score_tries_before = "", 0, entry.score_tries
     entry.status = "built" if entry.sets else "unbuilt"
     lanes: dict[str, list[tuple[str, float, float]]] = {}
     for task in entry.sets:

@@ -78,8 +78,10 @@ def step(state: State, site: Site, event: AnyEvent) -> list[Action]:
     handler = _HANDLERS.get(type(event))
     if handler is None:
         raise IllegalEventError(f"{event.kind} cannot come to a running evaluation")
-    actions = handler(state, event)
-    return [*actions, *rules.due(state, site, event.at)]
+    actions = handler(state, event) + rules.due(state, site, event.at)
+    if state.ended_at is not None and state.retry_waits:
+        actions += _again(state) + rules.due(state, site, event.at)
+    return actions
 
 
 def _converted(state: State, event: CheckpointConverted) -> list[Action]:
@@ -294,6 +296,7 @@ def _mark(state: State) -> list[Action]:
 
 
 def _cancel(state: State, event: CancelAsked) -> list[Action]:
+    state.retry_waits = False
     if state.results_written:
         return []  # it is over: its scores stand
     state.cancelled = state.cancelled or event.reason
@@ -301,22 +304,37 @@ def _cancel(state: State, event: CancelAsked) -> list[Action]:
 
 
 def _retry(state: State, _event: RetryAsked) -> list[Action]:
+    """Of one that runs, what has failed is tried again where the rest is under way; one that is ending ends first: its jobs
+    are told to go, its nodes may be others' by then.
+    """
     if not state.failed_entries() and not state.unscored_items:
         return []
-    for entry in state.entries:
-        if entry.status == "scored" and entry.unscored:
-            entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
+    if state.winding_down and state.ended_at is None:
+        state.retry_waits = True
+        return []
+    return _again(state) if state.ended_at is not None else _reopen(state)
+
+
+def _again(state: State) -> list[Action]:
+    """Go on with one that has ended: it has no job, no memory and no queue."""
     state.fatal = state.cancelled = ""
     state.asked_again = True
-    state.results_asked = state.results_written = False
+    state.results_asked = state.results_written = state.retry_waits = False
     state.ended_at = None
-    state.barren = state.rests = state.worker_tries = state.barren_builds = state.conversion_tries = 0
+    state.conversion_tries = 0
     if state.conversion != "none":
         state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():  # they may be others' by now: whatever is free is offered
         node.status, node.holder, node.aside_until = "withdrawn", None, None
-    for info in state.live_jobs("metric"):
-        info.released_at = None  # one that has not ended yet serves on
+    return _reopen(state)
+
+
+def _reopen(state: State) -> list[Action]:
+    state.barren = state.rests = state.worker_tries = state.barren_builds = 0
+    for entry in state.entries:
+        if entry.status == "scored" and entry.unscored:
+            entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
+            entry.score_tries_before = entry.score_tries
     requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 

@@ -242,7 +242,9 @@ def _metric_failed(state: State, outcome: Failed) -> list[Action]:
     if metric.kind == "execute":
         # the score job runs whatever verdicts are missing; it fails the entry if it cannot
         state.warnings.append(f"{outcome.name}: {outcome.error}")
-    elif outcome.blame == "operator" or entry.score_tries >= facts.MAX_METRIC_TRIES:
+    elif (
+        outcome.blame == "operator" or entry.score_tries - entry.score_tries_before >= facts.MAX_METRIC_TRIES
+    ):
         facts.fail_entry(state, entry, outcome.error)
     elif entry.status == "scoring":
         entry.status = "built"

@@ -39,6 +39,7 @@ class EntryState:
     build_job: str = ""  # the last that was to build it
     build_tries: int = 0  # that failed, or during which the job ended
     score_tries: int = 0
+    score_tries_before: int = 0  # of those, the ones before it was last asked to be tried again
     error: str = ""
     result_file: str = ""
     unscored: Mapping[str, str] = field(default_factory=dict)  # items that count in no mean, with the reason
@@ -185,6 +186,7 @@ class State:
     asked_again: bool = False  # by a person, after it had failed or been cancelled
     results_asked: bool = False
     results_written: bool = False
+    retry_waits: bool = False  # asked for while it was ending: it is tried again once it has
     ended_at: float | None = None
     warnings: list[str] = field(default_factory=list)
 

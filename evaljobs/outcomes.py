@@ -77,7 +77,9 @@ class Cleared(Record):
 
 
 class TrialEnded(Record):
-    """A trial's own account of itself. reason: "drained", "terminated", "queue-lost", "time". Seconds by cause."""
+    """A trial's own account of itself. reason: "drained", "terminated", "queue-lost", "outdated" (it claimed a shard of a task
+    that was planned after its start). Seconds by cause.
+    """
 
     kind: Literal["trial-ended"] = "trial-ended"
     name: str  # the trial (array member), not the job

@@ -226,6 +226,8 @@ class Trial:
             self._heed()
             claim = self._insist(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
             if claim.kind == "shard" and claim.shard is not None:
+                if not self._knows(parse_shard(claim.shard)[0]):
+                    return self._leave(claim.shard)
                 idle_since = unfilled_since = None
                 self._run_one(claim.shard, responses)
                 continue
@@ -241,6 +243,11 @@ class Trial:
                     return "drained"
             with self.seconds.spent("idle"):
                 time.sleep(POLL_SECONDS)
+
+    def _leave(self, shard: str) -> str:
+        """It is of a task that was planned after our start (a retry): whoever starts now knows it."""
+        self._insist(lambda queue: queue.give_back(self.lane.trial, shard))
+        return "outdated"
 
     def _run_one(self, shard: str, responses: FrameWriter) -> None:
         assert self._loaded is not None
@@ -273,12 +280,16 @@ class Trial:
         size = responses.bytes
         self._insist(lambda queue: queue.done(self.lane.trial, shard, size))
 
+    def _knows(self, task: str) -> bool:
+        """Is its request set named to us, or to all since then?"""
+        place = self.spec.request_sets_file
+        if task not in self._sets and place is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._sets |= json.loads(Path(place).read_text())["request_sets"]
+        return task in self._sets
+
     def _request_set(self, task: str) -> RequestSet:
         if task not in self._open:
-            if task not in self._sets:
-                raise RetryError(
-                    f"a shard of task {task} was claimed, which this trial has no request set of"
-                )
             assert self._batch_size != "auto"
             folder = self._sets[task]
             copy = node_requests.copy_of(self._slot, self.spec.evaluation_dir, folder, self._batch_size)

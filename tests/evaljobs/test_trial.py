@@ -320,6 +320,17 @@ def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
 
 
 @pytest.mark.model
+def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evaluation: Evaluation) -> None:
+    """It gives the shard back and ends well: neither the shard nor the node has failed."""
+    evaluation.fill()
+    trial = evaluation.spec(request_sets={})
+    assert Trial(trial, trial.lanes[0]).run() == 0
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert (ended.reason, ended.shards) == ("outdated", 0)
+    assert sorted(evaluation.queue.unclaimed()) == sorted(evaluation.shards)
+
+
+@pytest.mark.model
 def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
     """A trial with batch_size "auto" leaves the size it found, waits for sets of the settled size, and runs those."""
     told = evaluation.paths.root / "request_sets.json"

@@ -81,8 +81,7 @@ class Faulty(World):
         if chosen is None:
             super().run_trial(job, index, member)
             return
-        del self.queue[chosen]
-        self.claims[chosen] = lane.trial
+        self.claim(job, index, member, chosen)
 
     def fail(self, trial: str, node: str, shard: str, error: str) -> None:
         known = self.state.shards[shard]

@@ -135,6 +135,8 @@ class World:
         if info.released_at is not None:
             return [m.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
         assert action.job.node not in self.drained, f"{name} would wait for a drained node"
+        if action.job.purpose == "metric":
+            self.workers_stopped = False  # as `Performer` does
         roll = self.dice.random()
         if roll < self.faults.submit_lost:
             return [m.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
@@ -254,7 +256,17 @@ class World:
             self.leave(ended(spec, trial, "drained"))
             self.end_member(job, index, member)
             return
-        shard = self.dice.choice(sorted(self.queue))
+        self.claim(job, index, member, self.dice.choice(sorted(self.queue)))
+
+    def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:
+        """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
+        spec: TrialSpec = next(iter(job.specs.values()))
+        trial = spec.lanes[index].trial
+        if shard.rsplit("|", 2)[0] not in spec.request_sets and spec.batch_size != "auto":
+            self.leave(ended(spec, trial, "outdated"))
+            self.end_member(job, index, member)
+            return
+        assert self.queue is not None
         del self.queue[shard]
         self.claims[shard] = trial
 
