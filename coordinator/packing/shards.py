@@ -95,7 +95,10 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
         rest = total - sums[first]
         goal = min(target, limit, sizes.guided(left))
         target = min(target * GROWTH, sizes.longest)
-        pieces = min(round(rest / goal), int(rest / shortest)) if goal > 0 else 1
+        most = (
+            int(rest / shortest) if shortest > 0 else 1
+        )  # no shortest: the whole run takes no time, or next to none
+        pieces = min(round(min(rest / goal, most + 1)), most) if goal > 0 else 1
         if pieces <= 1:
             ends.append(count)
             break

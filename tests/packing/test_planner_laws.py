@@ -249,3 +249,10 @@ def test_a_shard_stands_on_one_lane_only():
     made = plan(sets, [Lane(name=str(i), node=str(i // 8)) for i in range(24)], load_seconds=5, cpu_slots=8)
     seen = Counter((shard.set, shard.first_batch) for lane in made.lanes for shard in lane.shards)
     assert max(seen.values()) == 1
+
+
+def test_seconds_that_cannot_be_divided_are_planned_all_the_same():
+    """The least number above 0: no part of it is left for a lane, nor for a shard."""
+    least = WorkSet(name="a", batch_seconds=[0.0, 5e-324])
+    made = plan([least], [Lane(name="l", node="n")], load_seconds=0.0, shard_overhead_seconds=0.0)
+    assert covered(made, "a") == [(0, 2)]
