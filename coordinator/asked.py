@@ -8,6 +8,7 @@ It does not know: how a command is typed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import time
 from pathlib import Path
@@ -55,7 +56,8 @@ def _obeyed(coordinator: Coordinator, path: Path) -> bool:
     try:
         _obey(coordinator, Command.model_validate_json(path.read_bytes()))
     except (OSError, RetryError) as error:
-        log.warning("the command in %s cannot be obeyed yet: %s", path, error)
+        if getattr(error, "errno", None) != errno.EAGAIN:  # of one that is set aside there is word already
+            log.warning("the command in %s cannot be obeyed yet: %s", path, error)
         return False
     except Exception as error:
         expected = isinstance(error, (ValidationError, KeyError, OperatorError))

@@ -2,46 +2,31 @@
 
 Rule: there is one runner. `evalspan eval` runs it until its evaluation has ended, `evalspan daemon` until it is told
 to stop. Killed at any instruction and run again, it resumes from the journals.
+What each evaluation does, and what is done with one that cannot go on, is `coordinator.evaluations`'.
 It does not know: what the evaluations are made of, how a cluster is asked.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from coordinator import ahead, clock, kept_back, needs
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
-from coordinator.errors import EvalspanError, OperatorError, RetryError
-from coordinator.messages import (
-    AnyEvent,
-    CancelAsked,
-    MemoryOffered,
-    NodesOffered,
-    NodeWithdrawn,
-    PriorityAsked,
-    RetryAsked,
-)
+from coordinator.errors import OperatorError, RetryError
+from coordinator.evaluations import Evaluations
+from coordinator.messages import MemoryOffered, NodesOffered, NodeWithdrawn
 from coordinator.observe import Grace
 from coordinator.perform import Performer
-from coordinator.records import EvaluationRecord
-from coordinator.running import Running
 from coordinator.specs import holder_memory_mb
 from coordinator.state import State
-from coordinator.store import Journal, WorkLock
 
 log = logging.getLogger(__name__)
-
-# seconds after which an evaluation that could not be taken up is tried again
-DISK_REST = 2.0
-PERSON_REST = 30.0
 
 
 class Keeper(Protocol):
@@ -84,7 +69,7 @@ def _redis_trouble(error: Exception) -> str:
     return text if text.startswith("Redis") else f"Redis: {text}"
 
 
-class Coordinator:
+class Coordinator(Evaluations):
     """All evaluations of a work folder. One per folder at a time (`WorkLock`)."""
 
     def __init__(
@@ -97,19 +82,13 @@ class Coordinator:
         pace: Pace,
         grace: Grace,
     ) -> None:
-        self.performer = performer
+        super().__init__(performer, grace)
         self.cluster = cluster
         self.keeper = keeper
         self.limits = limits
         self.pace = pace
-        self.grace = grace
-        self.running: dict[str, Running] = {}
         self.nodes: list[NodeState] = []
-        self.trouble: str = ""  # the last thing that was away; shown to whoever watches
         self._due = _Due()
-        self._broken: dict[str, Path] = {}
-        self._mend_every: dict[str, float] = {}  # seconds
-        self._lock = WorkLock(performer.site.paths.lock)
         performer.linger = self._linger
 
     @contextmanager
@@ -135,84 +114,9 @@ class Coordinator:
                 log.warning("%s", self.trouble)
             yield
         finally:
-            if not self._broken and not any(r.state.live for r in self.running.values()):
+            if not self._waiting_asides() and not any(r.state.live for r in self.running.values()):
                 self.keeper.stop()
             self._lock.release()
-
-    # --- evaluations ---------------------------------------------------------------------------------------------
-
-    @property
-    def busy(self) -> bool:
-        """Is there an evaluation that has not ended, also one whose journal the disk refuses just now?"""
-        refused = any(self._mend_every[name] == DISK_REST for name in self._broken)
-        return refused or any(r.state.ended_at is None for r in self.running.values())
-
-    def accept(self, record: EvaluationRecord) -> Running:
-        """Take an evaluation on, or go on with it where an earlier coordinator left it."""
-        known = self.running.get(record.evaluation_id)
-        if known is not None:
-            return known
-        root = self.performer.site.paths.evaluation(record.evaluation_id).root
-        running = None
-        if (root / "journal.jsonl").exists():
-            running = Running.resume(root, self.performer, self.grace)
-        if running is None:
-            running = Running.accept(record, self.performer, self.grace)
-        self.running[record.evaluation_id] = running
-        return running
-
-    def accept_or_wait(self, record: EvaluationRecord) -> None:
-        """`accept`; one that has begun and that the disk refuses just now is taken up by a later tick."""
-        paths = self.performer.site.paths.evaluation(record.evaluation_id)
-        try:
-            self.accept(record)
-        except OSError as error:
-            if not Journal.begun(paths.journal):
-                raise
-            self._set_aside(paths.root, error)
-
-    def resume_all(self) -> None:
-        """Every evaluation of the work folder that has not ended."""
-        ended: list[Running] = []
-        for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
-            try:
-                running = Running.resume(journal.parent, self.performer, self.grace)
-            except (OSError, EvalspanError) as error:  # it costs no other evaluation
-                self._set_aside(journal.parent, error)
-                continue
-            if running is not None and running.state.ended_at is None:
-                self.running[running.state.evaluation_id] = running
-            elif running is not None:
-                running.journal.close()
-                ended.append(running)
-        for running in ended:
-            self._clear_converted(running)
-
-    def cancel(self, evaluation_id: str, reason: str) -> None:
-        self.running[evaluation_id].take([CancelAsked(at=clock.now(), reason=reason)])
-
-    def retry(self, evaluation_id: str) -> None:
-        running = self.running[evaluation_id]
-        for note in running.paths.verdicts.glob(
-            "*.hand"
-        ):  # what died with an item: somebody has mended something
-            note.unlink(missing_ok=True)
-        running.take([RetryAsked(at=clock.now())])
-
-    def prioritize(self, evaluation_id: str, priority: int) -> None:
-        self.running[evaluation_id].take([PriorityAsked(at=clock.now(), priority=priority)])
-
-    def revive(self, evaluation_id: str) -> None:
-        """Take up an evaluation of this folder again, also one that has ended. KeyError where there is none."""
-        if evaluation_id in self.running:
-            return
-        root = self.performer.site.paths.evaluation(evaluation_id).root
-        running = (
-            Running.resume(root, self.performer, self.grace) if (root / "journal.jsonl").exists() else None
-        )
-        if running is None:
-            raise KeyError(evaluation_id)
-        self.running[evaluation_id] = running
 
     def release(self, nodes: Sequence[str], until: float) -> None:
         """Give these nodes back and take none of them again before `until` (unix seconds); a time that is over means that
@@ -235,26 +139,6 @@ class Coordinator:
             now,
         )
 
-    def _clear_converted(self, ended: Running) -> None:
-        """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
-        announced = ended.state.announced
-        if announced is None:
-            return
-        others = (r.state for r in self.running.values() if r.state.ended_at is None)
-        if any(s.announced is not None and s.announced.digest == announced.digest for s in others):
-            return
-        folder = self.performer.site.paths.converted
-        if folder.is_dir():
-            for left in folder.glob(f"{announced.digest}*"):
-                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-
-    def forget_ended(self) -> None:
-        """Let go of evaluations that are over: a daemon lives for months."""
-        for evaluation_id, running in list(self.running.items()):
-            if running.state.ended_at is not None:
-                running.journal.close()
-                del self.running[evaluation_id]
-
     # --- one tick --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -267,9 +151,11 @@ class Coordinator:
         listing = self._listing(now)
         for evaluation_id in list(self.running):
             self._guarded(evaluation_id, lambda r: r.observe(listing, clock.now()))
+        if listing is not None:
+            self._end_jobs(listing)
         self._offer(now)
         self._submit()
-        self._mend()
+        self._mend(now)
         for running in self.running.values():
             if running.state.ended_at is not None:
                 self._clear_converted(running)
@@ -300,7 +186,8 @@ class Coordinator:
         # while the last jobs end, somebody waits for it; of many evaluations one is always ending
         ending = all(r.state.winding_down for r in self.running.values())
         every = min(self.pace.jobs, 2.0) if ending else self.pace.jobs
-        if not self.running or not self._due("jobs", every, now):
+        left = any(aside.ending for aside in self._asides.by_id.values())
+        if not (self.running or left) or not self._due("jobs", every, now):
             return None
         try:
             listing = self.cluster.jobs()
@@ -312,51 +199,7 @@ class Coordinator:
         self.trouble = ""
         return listing
 
-    def _guarded(self, evaluation_id: str, what: Callable[[Running], None]) -> None:
-        """Do it; where the disk refuses, forget the half-known state and read it back from the journal later."""
-        running = self.running[evaluation_id]
-        try:
-            what(running)
-        except OSError as error:
-            self._set_aside(running.paths.root, error)
-            running.journal.close()
-            del self.running[evaluation_id]
-        except ClusterError as error:
-            self.trouble = str(error)
-            log.warning("%s", self.trouble)
-
-    def _tell(self, evaluation_id: str, event: AnyEvent) -> None:
-        """One event; an evaluation that the disk has refused meanwhile hears it, or its like, when it is back."""
-        if evaluation_id in self.running:
-            self._guarded(evaluation_id, lambda r: r.take([event]))
-
-    def _set_aside(self, root: Path, error: OSError | EvalspanError) -> None:
-        """A full disk refused this evaluation's journal, or the site what it needs to begin: `_mend` tries again."""
-        self.trouble = f"{root.name}: {error}; trying again"
-        log.warning("%s", self.trouble)
-        self._broken[root.name] = root
-        # what a person must change is not asked for as often as whether a disk has room
-        self._mend_every[root.name] = DISK_REST if isinstance(error, OSError) else PERSON_REST
-
-    def _mend(self) -> None:
-        for evaluation_id, root in list(self._broken.items()):
-            if not self._due(f"mend/{evaluation_id}", self._mend_every[evaluation_id], clock.now()):
-                continue
-            try:
-                running = Running.resume(root, self.performer, self.grace)
-            except OSError:
-                continue
-            except EvalspanError as error:
-                self._set_aside(root, error)
-                continue
-            del self._broken[evaluation_id]
-            if running is not None:
-                self.running[evaluation_id] = running
-
     # --- nodes -----------------------------------------------------------------------------------------------------
-
-    def _states(self) -> list[State]:
-        return [running.state for running in self.running.values()]
 
     def _kept_back(self, now: float) -> set[str]:
         try:

@@ -190,6 +190,20 @@ class Performer:
             log.warning("cancelling %s: %s", ", ".join(targets), error)
             self._uncancelled.update(targets)
 
+    def end(self, evaluation_id: str, job_ids: Sequence[str]) -> None:
+        """End jobs of an evaluation that nobody goes on with (asked again while there are any), and take it out of Redis."""
+        if job_ids:
+            try:
+                self.cluster.cancel(job_ids)
+            except ClusterError as error:
+                log.warning("cancelling %s: %s", ", ".join(job_ids), error)
+            return
+        try:
+            self.queue(evaluation_id).remove()
+            self.metric_queue(evaluation_id).remove()
+        except QueueUnavailable as error:
+            log.warning("queues of %s: %s", evaluation_id, error)
+
     def cancel_again(self) -> None:
         """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""
         if self._uncancelled:

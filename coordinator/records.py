@@ -82,4 +82,9 @@ def evaluation_id(
 
 def job_token(evaluation: str, kind: str, detail: str, attempt: int) -> str:
     """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart."""
-    return f"es-{evaluation.rsplit('-', 1)[-1]}-{kind}-{slug(detail)[:40]}-a{attempt}"
+    return f"{job_prefix(evaluation)}{kind}-{slug(detail)[:40]}-a{attempt}"
+
+
+def job_prefix(evaluation: str) -> str:
+    """What the names of all jobs of an evaluation begin with."""
+    return f"es-{evaluation.rsplit('-', 1)[-1]}-"

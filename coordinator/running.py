@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from coordinator import clock, machine, observe, stragglers
 from coordinator.cluster import JobState
+from coordinator.ended import write_ended
 from coordinator.ending import try_report
 from coordinator.messages import (
     Accepted,
@@ -106,28 +107,36 @@ class Running:
     @classmethod
     def resume(cls, root: Path, performer: Performer, grace: observe.Grace) -> Running | None:
         """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
-        with contextlib.ExitStack() as stack:
-            journal = Journal(EvaluationPaths(root).journal)
-            stack.callback(journal.close)
-            state: State | None = None
-            last = 0.0
-            for event in journal.replay():
-                last = max(last, event.at)
-                if isinstance(event, Accepted):
-                    state, _ = machine.start(event)
-                elif state is not None:
-                    try:
-                        machine.step(state, performer.site, event)
-                    except IllegalEventError:
-                        log.exception("%s: an event in the journal is illegal and was passed over", root.name)
-            if state is None:
-                return None
-            running = cls(state, journal, performer, grace)
-            if state.ended_at is None:
-                clock.not_before(last)
-                running.take([Restarted(at=clock.now())])
-            stack.pop_all()  # the journal stays open
-            return running
+        journal = Journal(EvaluationPaths(root).journal)
+        try:
+            running = cls._replayed(journal, performer, grace)
+        except BaseException:
+            journal.close()
+            raise
+        if running is None:
+            journal.close()
+        return running
+
+    @classmethod
+    def _replayed(cls, journal: Journal, performer: Performer, grace: observe.Grace) -> Running | None:
+        state: State | None = None
+        last = 0.0
+        for event in journal.replay():
+            last = max(last, event.at)
+            if isinstance(event, Accepted):
+                state, _ = machine.start(event)
+            elif state is not None:
+                try:
+                    machine.step(state, performer.site, event)
+                except IllegalEventError:
+                    log.exception("%s: an event is illegal and was passed over", journal.path)
+        if state is None:
+            return None
+        running = cls(state, journal, performer, grace)
+        if state.ended_at is None:
+            clock.not_before(last)
+            running.take([Restarted(at=clock.now())])
+        return running
 
     @classmethod
     def view(cls, state: State, performer: Performer, grace: observe.Grace) -> Running:
@@ -158,6 +167,7 @@ class Running:
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
             # once more: the last jobs told of themselves after the results were written
             try_report(self.state, self.paths)
+            write_ended(self.state, self.paths)
 
     def _step(self, event: AnyEvent) -> list[Action]:
         try:

@@ -149,8 +149,11 @@ class Service:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = setup.hosting(self.config, self.coordinator.cluster)
             self.coordinator.performer.lm_eval_version()  # without it nothing could be begun
-            running = self.coordinator.accept(setup.at_site(record, self._hosting, self.config))
-            if record.priority > running.state.record.priority:  # a notice that comes again lowers none
+            self.coordinator.accept_or_wait(setup.at_site(record, self._hosting, self.config))
+            running = self.coordinator.running.get(record.evaluation_id)
+            if (
+                running is not None and record.priority > running.state.record.priority
+            ):  # a notice that comes again lowers none
                 self.coordinator.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
@@ -182,9 +185,7 @@ class Service:
 
     def _pins(self) -> None:
         """A marker in each checkpoint that is still needed; the trainer's hook honours it (`hook.pinned`)."""
-        wanted = {
-            str(_pin(r.state.record)) for r in self.coordinator.running.values() if r.state.ended_at is None
-        }
+        wanted = {str(_pin(record)) for record in self.coordinator.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
                 Path(pin).touch()

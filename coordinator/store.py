@@ -22,6 +22,10 @@ from coordinator.messages import EVENT, AnyEvent
 ASKING_SECONDS = 0.5  # for which somebody who asks whether the lock is held may hold it
 
 
+class JournalError(OperatorError):
+    """A journal with a line that is not ours to read: it stays as it is until a person acts."""
+
+
 class Journal:
     """Events of one evaluation in `journal.jsonl`, one JSON object a line."""
 
@@ -53,7 +57,7 @@ class Journal:
             raise
 
     def replay(self) -> Iterator[AnyEvent]:
-        """All events so far. OperatorError names the line that cannot be read."""
+        """All events so far. JournalError names the line that cannot be read."""
         yield from read_events(self.path)
 
     def close(self) -> None:
@@ -76,7 +80,7 @@ class Journal:
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """All whole events of a journal, also of one that another process is writing. OperatorError names a bad line."""
+    """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
@@ -101,8 +105,8 @@ def _event(line: bytes, where: str) -> AnyEvent:
     try:
         return EVENT.validate_json(line)
     except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise OperatorError(
+        what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
+        raise JournalError(
             f"{where} is no event of this version ({what}); move the folder away to start afresh"
         ) from error
 
@@ -142,6 +146,14 @@ class WorkLock:
         finally:
             os.close(fd)
         return False
+
+    @property
+    def there(self) -> bool:
+        """Do we hold it, and does its path show the file that we hold? Not while the storage below it is away."""
+        try:
+            return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except OSError:
+            return False
 
     def release(self) -> None:
         if self._fd is not None:

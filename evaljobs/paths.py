@@ -49,6 +49,8 @@ class EvaluationPaths:
         self.request_sets = self.root / "request_sets.json"
         self.results = self.root / "results.json"
         self.report = self.root / "report.json"
+        self.ended = self.root / "ended.json"
+        self.fault = self.root / "fault.json"
 
     def folders(self) -> tuple[Path, ...]:
         return (

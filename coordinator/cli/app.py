@@ -12,6 +12,7 @@ from rich.console import Console
 
 from coordinator import machine
 from coordinator.config import Config
+from coordinator.ended import read_ended
 from coordinator.errors import OperatorError
 from coordinator.intake import check_tasks
 from coordinator.messages import Accepted, AnyEvent
@@ -52,6 +53,13 @@ def ask_for_tasks(suite: SuiteSpec, site: Site) -> None:
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
     """The evaluation whose id begins with `prefix` (or has it as its digest), as its journal shows it now."""
+    paths = find_folder(config, prefix)
+    events = list(read_events(paths.journal))
+    return replay(events, config), paths, events
+
+
+def find_folder(config: Config, prefix: str) -> EvaluationPaths:
+    """The folder of that evaluation, whatever is in it; OperatorError where there is none, or more than one."""
     root = Path(config.work_dir)
     ids = sorted(p.parent.name for p in root.glob("*/journal.jsonl"))
     found = [i for i in ids if i.startswith(prefix) or i.endswith(f"-{prefix}")]
@@ -64,9 +72,7 @@ def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths
         raise OperatorError(
             f"{what} in {root} {verb} with {prefix!r} (there are: {known}): `evalspan status` lists all"
         )
-    paths = EvaluationPaths(root / found[0])
-    events = list(read_events(paths.journal))
-    return replay(events, config), paths, events
+    return EvaluationPaths(root / found[0])
 
 
 def replay(events: list[AnyEvent], config: Config) -> State:
@@ -94,14 +100,29 @@ class Follower:
         self._site = site_of(config)
         self._only = only
         self._read: dict[Path, tuple[State, int]] = {}
+        self._passed: dict[Path, int] = {}  # ended, or not to be read; for as long as they do not grow
 
     def states(self) -> list[State]:
         """Those that have not ended, oldest first."""
         for journal in self._root.glob(f"{self._only or '*'}/journal.jsonl"):
-            with contextlib.suppress(OSError):  # storage that is away for a moment
-                self._follow(journal, journal.stat().st_size)
+            # storage that is away for a moment; a journal that is not ours to read
+            with contextlib.suppress(OSError, OperatorError):
+                self._look(journal, journal.stat().st_size)
         states = [state for state, _ in self._read.values() if state.ended_at is None]
         return sorted(states, key=lambda state: state.record.accepted_at)
+
+    def _look(self, journal: Path, size: int) -> None:
+        if self._passed.get(journal) == size:
+            return
+        self._passed.pop(journal, None)
+        if journal not in self._read and read_ended(EvaluationPaths(journal.parent)) is not None:
+            self._passed[journal] = size
+            return
+        try:
+            self._follow(journal, size)
+        except OperatorError:
+            self._passed[journal] = size
+            raise
 
     def _follow(self, journal: Path, size: int) -> None:
         known = self._read.get(journal)

@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from coordinator import needs, setup
+from coordinator.aside import read_fault
 from coordinator.asked import Command, leave_command
-from coordinator.cli.app import CONFIG, WORK_DIR, app, find_evaluation, stdout
-from coordinator.cli.service import EVALUATION, evaluations
+from coordinator.cli.app import CONFIG, WORK_DIR, app, find_folder, replay, stdout
+from coordinator.cli.service import EVALUATION
+from coordinator.cli.standing import open_states
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
@@ -21,42 +23,46 @@ from coordinator.errors import OperatorError
 from coordinator.report.live import Watcher
 from coordinator.report.terminal import by_reason, seconds
 from coordinator.state import State
-from coordinator.store import WorkLock
-from evaljobs.paths import WorkPaths
+from coordinator.store import JournalError, WorkLock, read_events
+from evaljobs.paths import EvaluationPaths, WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365
 
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Through the daemon where one runs; else do it here, with the same loop. Exit code 1 where a retry failed again."""
-    state, _, _ = find_evaluation(config, evaluation)
+    folder = find_folder(config, evaluation)
+    name = folder.root.name
     paths = WorkPaths(config.work_dir)
-    command = command.model_copy(update={"evaluation_id": state.evaluation_id})
+    command = command.model_copy(update={"evaluation_id": name})
     alive = WorkLock(paths.lock).held()
-    if nothing := _nothing_to_do(state, command, alive=alive):
-        _say(f"{state.evaluation_id} {nothing}")
+    if nothing := _nothing_to_do(folder, config, command, alive=alive):
+        _say(f"{name} {nothing}")
         return
     if alive:
         leave_command(paths, command)
-        _say(f"{command.command} of {state.evaluation_id} is asked for")
+        _say(f"{command.command} of {name} is asked for")
         return
     coordinator = setup.coordinator_of(config)
     with coordinator.in_charge(), Watcher(Console(stderr=True)) as watcher:
-        coordinator.revive(state.evaluation_id)
+        try:
+            coordinator.revive(name)
+        except KeyError as error:
+            raise OperatorError(str(error.args[0])) from error
         if command.command == "cancel":
-            coordinator.cancel(state.evaluation_id, command.reason)
+            coordinator.cancel(name, command.reason)
         else:
-            coordinator.retry(state.evaluation_id)
+            coordinator.retry(name)
         coordinator.run(
-            lambda: _over(coordinator, state.evaluation_id),
+            lambda: _over(coordinator, name),
             lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
         )
-    ended = coordinator.running[state.evaluation_id].state
+    ended = coordinator.running[name].state
     if command.command == "cancel":
         _say(f"{ended.evaluation_id} is cancelled")
         return
-    for name, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
-        _say(f"{ended.evaluation_id}: {name}: {why}")
+    for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
+        _say(f"{ended.evaluation_id}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(1)
     _say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
@@ -66,8 +72,16 @@ def _say(text: str) -> None:
     stdout().print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
-    """Why a command would change nothing; empty where it would. Without a daemon a retry goes on with what has not ended."""
+def _nothing_to_do(folder: EvaluationPaths, config: Config, command: Command, *, alive: bool) -> str:
+    """Why a command would change nothing; empty where it would. Without a daemon a retry goes on with what has not ended.
+    A journal that is not ours to read may have jobs that are, and may be mended.
+    """
+    try:
+        state: State = replay(list(read_events(folder.journal)), config)
+    except JournalError:
+        return ""
+    if read_fault(folder) is not None and state.ended_at is None:
+        return ""
     if command.command == "cancel":
         return "has ended: nothing is left to cancel" if state.ended_at is not None else ""
     if state.failed_entries() or state.unscored_items or (state.ended_at is None and not alive):
@@ -82,6 +96,8 @@ def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
 
 def _over(coordinator: Coordinator, evaluation_id: str) -> bool:
     running = coordinator.running.get(evaluation_id)
+    if why := coordinator.lost(evaluation_id):
+        raise OperatorError(f"{evaluation_id} was given up: {why}")
     return running is not None and running.state.ended_at is not None
 
 
@@ -143,7 +159,7 @@ def release(
     paths = WorkPaths(settings.work_dir)
     if not WorkLock(paths.lock).held():
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    used = needs.uses(s for s in evaluations(settings) if s.ended_at is None)
+    used = needs.uses(open_states(settings))
     if node:
         _check_node(settings, node, used)
     names = (node,) if node else needs.to_give_back(used, gpus)

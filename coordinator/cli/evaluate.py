@@ -139,6 +139,8 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
             nonlocal cancelled_before
             running = coordinator.running.get(record.evaluation_id)
             if running is None:
+                if why := coordinator.lost(record.evaluation_id):
+                    raise OperatorError(f"{record.evaluation_id} was given up: {why}")
                 return False
             if cancelled_before is None:
                 cancelled_before = bool(running.state.cancelled)

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,26 +25,26 @@ from coordinator.cli.app import (
     app,
     ask_for_tasks,
     find_evaluation,
-    replay,
+    find_folder,
     stdout,
 )
+from coordinator.cli.standing import rows_of
 from coordinator.config import Config
 from coordinator.contained import Contained
 from coordinator.errors import OperatorError
 from coordinator.intake import judge_for, make_record
-from coordinator.report.listing import failed_jobs, logs_of, show_gate, show_status
-from coordinator.report.live import Watcher, done_shards, stage_of
+from coordinator.report.listing import logs_of, show_gate, show_status
+from coordinator.report.live import Watcher
 from coordinator.report.terminal import seconds
 from coordinator.resubmission import submitted
 from coordinator.running import Running
 from coordinator.service import Service
 from coordinator.signals import Signals
-from coordinator.state import NodeUse, State
-from coordinator.store import Journal, WorkLock, read_events
+from coordinator.store import Journal, WorkLock
 from coordinator.suites import load_suite
-from coordinator.trackers.live import Exporter, failures
+from coordinator.trackers.live import Exporter
 from coordinator.triggers import Notice, spool
-from evaljobs.paths import EvaluationPaths, WorkPaths
+from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
 EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
@@ -197,55 +197,6 @@ def submit(
         screen.print(note, style="yellow", soft_wrap=True)
 
 
-def evaluations(config: Config) -> list[State]:
-    """Every evaluation of the work folder, oldest first; one whose journal cannot be read is named, and hides no other."""
-    found = []
-    for journal in Path(config.work_dir).glob("*/journal.jsonl"):
-        try:
-            events = list(read_events(journal))
-        except OperatorError as error:
-            Console(stderr=True).print(f"{error}", style="red", soft_wrap=True, highlight=False, markup=False)
-            continue
-        if events:
-            found.append(replay(events, config))
-    return sorted(found, key=lambda state: state.record.accepted_at)
-
-
-def _row(state: State, paths: EvaluationPaths) -> dict[str, Any]:
-    return {
-        "evaluation_id": state.evaluation_id,
-        "suite": state.record.suite.name,
-        "step": state.record.checkpoint.step,
-        "stage": stage_of(state),
-        "shards_done": done_shards(state),
-        "shards": len(state.shards),
-        "trials": len(state.live_trials),
-        "scored": sum(e.status == "scored" for e in state.entries),
-        "entries": len(state.entries),
-        "age_seconds": time.time() - state.record.accepted_at,
-        "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
-        "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
-        "stragglers": {t: _straggles(state, t) for t in state.stragglers},
-        "errors": {e.name: e.error for e in state.entries if e.error},
-        "warnings": list(dict.fromkeys(state.warnings))[-5:],
-        "failed_jobs": failed_jobs(paths),
-        "trackers": failures(paths),
-        "folder": str(paths.root),
-    }
-
-
-def _straggles(state: State, trial: str) -> str:
-    ended = "" if trial in state.live_trials else " (it has ended)"
-    return f"takes {state.stragglers[trial]:.1f} times as long as the others{ended}"
-
-
-def _aside(node: NodeUse) -> str:
-    left = (
-        "" if node.aside_until is None else f" for {seconds(max(0.0, node.aside_until - time.time()))} more"
-    )
-    return f"set aside{left} (time {node.asides}): {node.why}"
-
-
 @app.command()
 def status(
     evaluation: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
@@ -263,8 +214,7 @@ def status(
     """
     settings = setup.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
-    states = [find_evaluation(settings, evaluation)[0]] if evaluation else evaluations(settings)
-    rows = [_row(state, paths.evaluation(state.evaluation_id)) for state in states]
+    rows = rows_of(settings, find_folder(settings, evaluation) if evaluation else None)
     alive = WorkLock(paths.lock).held()
     now = time.time()
     at_gate = gate.read(paths.gate)

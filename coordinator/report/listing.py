@@ -107,6 +107,8 @@ def _said(figures: Sequence[str]) -> Iterable[str]:
 
 def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What went wrong, worst first, with its colour."""
+    if row["fault"] is not None:
+        yield row["fault"], "red"
     for name, why in {**by_reason(row["errors"]), **row["nodes_aside"]}.items():
         yield f"{name}: {why}", "red"
     if row["waits_seconds"] is not None:

@@ -21,7 +21,7 @@ ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
 def row(**more: Any) -> dict[str, Any]:
     known = {
         "evaluation_id": ID, "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1,
-        "entries": 4, "age_seconds": 75.0, "stragglers": {}, "waits_seconds": None, "errors": {}, "nodes_aside": {}, "failed_jobs": {}, "trackers": {},
+        "entries": 4, "age_seconds": 75.0, "stragglers": {}, "waits_seconds": None, "errors": {}, "nodes_aside": {}, "failed_jobs": {}, "trackers": {}, "fault": None,
     }  # fmt: skip
     return {**known, **more}
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-if str(TESTS / "machine") not in sys.path:
-    sys.path.append(str(TESTS / "machine"))
+for parts in (TESTS / "machine", TESTS / "daemon"):
+    if str(parts) not in sys.path:
+        sys.path.append(str(parts))
 
 
 def _module(name: str, path: Path) -> Any:
@@ -70,3 +71,10 @@ def site(tmp_path: Path, toy_model: Path) -> Iterator[Any]:
     site = toys.Site(lambda a: [program, *a], env, tmp_path, toy_model, suite, [])
     yield site
     site.stop_redis()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    from loop_parts import small_disk
+
+    yield from small_disk(tmp_path)

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from loop_parts import coordinator_on, fill, no_room_for_an_event
 from world_parts import record
 
 from coordinator import setup
-from coordinator.allocation import Limits
-from coordinator.daemon import Coordinator, Pace
 from coordinator.errors import OperatorError
-from coordinator.observe import Grace
-from coordinator.perform import Performer
-from coordinator.redis_server import RedisServer
-from coordinator.specs import Site
 from coordinator.testing import FakeCluster, fake_node
 from evaljobs import redis_address
 from evaljobs.paths import WorkPaths
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=400", "none", str(tmp_path)],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no file system can be mounted: {made.stderr.decode().strip()}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
-def coordinator_on(work: Path, cluster: FakeCluster) -> Coordinator:
-    site = Site(work_dir=str(work), trial_command=("python",), worker_command=("python",))
-    return Coordinator(
-        performer=Performer(site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=work / "o"),
-        cluster=cluster,
-        keeper=RedisServer(WorkPaths(work)),
-        limits=Limits(),
-        pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1),
-        grace=Grace(),
-    )
-
-
-def fill(disk: Path) -> Path:
-    """A file that leaves not a byte."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-    return filler
 
 
 def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
@@ -103,9 +55,7 @@ def test_an_evaluation_asked_for_again_on_a_full_disk_is_taken_up_once_there_is_
         accepted = before.accept(record()).state.evaluation_id
     before.keeper.stop()
     journal = before.running[accepted].paths.journal
-    with journal.open("rb+") as file:  # to the end of its page, which has no room for an event then
-        file.seek(-1, os.SEEK_END)
-        file.write(b" " * (-journal.stat().st_size % 4096) + b"\n")
+    no_room_for_an_event(journal)
     filler = fill(disk)
     coordinator = coordinator_on(disk / "work", cluster)
     with coordinator.in_charge():

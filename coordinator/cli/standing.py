@@ -1,0 +1,156 @@
+"""What `evalspan status` says of each evaluation of a work folder, whatever is wrong with any of them.
+
+Rule: one that has ended is known by `ended.json` and its journal is not read; one whose journal cannot be read has a row
+that says so, and costs no other its row.
+It does not know: how rows are shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.aside import Fault, read_fault
+from coordinator.cli.app import replay
+from coordinator.config import Config
+from coordinator.ended import WARNINGS, Ended, read_ended
+from coordinator.errors import EvalspanError
+from coordinator.records import EvaluationRecord
+from coordinator.report.listing import failed_jobs
+from coordinator.report.live import done_shards, stage_of
+from coordinator.report.terminal import seconds
+from coordinator.state import NodeUse, State
+from coordinator.store import read_events
+from coordinator.trackers.live import failures
+from evaljobs.paths import EvaluationPaths
+
+
+def folders(config: Config) -> Iterator[EvaluationPaths]:
+    """Of every evaluation that has begun."""
+    for journal in Path(config.work_dir).glob("*/journal.jsonl"):
+        yield EvaluationPaths(journal.parent)
+
+
+def open_states(config: Config) -> list[State]:
+    """Evaluations that have not ended, oldest first. A journal that cannot be read is passed over."""
+    found = []
+    for paths in folders(config):
+        if read_ended(paths) is None:
+            with contextlib.suppress(EvalspanError, OSError):
+                found.append(replay(list(read_events(paths.journal)), config))
+    return sorted((s for s in found if s.ended_at is None), key=lambda state: state.record.accepted_at)
+
+
+def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[dict[str, Any]]:
+    """A row for each evaluation (or for this one), oldest first."""
+    rows = [
+        row for paths in ([only] if only else folders(config)) if (row := _row(config, paths)) is not None
+    ]
+    return sorted(rows, key=lambda row: -row["age_seconds"])
+
+
+def _row(config: Config, paths: EvaluationPaths) -> dict[str, Any] | None:
+    """None where nothing was accepted yet."""
+    ended = read_ended(paths)
+    if ended is not None:
+        row = _of_ended(ended)
+    else:
+        fault = read_fault(paths)
+        try:
+            events = list(read_events(paths.journal))
+            if not events:
+                return None
+            row = _of_state(replay(events, config), fault)
+        except Exception as error:  # noqa: BLE001 (one row may not cost the others)
+            told = fault.error if fault is not None else f"its journal cannot be read: {error}"
+            row = _of_record(paths, fault, told)
+    return {**row, "failed_jobs": failed_jobs(paths), "trackers": failures(paths), "folder": str(paths.root)}
+
+
+def _of_state(state: State, fault: Fault | None) -> dict[str, Any]:
+    return {
+        "evaluation_id": state.evaluation_id,
+        "suite": state.record.suite.name,
+        "step": state.record.checkpoint.step,
+        "stage": stage_of(state) if fault is None or state.ended_at is not None else _standing(fault),
+        "shards_done": done_shards(state),
+        "shards": len(state.shards),
+        "trials": len(state.live_trials),
+        "scored": sum(e.status == "scored" for e in state.entries),
+        "entries": len(state.entries),
+        "age_seconds": time.time() - state.record.accepted_at,
+        "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
+        "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
+        "stragglers": {
+            t: _straggles(times, ended=t not in state.live_trials) for t, times in state.stragglers.items()
+        },
+        "errors": {e.name: e.error for e in state.entries if e.error},
+        "warnings": list(dict.fromkeys(state.warnings))[-WARNINGS:],
+        "fault": fault.error if fault is not None and state.ended_at is None else None,
+    }
+
+
+def _of_ended(ended: Ended) -> dict[str, Any]:
+    return {
+        "evaluation_id": ended.evaluation_id,
+        "suite": ended.suite,
+        "step": ended.step,
+        "stage": "cancelled" if ended.cancelled else "ended",
+        "shards_done": ended.shards_done,
+        "shards": ended.shards,
+        "trials": 0,
+        "scored": ended.scored,
+        "entries": ended.entries,
+        "age_seconds": time.time() - ended.accepted_at,
+        "nodes_aside": {},
+        "waits_seconds": None,
+        "stragglers": {t: _straggles(times, ended=True) for t, times in ended.stragglers.items()},
+        "errors": dict(ended.errors),
+        "warnings": list(ended.warnings),
+        "fault": None,
+    }
+
+
+def _of_record(paths: EvaluationPaths, fault: Fault | None, told: str) -> dict[str, Any]:
+    """All that is known where the journal cannot be read."""
+    record = None
+    with contextlib.suppress(OSError, ValidationError):
+        record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+    return {
+        "evaluation_id": paths.root.name,
+        "suite": record.suite.name if record is not None else "",
+        "step": record.checkpoint.step if record is not None else None,
+        "stage": _standing(fault) if fault is not None else "unreadable",
+        "shards_done": 0,
+        "shards": 0,
+        "trials": 0,
+        "scored": 0,
+        "entries": len(record.suite.tasks) if record is not None else 0,
+        "age_seconds": time.time() - record.accepted_at if record is not None else 0.0,
+        "nodes_aside": {},
+        "waits_seconds": None,
+        "stragglers": {},
+        "errors": {},
+        "warnings": [],
+        "fault": told,
+    }
+
+
+def _standing(fault: Fault) -> str:
+    return "given up" if fault.given_up else "set aside"
+
+
+def _straggles(times: float, *, ended: bool) -> str:
+    return f"takes {times:.1f} times as long as the others{' (it has ended)' if ended else ''}"
+
+
+def _aside(node: NodeUse) -> str:
+    left = (
+        "" if node.aside_until is None else f" for {seconds(max(0.0, node.aside_until - time.time()))} more"
+    )
+    return f"set aside{left} (time {node.asides}): {node.why}"
