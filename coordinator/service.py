@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -178,6 +179,9 @@ class Service:
             i: _seen(r.state.record, _phase(r.state)) for i, r in self.coordinator.running.items()
         }
         keep_every = None if policy == "latest" else policy.keep_every
+        there = {record.evaluation_id for record in self.coordinator.records()}
+        for evaluation_id in self._series.keys() - there:  # ended, given up, or removed
+            self._series[evaluation_id] = replace(self._series[evaluation_id], phase="over")
         for evaluation_id, why in stale(self._series.values(), keep_every).items():
             # a full disk, or a journal that it refused before: dropped at a later look
             with contextlib.suppress(OSError, KeyError):

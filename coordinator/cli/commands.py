@@ -36,7 +36,8 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     paths = WorkPaths(config.work_dir)
     command = command.model_copy(update={"evaluation_id": name})
     alive = WorkLock(paths.lock).held()
-    if nothing := _nothing_to_do(folder, config, command, alive=alive):
+    state = _state_of(folder, config)
+    if state is not None and (nothing := _nothing_to_do(state, command, alive=alive)):
         _say(f"{name} {nothing}")
         return
     if alive:
@@ -72,16 +73,17 @@ def _say(text: str) -> None:
     stdout().print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _nothing_to_do(folder: EvaluationPaths, config: Config, command: Command, *, alive: bool) -> str:
-    """Why a command would change nothing; empty where it would. Without a daemon a retry goes on with what has not ended.
-    A journal that is not ours to read may have jobs that are, and may be mended.
-    """
+def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
+    """None where nobody can tell, or more than its journal tells: one that is set aside may have jobs, and be mended."""
     try:
-        state: State = replay(list(read_events(folder.journal)), config)
+        state = replay(list(read_events(folder.journal)), config)
     except JournalError:
-        return ""
-    if read_fault(folder) is not None and state.ended_at is None:
-        return ""
+        return None
+    return state if state.ended_at is not None or read_fault(folder) is None else None
+
+
+def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
+    """Why a command would change nothing; empty where it would. Without a daemon a retry goes on with what has not ended."""
     if command.command == "cancel":
         return "has ended: nothing is left to cancel" if state.ended_at is not None else ""
     if state.failed_entries() or state.unscored_items or (state.ended_at is None and not alive):
