@@ -92,6 +92,7 @@ class Asides:
             first = SITE_SECONDS if put.for_person else REFUSED_SECONDS
             put.due_at = now + max(first, min(60.0, 10 * seconds))
         else:
+            put.for_person = isinstance(error, JournalError)
             self._fault(put, now)
         return put
 
@@ -106,7 +107,7 @@ class Asides:
 
     def give_up(self, put: Aside, now: float, cancelled: str = "") -> None:
         """Go on with it no more."""
-        put.standing, put.clean = "given-up", 0
+        put.standing, put.clean, put.for_person = "given-up", 0, False
         note(put, now, cancelled)
 
     def forget(self, evaluation_id: str, *, faults: bool) -> None:

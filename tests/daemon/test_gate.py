@@ -306,5 +306,7 @@ def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
     until(ears, lambda: after.running["e1-suite-00000001"].state.ended_at is not None)
     assert not after.busy
     told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(tmp_path)])
-    assert [row["evaluation_id"] for row in json.loads(told.stdout)["evaluations"]] == ["e1-suite-00000001"]
-    assert str(journal) in told.stderr.replace("\n", "")
+    rows = {row["evaluation_id"]: row for row in json.loads(told.stdout)["evaluations"]}
+    assert rows["e1-suite-00000001"]["stage"] == "cancelled"
+    assert rows["e2-suite-00000002"]["stage"] == "set aside"
+    assert f"{journal}:1" in rows["e2-suite-00000002"]["fault"]
