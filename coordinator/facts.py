@@ -203,7 +203,7 @@ def count_trial_death(state: State, node_name: str | None, why: str) -> bool:
     worked = any(leaf.todo < len(leaf.planned.shards) for leaf in state.leaves.values())
     most = MAX_BARREN * (len(state.nodes) if worked else 1)
     if (state.todo or not state.leaves) and state.barren >= most:
-        state.fatal = state.fatal or f"trials keep failing; the last: {why}"
+        no_inference(state, f"trials keep failing; the last: {why}")
     return node is not None
 
 
@@ -236,7 +236,13 @@ def rest(state: State, why: str) -> None:
         return
     state.rests += 1
     if state.rests > MAX_RESTS:
-        state.fatal = state.fatal or f"no node is left; the last: {why}"
+        no_inference(state, f"no node is left; the last: {why}")
+
+
+def no_inference(state: State, why: str) -> None:
+    """No trial will do any more: entries that lack responses fail; the others need no GPU."""
+    if not state.fatal:
+        state.fatal, state.fatal_to = why, "inference"
 
 
 def staging_stands(state: State, info: JobInfo) -> bool:

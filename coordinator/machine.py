@@ -317,7 +317,7 @@ def _retry(state: State, _event: RetryAsked) -> list[Action]:
 
 def _again(state: State) -> list[Action]:
     """Go on with one that has ended: it has no job, no memory and no queue."""
-    state.fatal = state.cancelled = ""
+    state.cancelled = ""
     state.asked_again = True
     state.results_asked = state.results_written = state.retry_waits = False
     state.ended_at = None
@@ -330,6 +330,7 @@ def _again(state: State) -> list[Action]:
 
 
 def _reopen(state: State) -> list[Action]:
+    state.fatal, state.fatal_to = "", "all"
     state.barren = state.rests = state.worker_tries = state.barren_builds = 0
     for entry in state.entries:
         if entry.status == "scored" and entry.unscored:

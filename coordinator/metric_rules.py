@@ -55,6 +55,12 @@ def _answered(state: State, entry: EntryState) -> bool:
     return True
 
 
+def needs_no_gpu(state: State, entry: EntryState) -> bool:
+    """Every response of the entry is there."""
+    leaves = [state.leaves.get(task) for task in entry.sets]
+    return bool(leaves) and all(leaf is not None and not leaf.todo for leaf in leaves)
+
+
 def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
     actions: list[Action] = []
     size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
@@ -93,6 +99,7 @@ def workers(state: State, site: Site, now: float) -> list[Action]:
         more = _more_workers(state, there, now)
         return [submit(state, worker_job(state, site, more), now)] if more else []
     if state.worker_tries >= MAX_WORKER_JOBS:
+        state.fatal_to = "all"
         state.fatal = (
             f"{state.worker_tries} worker jobs ended before they had a metric job done; see their logs"
         )

@@ -8,7 +8,15 @@ It does not know: the order of events, clocks, files.
 from __future__ import annotations
 
 from coordinator import metric_rules
-from coordinator.facts import MAX_HOLDERS, MAX_NODE_FAILURES, back_in_use, end_jobs, let_go, submit
+from coordinator.facts import (
+    MAX_HOLDERS,
+    MAX_NODE_FAILURES,
+    back_in_use,
+    end_jobs,
+    fail_entry,
+    let_go,
+    submit,
+)
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -37,7 +45,7 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         return []
     actions: list[Action] = []
     if state.fatal or state.cancelled:
-        _close_entries(state, state.fatal or f"cancelled: {state.cancelled}")
+        actions += _close_entries(state)
     if state.conversion == "due" and not state.results_asked and not state.fatal and not state.cancelled:
         state.conversion = "running"
         actions.append(submit(state, convert_job(state, site), now))
@@ -290,7 +298,15 @@ def repeat_releases(state: State, now: float) -> list[Action]:
     return actions + end_jobs(state, [i for i in told if i.job.purpose not in ("stage", "metric")], now)
 
 
-def _close_entries(state: State, error: str) -> None:
+def _close_entries(state: State) -> list[Action]:
+    why = state.fatal or f"cancelled: {state.cancelled}"
+    spared = not state.cancelled and state.fatal_to == "inference"
+    actions: list[Action] = []
     for entry in state.entries:
-        if not entry.terminal:
-            entry.status, entry.error = "failed", error
+        if entry.terminal or (spared and metric_rules.needs_no_gpu(state, entry)):
+            continue
+        if spared:
+            actions += fail_entry(state, entry, why)
+        else:
+            entry.status, entry.error = "failed", why  # its shards go with the queue
+    return actions

@@ -182,6 +182,9 @@ class State:
     grown_at: float = 0.0  # when more of them were last looked for
     counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail
     fatal: str = ""
+    fatal_to: Literal["all", "inference"] = (
+        "all"  # "inference": what has all its responses is scored all the same
+    )
     cancelled: str = ""
     asked_again: bool = False  # by a person, after it had failed or been cancelled
     results_asked: bool = False

@@ -149,7 +149,8 @@ def test_a_bad_node_among_good_ones_costs_nothing(
     left_nothing(world)
     most = 3 if error == ECC else 3 * gpus
     asides = [w for w in world.state.warnings if w.startswith("node n0 set aside")]
-    assert asides or world.died_at.get("n0", 0) < most + gpus, world.died_at
+    late = 4 if faults.restart else 0  # with shards that somebody else has done meanwhile
+    assert asides or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
     assert not [w for w in world.state.warnings if "set aside" in w and "n0" not in w] or faults.restart
 
 

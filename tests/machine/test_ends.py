@@ -92,3 +92,31 @@ def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
     machine.step(world.state, SITE, m.CancelAsked(at=world.now, reason="asked"))
     assert world.state.live
     assert not observe.rests_over(world.state, world.now + 100 * TICK)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3), again=st.booleans())
+def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
+    seed: int, nodes: int, again: bool
+) -> None:
+    """Once nodes are given up, entries that lack responses fail with the reason; the others are scored, however slow
+    their metrics are. A retry then does the rest."""
+    world = World(seed, Faults(metric_slow=1.0), record(entries=10), nodes=nodes)
+    while not world.state.leaves or sum(leaf.todo == 0 for leaf in world.state.leaves.values()) < 3:
+        world.tick()
+    trial, world.run_trial = world.run_trial, world.end_member  # type: ignore[method-assign]
+    while not world.state.fatal and world.state.todo:
+        world.tick()
+    if not world.state.fatal:
+        return  # what was in hand was the last
+    answered = {t for t, leaf in world.state.leaves.items() if leaf.todo == 0}
+    if again:
+        world.run_trial = trial  # type: ignore[method-assign]
+        world.take([m.RetryAsked(at=world.now)])
+    world.faults.metric_slow = 0.0
+    world.run()
+    assert {e.name for e in world.state.entries if e.status == "scored"} >= answered, world.summary()
+    for entry in world.state.entries:
+        assert entry.status == "scored" or (entry.error == world.state.fatal and not again), world.summary()
+    assert all_ended(world)
+    assert not world.memory
