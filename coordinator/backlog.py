@@ -16,11 +16,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An evaluation in a series. `order`: its step, or its age where steps are unknown. "over": ended or cancelled."""
+    """An evaluation in a series. `order`: its step (when it came, where steps are unknown), then when it came. "over": ended or
+    cancelled.
+    """
 
     evaluation_id: str
     series: str
-    order: float
+    order: tuple[float, float]
     phase: Literal["waiting", "started", "over"]
 
 

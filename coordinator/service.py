@@ -239,6 +239,6 @@ def _seen(record: EvaluationRecord, phase: Literal["waiting", "started", "over"]
     return Seen(
         evaluation_id=record.evaluation_id,
         series=json.dumps([str(Path(record.checkpoint.announced).parent), record.suite.name]),
-        order=float(step) if step is not None else record.accepted_at,
+        order=(record.accepted_at if step is None else float(step), record.accepted_at),
         phase=phase,
     )

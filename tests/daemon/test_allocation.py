@@ -127,7 +127,7 @@ def history(draw: st.DrawFn) -> list[Seen]:
         Seen(
             evaluation_id=f"e{i}",
             series=draw(st.sampled_from("ab")),
-            order=float(draw(st.integers(0, 9))),
+            order=(float(draw(st.integers(0, 9))), float(draw(st.integers(0, 3)))),
             phase=draw(st.sampled_from(["waiting", "started", "over"])),
         )
         for i in range(draw(st.integers(0, 12)))
@@ -157,7 +157,7 @@ def test_every_kth_checkpoint_is_kept_however_they_arrive(every: int, count: int
     dropped: set[str] = set()
     for step in range(count):
         name = f"e{step:02}"
-        seen[name] = Seen(evaluation_id=name, series="a", order=float(step), phase="waiting")
+        seen[name] = Seen(evaluation_id=name, series="a", order=(float(step), 0.0), phase="waiting")
         for gone in stale(seen.values(), every):
             dropped.add(gone)
             seen[gone] = replace(seen[gone], phase="over")
