@@ -27,7 +27,7 @@ from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord, job_prefix
 from coordinator.running import Running
 from coordinator.state import State
-from coordinator.store import Journal, WorkLock
+from coordinator.store import CopiedJournalError, Journal, WorkLock
 from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,9 @@ class Evaluations:
         started = time.monotonic()
         try:
             running = self._resumed(root)
+        except CopiedJournalError as error:  # its jobs, if it has any, are another's
+            log.warning("%s", error)
+            return
         except Exception as error:  # noqa: BLE001 (told, with its traceback where it is no error of ours)
             self._set_aside(root, error, time.monotonic() - started)
             return

@@ -41,7 +41,7 @@ from coordinator.metric_queue import MetricQueue
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
 from coordinator.state import IllegalEventError, State
-from coordinator.store import Journal
+from coordinator.store import CopiedJournalError, Journal
 from evaljobs.contract import FrameRef
 from evaljobs.files import FrameError, read_frame, read_frames, read_plain, write_atomic
 from evaljobs.outcomes import OUTCOME
@@ -124,6 +124,10 @@ class Running:
         for event in journal.replay():
             last = max(last, event.at)
             if isinstance(event, Accepted):
+                if event.record.evaluation_id != journal.path.parent.name:
+                    raise CopiedJournalError(
+                        f"{journal.path} is the journal of {event.record.evaluation_id}, and is passed over"
+                    )
                 state, _ = machine.start(event)
             elif state is not None:
                 try:

@@ -26,6 +26,10 @@ class JournalError(OperatorError):
     """A journal with a line that is not ours to read: it stays as it is until a person acts."""
 
 
+class CopiedJournalError(JournalError):
+    """A journal that says it is another folder's: two of one evaluation would do everything twice."""
+
+
 class Journal:
     """Events of one evaluation in `journal.jsonl`, one JSON object a line."""
 

@@ -20,6 +20,7 @@ from coordinator.cli.app import replay
 from coordinator.config import Config
 from coordinator.ended import WARNINGS, Ended, read_ended
 from coordinator.errors import EvalspanError
+from coordinator.messages import Accepted
 from coordinator.records import EvaluationRecord
 from coordinator.report.listing import failed_jobs
 from coordinator.report.live import done_shards, stage_of
@@ -65,6 +66,8 @@ def _row(config: Config, paths: EvaluationPaths) -> dict[str, Any] | None:
             events = list(read_events(paths.journal))
             if not events:
                 return None
+            if isinstance(events[0], Accepted) and events[0].record.evaluation_id != paths.root.name:
+                return None  # a copy of another's folder
             row = _of_state(replay(events, config), fault)
         except Exception as error:  # noqa: BLE001 (one row may not cost the others)
             told = fault.error if fault is not None else f"its journal cannot be read: {error}"

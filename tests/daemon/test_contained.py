@@ -269,3 +269,24 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
     assert read_ended(paths) is None, "it was gone on with"
+
+
+def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:
+    """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
+    work = tmp_path / "work"
+    before = coordinator_on(work, cluster)
+    with before.in_charge():
+        accept(before, GOOD)
+        until(before, lambda: bool(jobs_of(cluster, GOOD)))
+    before.keeper.stop()
+    shutil.copytree(work / GOOD, work / "backup-00000001")
+    coordinator = coordinator_on(work, cluster)
+    with coordinator.in_charge():
+        coordinator.resume_all()
+        for _ in range(5):
+            coordinator.tick()
+        assert list(coordinator.running) == [GOOD]
+        assert not coordinator._asides.by_id
+        assert jobs_of(cluster, GOOD)
+        assert list(shown(coordinator)) == [GOOD]
+    coordinator.keeper.stop()
