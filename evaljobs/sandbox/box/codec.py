@@ -61,7 +61,7 @@ class Encoder:
 
     def news(self) -> tuple[str, str]:
         """JSON texts of the shared values that changed and are not in the message yet, and of those no longer held."""
-        if self._shared is None or not (changed := self._shared.changed()):
+        if self._shared is None or not (changed := self._shared.changed(self._sent)):
             text = "[]"
         else:
             text = self.dumps(changed, root=False)
@@ -90,7 +90,7 @@ class Encoder:
         t = type(x)
         if t in _PLAIN:
             return self._exact(x) if exact else x
-        if self._shared is not None and isinstance(x, sharing.MUTABLE):
+        if self._shared is not None and (t is list or isinstance(x, sharing.MUTABLE)):
             whole = t not in _EXACT and self.is_handle(x)
             return {"h": self._make_handle(x)} if whole else self._mention(x, self._shared, exact=exact)
         if t is list or t is tuple:
@@ -113,7 +113,7 @@ class Encoder:
         if isinstance(x, dict):
             body: Any = self._pairs(x, exact=exact)
         else:
-            held = sharing.holds(x)
+            held = x if type(x) is list else sharing.holds(x)
             body = held.hex() if type(held) is bytes else self._items(held, exact=exact)
         shared.agree(number)
         return {"m": [number, kind, body]}

@@ -34,11 +34,13 @@ class _Half:
         self.nested = False
 
     def agree(self) -> None:
-        self.held = holds(self.value)
+        self.held = self.value[:] if type(self.value) is list else holds(self.value)
         self.nested = not _FLAT.issuperset(map(type, self.held))
 
     def is_changed(self) -> bool:
-        now, then = holds(self.value), self.held
+        now, then = self.value, self.held
+        if type(now) is not list:  # of which there may be very many
+            now = holds(now)
         if then is None or type(now) is bytes:
             return bool(now != then)
         # by identity: `==` of a candidate's object would ask it
@@ -71,15 +73,18 @@ class Shared:
 
     def is_agreed(self, number: int) -> bool:
         """Whether the other side's half holds the same already."""
-        return not self._halves[number].is_changed()
+        half = self._halves[number]
+        return half.held is not None and not half.is_changed()
 
     def agree(self, number: int) -> None:
         """Both sides hold the same from now on."""
         self._halves[number].agree()
 
-    def changed(self) -> list[Any]:
-        """Objects that this side changed since both agreed."""
-        return [half.value for half in self._halves.values() if half.is_changed()]
+    def changed(self, but: set[int]) -> list[Any]:
+        """Objects that this side changed since both agreed, apart from those that are being told of."""
+        return [
+            half.value for number, half in self._halves.items() if number not in but and half.is_changed()
+        ]
 
     def receive(self, number: Any, kind: Any, content: Any, *, whole: bool) -> Any:
         """The object of a number from the other side, made to hold `content` if that is `whole`."""
@@ -153,6 +158,8 @@ def items(value: Any) -> Any:
 
 def kind_of(value: Any) -> str:
     """What the other half of a value must be: a letter, and what belongs to it."""
+    if type(value) is list:
+        return "l"
     letter = next(letter for base, letter in _LETTERS if isinstance(value, base))
     if letter == "M":
         name = getattr(value.default_factory, "__name__", "")
