@@ -245,6 +245,10 @@ class Coordinator(Evaluations):
         for use in needs.uses(self._states()):
             if use.status in needs.IN_USE and use.node in unusable:
                 yield use.evaluation_id, use.node, "the cluster says it is down or drained"
+        kept = self._kept_back(now)
+        may = [n for n in self.nodes if n.name not in kept]
+        for evaluation_id, node in needs.taken(self._states(), may, now):
+            yield evaluation_id, node, "somebody else has what our jobs wait for, and another node is free"
         for evaluation_id, node in needs.in_the_way(self._states(), self.nodes, now):
             yield evaluation_id, node, "its memory is needed by who has the GPUs"
 

@@ -19,6 +19,7 @@ IN_USE = ("offered", "staging", "ready")
 LOSS = {"aside": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
 PATIENCE_SECONDS = 30.0  # three looks: jobs and nodes are not listed at the same moment
+TAKEN_SECONDS = 120.0  # that jobs wait for what somebody else has on their node, while another node is free
 
 
 def demands(states: Iterable[State]) -> list[Demand]:
@@ -173,6 +174,44 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
             gone.append((state.evaluation_id, node.name))
             free += megabytes
     return gone
+
+
+def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
+    """(evaluation id, node) of nodes whose GPUs or memory went to somebody else before our jobs there began, though another
+    node is free: given up, since an evaluation of which nothing runs would wait for as long as theirs does.
+    """
+    known = {node.name: node for node in nodes}
+    states = list(states)
+    spoken_for = promised(states)
+    found: list[tuple[str, str]] = []
+    for state in _open(states):
+        per_trial = state.record.options.gpus_per_trial
+        if not state.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
+            continue  # who runs takes over what is left
+        free = [
+            n.name
+            for n in known.values()
+            if n.usable
+            and n.gpus_free - spoken_for.get(n.name, 0) >= per_trial
+            and (n.name not in state.nodes or state.nodes[n.name].status in ("offered", "withdrawn"))
+        ]
+        for use in _in_use(state):
+            there = known.get(use.name)
+            others = any(name != use.name for name in free)
+            if others and there is not None and _shut_out(state, use, there, now):
+                found.append((state.evaluation_id, use.name))
+    return found
+
+
+def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
+    """All that waits there has waited for long, and for want of what a job of it needs."""
+    jobs = [
+        i for name in state.live if (i := state.jobs[name]).job.node == use.name and i.released_at is None
+    ]
+    waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
+    if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
+        return False
+    return any(i.job.gpus > node.gpus_free or i.job.memory_mb > node.memory_free_mb for i in waiting)
 
 
 def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:

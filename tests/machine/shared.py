@@ -134,6 +134,9 @@ class Shared:
                 gone = sorted({*gone, self.dice.choice(uses)})
             tenant.take([m.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
         states = [t.state for t in self.open]
+        for name, node in needs.taken(states, nodes, self.now):
+            tenant = next(t for t in self.open if t.state.evaluation_id == name)
+            tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="taken")])
         for name, node in needs.in_the_way(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="memory")])
