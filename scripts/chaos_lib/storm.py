@@ -30,8 +30,8 @@ from dev_cluster.api import DevClusterError, unavailable
 from chaos_lib.campaign import laws_broken
 from chaos_lib.faults import FAULTS, Fault, Run
 from chaos_lib.site import TASKS, Place, Site, place, toy_model
-from coordinator.cli.service import daemon_alive
 from coordinator.hook import PIN_PREFIX
+from coordinator.store import WorkLock
 from evaljobs.paths import WorkPaths
 
 GAP_S = (3.0, 17.0)  # between two strikes
@@ -136,7 +136,7 @@ class Storm:
             self.busy |= set(fault.breaks)
         try:
             if "coordinator" in fault.breaks:
-                self.run.wait(lambda: daemon_alive(WorkPaths(self.site.work)))
+                self.run.wait(lambda: WorkLock(WorkPaths(self.site.work).lock).held())
             hit = None if self.run.over else fault.strike(self.run)
             if "node" in fault.breaks and hit is not None:
                 time.sleep(dice.uniform(3, 20))
