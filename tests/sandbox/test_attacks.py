@@ -49,6 +49,21 @@ def say(*bodies):
 """
 
 
+# In the test's own process, a pass is a token that a frame of the agent holds.
+_FORGE = (
+    _RAW
+    + """
+def forge():
+    frame = sys._getframe()
+    while frame:
+        if 'token' in frame.f_locals:
+            say(json.dumps(['v', frame.f_locals['token']]).encode())
+            os._exit(0)
+        frame = frame.f_back
+"""
+)
+
+
 def _liar(test: str) -> dict[str, object]:
     return {"code": _LIAR + "def f(*a):\n    return Liar()\n", "test": test}
 
@@ -280,6 +295,30 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
                 "assert type(f(3)) is int",
             ),
             (
+                "is-its-own-method",
+                "class Solution(Liar): pass\nSolution.f = Solution\n",
+                "assert Solution().f(3) == 9",
+            ),
+            (
+                "under-another-name",
+                "class Money(Liar): amount = 1\nf = Money\n",
+                "assert Money().amount == 1 and f() == 9",
+            ),
+            (
+                "in-a-list",
+                "class Item(Liar): x = 1\ndef f(l): return l\n",
+                "q = Item()\nassert q.x == 1\np = [q, (Item(),)]\nassert f(p) == [7, (9,)]",
+            ),
+            (
+                "named-while-hashed",
+                _RAW + "class Sorter:\n    def __new__(cls, l):\n"
+                '        say(b\'["v",{"h":[78,true]},[{"e":[{"h":[79,true]}]}],[],""]\')\n        while True:\n'
+                "            q = os.read(3, struct.unpack('!I', os.read(3, 4))[0])\n"
+                '            if b\'"hash"\' in q: say(b\'["v",5,[{"m":[2,"l",[{"h":[78,true]}]]}],[],""]\')\n'
+                '            else: say(b\'["v",{"h":[80,true]}]\' if b\'"get"\' in q or b\'"call"\' in q else b\'["v",true]\')\n',
+                "b = [2]\ns = Sorter(b)\ns.run()\nassert b == [1]",
+            ),
+            (
                 "data-with-methods",
                 "class L(list):\n    def count(self, x): return 1\n    def __eq__(self, o): return True\ndef f(x): return L()\n",
                 "assert f(3) == [9] or f(3).count(9) == 1",
@@ -308,6 +347,36 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
             ("own-data-twice", b'["v",[{"S":[[0,1],7]},{"S":[[0,1],"x"]}]]'),
         ]
     ),
+    # classes that the program names
+    *(
+        (f"catches-{name}", {"code": f"class A:\n    Bad = {bad}\n    def f(self): return 0\n", "test": test})
+        for name, bad in [
+            ("all", "Exception"),
+            ("assertions", "AssertionError"),
+            ("one-of", "(KeyError, Exception)"),
+        ]
+        for test in ["try:\n    A().f()\n    assert False\nexcept A.Bad:\n    pass"]
+    ),
+    *(
+        (
+            f"makes-{kind}",
+            {"code": f"{_FORGE}class A:\n    to = {kind}\n    def back(self, x): forge()\n", "test": test},
+        )
+        for kind in [
+            "enumerate",
+            "zip",
+            "memoryview",
+            "staticmethod",
+            "ValueError",
+            "type('Bad', (Exception,), {})",
+        ]
+        for test in ["assert A().back(A.to(b'a')) == b'a'"]
+    ),
+    (
+        "makes-object",
+        {"code": f"{_FORGE}make = object\ndef back(x): forge()\n", "test": "assert back(make()) == 1"},
+    ),
+    ("frame-builtin-loader", _raw('say(b\'["v",{"h":["__loader__",true]}]\')')),
     (
         "find-test-in-memory",
         {

@@ -50,6 +50,7 @@ class Agent:
         self._encoder.own_handle = self._own_handle
         self._encoder.class_handle = lambda kind: self._make_handle(kind)[0]
         self._decoder.make_class = self._tuple_class
+        self._decoder.own_tags["x"] = lambda body: body[0](*body[1])
         self._globals: dict[str, Any] = {}
         for name in ("exit", "quit"):  # as the site module would, which the box does without
             setattr(builtins, name, sys.exit)
@@ -58,7 +59,7 @@ class Agent:
         if type(value) is _Whole:
             value = value.value
             self._wholes.add(id(value))
-        if isinstance(value, type) and vars(builtins).get(name := str(value.__name__)) is value:
+        if codec.is_plain_class(value) and vars(builtins).get(name := str(value.__name__)) is value:
             return [name, True]
         number = self._numbers.get(id(value))
         if number is None:

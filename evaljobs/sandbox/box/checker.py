@@ -21,7 +21,6 @@ from evaljobs.sandbox.box.link import (
     NeedsSharedProcessError,
     Outcome,
 )
-from evaljobs.sandbox.box.remote import is_remote, number_of
 
 MAX_OUTPUT: Final = 16 << 20  # bytes of standard output that are read
 
@@ -70,7 +69,7 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
     compiled = compile(test, "<test>", "exec")
     needed = names.needs(test, compiled, entry_point)
     code = job["setup"] + "\n" + job["code"] if job["setup"] else job["code"]
-    found = link.ask("load", code, tuple(sorted(needed.targets | needed.library)))
+    found = link.load(code, tuple(sorted(needed.targets | needed.library)))
     if not isinstance(found, dict):
         return "fail", "answer refused: no names"
     scope: dict[str, Any] = {}
@@ -93,7 +92,7 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
         compiled = compile(names.ask_for_types(test), "<test>", "exec")
         scope[names.TYPE_OF] = link.type_of
     subjects = names.subjects(test, needed.targets)
-    link.subjects = {number_of(scope[n]) for n in subjects if is_remote(scope.get(n))}
+    link.learn_subjects([scope.get(name) for name in subjects])
     exec(compiled, scope)  # noqa: S102
     return "pass", ""
 

@@ -30,6 +30,20 @@ _INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which i
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcUS]\d{1,6}")
 
 
+_CLASSES: Final = frozenset(
+    {int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range}
+)
+
+
+def is_plain_class(value: object) -> bool:
+    """Whether a value is a built-in class that crosses by its name: of data or of exceptions. What another makes would be an
+    object of the receiver's that has no form here.
+    """
+    if not isinstance(value, type):
+        return False
+    return value in _CLASSES or (issubclass(value, BaseException) and value.__module__ == "builtins")
+
+
 class CodecError(Exception):
     """What came is not a frame or a value of this codec."""
 
@@ -54,6 +68,8 @@ class Encoder:
         # The handle of an object that is data with attributes of its own, such as a member of an IntEnum.
         self.own_handle: Callable[[Any], list[Any] | None] = lambda _: None
         self.class_handle: Callable[[type[Any]], int | None] = lambda _: None
+        # What to make an exception from again, None where it is not to be made.
+        self.arguments: Callable[[Any], tuple[Any, ...] | None] = lambda _: None
 
     def begin(self) -> None:
         """A new message."""
@@ -141,6 +157,8 @@ class Encoder:
                 if type(x) is not base and self.is_handle(x):
                     return {"h": self._make_handle(x)}
                 return self._base(x, base, tag, exact=exact)
+        if isinstance(x, BaseException) and (arguments := self.arguments(x)) is not None:
+            return {"x": [self._tree(type(x), exact=exact), self._items(arguments, exact=exact)]}
         return self._library(x)
 
     def _base(self, x: Any, base: Any, tag: str, *, exact: bool) -> Any:
@@ -225,7 +243,7 @@ class Decoder:
     def __init__(self, make_handle: Callable[[list[Any]], Any], shared: sharing.Shared | None = None) -> None:
         self._make_handle = make_handle
         self._shared = shared
-        self._own_tags: dict[str, Callable[[Any], Any]] = {"N": self._named, "S": self._own}
+        self.own_tags: dict[str, Callable[[Any], Any]] = {"N": self._named, "S": self._own}
         # Data with attributes of its own, from its handle and what it holds; a namedtuple's class from its handle, name, fields.
         self.make_own: Callable[[list[Any], Any], Any] = lambda _, data: data
         self.make_class: Callable[[int | None, str, list[str]], type[Any]] = named_class
@@ -253,7 +271,7 @@ class Decoder:
             return self._shared.receive(number, kind, *content or [None], whole=bool(content))
         if tag == "h":
             return self._make_handle(body)
-        build = self._own_tags.get(tag) or _BUILD.get(tag)
+        build = self.own_tags.get(tag) or _BUILD.get(tag)
         if build is None:
             raise CodecError("unknown tag")
         return build(body)

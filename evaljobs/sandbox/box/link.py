@@ -9,6 +9,7 @@ It does not know: what is tested, how it is judged, or what a verdict is.
 from __future__ import annotations
 
 import builtins
+import collections
 import json
 import socket
 import sys
@@ -28,12 +29,13 @@ from evaljobs.sandbox.box.remote import (
     set_rank,
     with_own,
 )
-from evaljobs.sandbox.box.shared import Shared
+from evaljobs.sandbox.box.shared import MUTABLE, Shared, holds
 
 Outcome = tuple[str, str]  # verdict, reason
 SHORT: Final = 200
 _MESSAGE: Final = 2000  # characters of an exception's message
 _KINDS: Final = 1000  # exception classes of one program
+_CONTAINERS: Final = (tuple, frozenset, *MUTABLE)
 _DATA_MODULES: Final = frozenset({"datetime", "decimal", "_decimal", "fractions", "numpy"})
 
 
@@ -62,16 +64,25 @@ class Link:
         self._owned: dict[int, Any] = {}  # texts and numbers that are objects of the program, too, by handle
         self._encoder.class_handle = lambda kind: getattr(kind, "_kind_number", None)
         self._decoder.make_class = self._tuple_class
+        self._encoder.arguments = self._arguments
+        shared.on_mention = self._mention
         self._remotes: dict[int, Remote] = {}
         self._tuples: dict[int, type[Any]] = {}  # namedtuple classes of the program, by handle
         self._kinds: dict[int, type[BaseException]] = {}  # exception classes of the program, by handle
+        self._broad: dict[
+            type[BaseException], type[BaseException]
+        ] = {}  # classes that catch a failed assertion → what stands for them
         self._stdout = sys.stdout
         self._decoding = False  # a value in the making asks for a hash: the halves are not whole
         self._seen: list[
             tuple[Remote, int | None]
         ] = []  # what the answer in hand names, with its rank, None if new
         self.subjects: set[int] = set()  # handles of classes whose objects the test is about
+        self.has_subjects = False  # whether there have been any
         self.fault: Outcome | None = None  # set once the candidate is dead or its answers are unusable
+        self._loaded: collections.Counter[int] = (
+            collections.Counter()
+        )  # handles → how often the loaded program named them
         self.needs_shared_process: str | None = None
         self.unasked: str | None = None  # what an honest program might have answered, and was not asked
 
@@ -87,6 +98,7 @@ class Link:
             for number, kind in self._kinds.items():
                 if kind is value:
                     return [number]
+            value = next((kind for kind, own in self._broad.items() if own is value), value)
             name = str(value.__name__)
             if vars(builtins).get(name) is value:
                 return [name]
@@ -100,9 +112,9 @@ class Link:
         number, is_callable, *names = body
         if type(number) is str:
             kind = vars(builtins).get(number)
-            if not isinstance(kind, type):
-                raise codec.CodecError("not a built-in class")
-            return kind
+            if kind is None or not codec.is_plain_class(kind):
+                raise codec.CodecError("not a built-in class of data")
+            return self._caught(kind)
         if type(number) is not int or number < 0:
             raise codec.CodecError("a malformed handle")
         if names:
@@ -112,8 +124,7 @@ class Link:
             remote = self._remotes[number] = (RemoteCallable if is_callable else Remote)(self, number)
             self._seen.append((remote, None))
         else:
-            self._seen.append((remote, rank_of(remote)))
-            set_rank(remote, NOTHING)  # whoever returned it may have been asked for data
+            self._return(remote)
         return remote
 
     def _make_own(self, body: list[Any], data: Any) -> Any:
@@ -124,6 +135,45 @@ class Link:
         if number not in self._owned:
             self._owned[number] = with_own(data, remote)
         return self._owned[number]
+
+    def _return(self, remote: Remote) -> None:
+        self._seen.append((remote, rank_of(remote)))
+        set_rank(remote, NOTHING)  # whoever returned it may have been asked for data
+        self.subjects.discard(number_of(remote))  # a class that the program hands out is any callable
+
+    def _mention(self, content: list[Any]) -> None:
+        """The candidate names a shared value that both know, and with it all that this holds."""
+        if not self.has_subjects:
+            return
+        seen: set[int] = set()
+        waiting: list[Any] = [content]
+        while waiting:
+            for value in waiting.pop():
+                if is_remote(value):
+                    self._return(value)
+                elif isinstance(value, _CONTAINERS) and id(value) not in seen:
+                    seen.add(id(value))
+                    waiting.append(holds(value) if isinstance(value, MUTABLE) else list(value))
+
+    def _caught(self, kind: type[Any]) -> type[Any]:
+        """What stands for a class that the candidate names: an own one, where `except` of it would catch the test's failed
+        assertions.
+        """
+        if not issubclass(AssertionError, kind) or kind is object:
+            return kind
+        if kind not in self._broad:
+            self._broad[kind] = type(kind.__name__, (kind,), {})
+        return self._broad[kind]
+
+    def _arguments(self, value: Any) -> tuple[Any, ...] | None:
+        """Arguments to make an exception of the program's or of Python's again, None for any other value. The program must
+        not have a test share its process by giving it an exception class where it expects a function.
+        """
+        if not isinstance(value, BaseException) or is_remote(vars(value).get("_own")):
+            return None
+        kind = type(value)
+        known = (*self._kinds.values(), *self._broad.values())
+        return value.args if kind in known or vars(builtins).get(kind.__name__) is kind else None
 
     def _kind(self, number: int, module: Any, names: Any) -> type[BaseException]:
         """A local class that stands for an exception class of the program: the test's own where it is the library's, else a
@@ -138,6 +188,7 @@ class Link:
         if type(module) is str and module.partition(".")[0] in sys.stdlib_module_names:
             kind = vars(sys.modules.get(module, builtins)).get(names[0])
             if isinstance(kind, type) and issubclass(kind, BaseException):
+                kind = self._caught(kind)
                 self._kinds[number] = kind
                 return kind
         known = {kind.__name__: kind for kind in self._kinds.values()}
@@ -196,7 +247,8 @@ class Link:
         try:
             return self.receive(is_next=operation == "next"), self._seen
         finally:
-            self._seen = before
+            # What is asked while an answer is decoded belongs to that answer.
+            self._seen = before + self._seen if self._decoding else before
 
     def call(self, remote: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an object of the candidate."""
@@ -204,6 +256,18 @@ class Link:
         if number_of(remote) in self.subjects:
             return self.make("make", *operands, new=SUBJECT)
         return self.ask("call", *operands)
+
+    def load(self, code: str, wanted: tuple[str, ...]) -> Any:
+        """Run the program. What the names stand for in it: as `ask`."""
+        found, seen = self._exchange("load", (code, wanted))
+        self._loaded = collections.Counter(number_of(remote) for remote, _ in seen)
+        return found
+
+    def learn_subjects(self, classes: list[Any]) -> None:
+        """Classes whose objects the test is about, unless the program has other names for them, too."""
+        numbers = {number_of(kind) for kind in classes if is_remote(kind)}
+        self.subjects = {number for number in numbers if self._loaded[number] == 1}
+        self.has_subjects = bool(self.subjects)
 
     def is_instance(self, kind: Remote, value: object) -> bool:
         """Whether the candidate's class counts a value as its own."""
@@ -219,7 +283,12 @@ class Link:
         if own_of(value) is None and not is_remote(value):
             number = getattr(type(value), "_kind_number", None)
             return self._remotes.get(number, type(value)) if number is not None else type(value)
-        kind = self.ask("type", value)
+        known = set(self.subjects)
+        kind, seen = self._exchange("type", (value,))
+        if is_remote(kind) and len(seen) == 1:
+            self.subjects |= known & {
+                number_of(kind)
+            }  # that the test asked for it by `type` hands nothing out
         if not is_remote(kind) and kind is not object:
             raise TypeError("an object of the program has the class of plain data")
         return kind
@@ -258,6 +327,7 @@ class Link:
 
     def receive(self, *, is_next: bool = False) -> Any:
         """The value of a good answer; raises what the program raised."""
+        handed = set(self._broad)
         answer = self._answer()
         tag, body, *more = answer if len(answer) > 1 else (*answer, None)
         if len(more) > 1 and isinstance(more[1], list):
@@ -268,7 +338,7 @@ class Link:
             return body
         if tag == "stop" and is_next:
             raise StopIteration
-        raise self._exception(tag, body)
+        raise self._exception(tag, body, handed)
 
     def _answer(self) -> list[Any]:
         before, self._decoding = self._decoding, True
@@ -291,12 +361,17 @@ class Link:
         self.fault = self.fault or (verdict, reason)
         return CandidateDeadError(reason)
 
-    def _exception(self, tag: Any, body: Any) -> BaseException:
+    def _exception(self, tag: Any, body: Any, handed: set[Any]) -> BaseException:
+        """The exception that an answer tells of; `handed` are the broad classes that the test may know by another name."""
         if tag != "e" or not isinstance(body, tuple) or len(body) != 4:
             return self._fail("fail", "answer refused: neither a value nor an exception")
         kind, message, args, own = body
         if not (isinstance(kind, type) and issubclass(kind, BaseException)) or not isinstance(message, str):
             return self._fail("fail", "answer refused: not an exception")
+        broad = next((known for known, own in self._broad.items() if own is kind), None)
+        if broad is not None and broad not in handed:
+            kind = broad  # as raised, it is Python's own
+            del self._broad[kind]
         if issubclass(kind, (StopIteration, StopAsyncIteration)):
             # It would end a loop of the test over map(), unseen.
             return RuntimeError(f"the program raised {kind.__name__}")

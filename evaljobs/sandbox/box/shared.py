@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 MUTABLE: Final = (list, dict, set, bytearray, collections.deque)
@@ -55,6 +56,8 @@ class Shared:
         self._first = first
         self._halves: dict[int, _Half] = {}
         self._numbers: dict[int, int] = {}  # id of an object → its number; its half keeps it alive
+        # Told what a value holds that comes by its number alone.
+        self.on_mention: Callable[[list[Any]], None] | None = None
         probe = _Half([])
         self._own_references = sys.getrefcount(probe.value)
 
@@ -99,6 +102,8 @@ class Shared:
             raise SharingError("a value changed its kind")
         if whole:
             _fill(half.value, content)
+        elif half.nested and self.on_mention is not None:
+            self.on_mention(half.held)
         half.agree()
         return half.value
 
