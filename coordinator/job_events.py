@@ -7,7 +7,7 @@ It does not know: who asked the cluster, or when.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from coordinator import blame, facts
 from coordinator.messages import (
@@ -25,6 +25,10 @@ from coordinator.state import IllegalEventError, JobInfo, State
 
 NO_FAULT_OF_A_NODE = frozenset({"TIMEOUT", "PREEMPTED"})
 """Slurm's words for a job that its own limit or somebody's priority ended, should it not have told of itself in time."""
+
+
+MAYBE_OF_ITS_SHARD = frozenset({"OUT_OF_MEMORY"})
+"""Slurm's word for a job that took more memory than it asked for: what it was at may have been too much for any node."""
 
 
 def _known_job(state: State, name: str) -> JobInfo:
@@ -85,10 +89,12 @@ def ended(state: State, event: JobEnded) -> list[Action]:
     if info.members[event.index] == "ended":
         return []
     info.changed_at = event.at
-    return _end_members(state, info, [event.index], event.state, event.at)
+    return _end_members(state, info, [event.index], event.state, event.at, shard=event.shard)
 
 
-def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str, now: float) -> list[Action]:
+def _end_members(
+    state: State, info: JobInfo, members: Iterable[int], word: str, now: float, *, shard: str | None = None
+) -> list[Action]:
     """Members are over: their trials die with them, and the whole job once all are."""
     actions: list[Action] = []
     for member in members:
@@ -106,15 +112,22 @@ def _end_members(state: State, info: JobInfo, members: Iterable[int], word: str,
             and facts.staging_stands(state, info)
         ):
             # those of a host died one death; those that we cancelled died of us
-            blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
-            counts = facts.count_trial_death(state, blamed, f"{dead[0]} ended ({word}) without a word")
-            if counts and len(dead) == 1:
-                state.counters[blame.held_against_its_node(dead[0])] = 1
+            actions += _died(state, info, dead, word, shard)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
         state.live.discard(info.job.name)
         facts.job_over(state, info, word)
     return actions
+
+
+def _died(state: State, info: JobInfo, dead: Sequence[str], word: str, shard: str | None) -> list[Action]:
+    why = f"{dead[0]} ended ({word}) without a word"
+    if word in MAYBE_OF_ITS_SHARD and shard is not None:
+        return blame.count_kill(state, info.job.node, shard, why, lane=state.trial_lane[dead[0]])
+    blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
+    if facts.count_trial_death(state, blamed, why) and len(dead) == 1:
+        state.counters[blame.held_against_its_node(dead[0])] = 1
+    return []
 
 
 def hung(state: State, event: TrialHung) -> list[Action]:

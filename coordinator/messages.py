@@ -109,13 +109,17 @@ class JobStarted(Event):
 
 
 class JobEnded(Event):
-    """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing."""
+    """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing.
+
+    `shard`: what the queue said that its trial had in hand.
+    """
 
     kind: Literal["job-ended"] = "job-ended"
     job: str
     index: int = 0
     state: str
     lost: bool = False
+    shard: str | None = None
 
 
 class OutcomeSeen(Event):

@@ -128,6 +128,19 @@ def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
 
 
+def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:
+    """The ends of trials with the shard that each had in hand. `claims`: shard -> trial."""
+    in_hand = {trial: shard for shard, trial in claims.items()}
+    found: list[AnyEvent] = []
+    for event in events:
+        if isinstance(event, JobEnded) and state.jobs[event.job].job.purpose == "trial":
+            shard = in_hand.get(state.jobs[event.job].trials[event.index])
+            found.append(event.model_copy(update={"shard": shard}))
+        else:
+            found.append(event)
+    return found
+
+
 def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:
     """Ids of jobs that were told to end and are still there: holders past their release, anything after the results.
 

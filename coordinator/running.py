@@ -216,7 +216,8 @@ class Running:
         if listing is not None:
             events, twins = observe.job_events(self.state, listing, self.seen, self.grace, now)
             self._cancel(twins)
-            self.take(events)
+            claims = self.snapshot.claims if self.snapshot is not None else {}
+            self.take(observe.with_shards(self.state, events, claims))
         self._cancel(observe.overdue_jobs(self.state, self.seen, self.grace, now))
         self.take(observe.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
         self.take(observe.rests_over(self.state, now))

@@ -222,3 +222,33 @@ def test_where_all_nodes_or_all_shards_are_bad_it_ends_with_reasons(
     assert all(e.status == "failed" and e.error for e in world.state.entries)
     assert sum(world.died_at.values()) <= MAX_KILLS_ON_ONE_NODE * len(world.state.shards) + 8 * nodes
     left_nothing(world)
+
+
+class Silent(Faulty):
+    """The kernel ends trials that run a poison shard: nothing is heard of them but Slurm's word."""
+
+    def fail(self, trial: str, node: str, shard: str, error: str) -> None:
+        self.claims[shard] = trial
+        self.deaths[shard] = self.deaths.get(shard, 0) + 1
+        self.died_at[node] = self.died_at.get(node, 0) + 1
+        for job in self.jobs.values():
+            for index, member in job.members.items():
+                if trial in job.job.name + f".{index}":
+                    member.word = error
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3), gpus=st.sampled_from([1, 2, 8]))
+def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, nodes: int, gpus: int) -> None:
+    """Its trials are killed without a word of their own: it is quarantined as if they had told of it."""
+    world = Silent(seed, Faults(listing=0.2, slow_outcome=0.2), record(entries=6), nodes=nodes, gpus=gpus)
+    world.until_planned()
+    shard = world.state.leaves["t1"].planned.shards[0]
+    world.poison = {shard: "OUT_OF_MEMORY"}
+    world.run()
+    failed = {e.name: e.error for e in world.state.entries if e.status != "scored"}
+    assert failed.keys() == {"t1"}, world.summary()
+    assert f"shard {shard} took down" in failed["t1"]
+    assert world.deaths[shard] <= MAX_KILLS_ON_ONE_NODE
+    left_nothing(world)
+    in_use_again(world)

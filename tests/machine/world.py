@@ -342,7 +342,7 @@ class World:
             )
             for twin in twins:
                 self.cancel(m.CancelJob(job_id=twin))
-            self.take(events)
+            self.take(observe.with_shards(self.state, events, self.claims))
         for job_id in observe.overdue_jobs(self.state, self.seen, observe.Grace(), self.now):
             self.cancel(m.CancelJob(job_id=job_id))
         self.take(observe.rests_over(self.state, self.now))
