@@ -301,6 +301,10 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         "def f(x): return type(x)",
         "assert f(3) is int and f('') == str and f(ValueError()) is ValueError",
     ),
+    "lists in lists": (
+        "def f(n):\n    d = []\n    for _ in range(n): d = [d]\n    return d\ndef depth(d):\n    n = 0\n    while d: d, n = d[0], n + 1\n    return n",
+        "assert depth(f(900)) == 900\nd, n = f(900), 0\nwhile d: d, n = d[0], n + 1\nassert n == 900",
+    ),
     # output
     "printed": (
         "def f(n):\n    print('hi', n)\n    return n",

@@ -13,6 +13,7 @@ their length (JSON would be quadratic).
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import re
 import socket
@@ -24,6 +25,7 @@ from typing import Any, Final
 from evaljobs.sandbox.box import shared as sharing
 
 MAX_FRAME: Final = 32 << 20  # bytes; the longest honest answers seen are below 1 MiB
+DEEPEST: Final = 4000  # frames: some 1,000 levels of lists in lists
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _LENGTH: Final = struct.Struct("!I")
 _INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which int() refuses
@@ -50,6 +52,21 @@ class CodecError(Exception):
 
 class NotDataError(Exception):
     """A value that has no data form and no handle, named by its type."""
+
+
+def _deep(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Values may be nested as deeply as a program of the usual recursion limit can make them; we have several frames a level."""
+
+    @functools.wraps(function)
+    def deeper(*args: Any, **kwargs: Any) -> Any:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(before, DEEPEST))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setrecursionlimit(before)
+
+    return deeper
 
 
 class Encoder:
@@ -84,6 +101,7 @@ class Encoder:
             del changed
         return text, json.dumps(self._shared.collect() if self._shared else [])
 
+    @_deep
     def dumps(self, value: object, *, root: bool = True) -> str:
         """JSON text of a value, ASCII only. Without `root` a list is one of this codec's own, and never shared."""
         before = set(self._sent)
@@ -248,6 +266,7 @@ class Decoder:
         self.make_own: Callable[[list[Any], Any], Any] = lambda _, data: data
         self.make_class: Callable[[int | None, str, list[str]], type[Any]] = named_class
 
+    @_deep
     def loads(self, text: str | bytes) -> Any:
         """The value of one JSON text; CodecError for anything that is not of this codec, whatever is wrong with it."""
         try:
