@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evaljobs.sandbox.box import codec
+from evaljobs.sandbox.box.frames import receive_frame, send_frame
 from evaljobs.sandbox.box.remote import OPERATORS
 from evaljobs.sandbox.box.shared import Shared
 
@@ -81,7 +82,7 @@ class Agent:
 
     def serve(self) -> None:
         """Answer requests until the checker is gone."""
-        while (frame := codec.receive_frame(self._channel)) is not None:
+        while (frame := receive_frame(self._channel)) is not None:
             head, _, arguments = frame.partition(b"\n")
             operation, capture, inner = json.loads(head)
             output = ""
@@ -96,7 +97,7 @@ class Agent:
             news = ("[]", "[]") if inner else self._encoder.news()
             if output or news != ("[]", "[]"):
                 answer = f"{answer[:-1]},{','.join(news)},{json.dumps(output)}]"
-            codec.send_frame(self._channel, answer.encode())
+            send_frame(self._channel, answer.encode())
 
     def _answer(self, operation: str, arguments: bytes) -> str:
         self._encoder.begin()

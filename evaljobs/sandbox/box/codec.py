@@ -6,8 +6,7 @@ exactly one key, its tag; lists, strings, booleans, None and ordinary numbers st
 Lists and other mutable values go by number where the two sides share them (`shared`).
 It does not know: which side it runs on, sockets, or what is done with a value.
 
-Bounds: a frame is at most MAX_FRAME bytes; integers of more than 4,000 digits go as hexadecimal, which is linear in
-their length (JSON would be quadratic).
+Bounds: integers of more than 4,000 digits go as hexadecimal, which is linear in their length (JSON would be quadratic).
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ import collections
 import functools
 import json
 import re
-import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 from evaljobs.sandbox.box import shared as sharing
 
-MAX_FRAME: Final = 32 << 20  # bytes; the longest honest answers seen are below 1 MiB
 DEEPEST: Final = 4000  # frames: some 1,000 levels of lists in lists
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-_LENGTH: Final = struct.Struct("!I")
 _INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which int() refuses
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcUS]\d{1,6}")
 
@@ -47,7 +42,7 @@ def is_plain_class(value: object) -> bool:
 
 
 class CodecError(Exception):
-    """What came is not a frame or a value of this codec."""
+    """What came is not a value of this codec."""
 
 
 class NotDataError(Exception):
@@ -407,43 +402,6 @@ _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
     "T": _timed,
     "n": _array,
 }
-
-
-# --- frames -------------------------------------------------------------------------------------------------------
-
-
-def send_frame(sock: socket.socket, body: bytes) -> None:
-    """One frame: its length in 4 bytes, big-endian, then its bytes. CodecError above MAX_FRAME."""
-    if len(body) > MAX_FRAME:
-        raise CodecError(f"{len(body)} bytes are more than a frame holds")
-    sock.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def receive_frame(sock: socket.socket) -> bytes | None:
-    """The next frame, None at the end of the stream; CodecError for one that is too long. Blocks: its caller's
-    process has a deadline that another process keeps.
-    """
-    head = receive_exactly(sock, _LENGTH.size)
-    if head is None:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_FRAME:
-        raise CodecError(f"{length} bytes are more than a frame holds")
-    return receive_exactly(sock, length)
-
-
-def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
-    """The next `size` bytes, None if the stream ends before."""
-    chunk = sock.recv(size) if size else b""
-    if len(chunk) == size:
-        return chunk
-    parts = bytearray(chunk)
-    while len(parts) < size:
-        chunk = sock.recv(min(size - len(parts), 1 << 20))
-        if not chunk:
-            return None
-        parts += chunk
-    return bytes(parts)
 
 
 if hasattr(sys, "set_int_max_str_digits") and sys.get_int_max_str_digits() == 0:

@@ -19,6 +19,7 @@ import sys
 from typing import Any, Final
 
 from evaljobs.sandbox.box import checker, codec
+from evaljobs.sandbox.box.frames import receive_exactly
 from evaljobs.sandbox.box.link import Outcome
 
 READ, DONE, WORN = (
@@ -82,7 +83,7 @@ def serve(control: socket.socket, job: socket.socket, verdict: socket.socket) ->
     state = random.getstate()
     for left in range(_JOBS - 1, -1, -1):
         length, fds, _, _ = socket.recv_fds(control, _LENGTH.size, 2)
-        body = codec.receive_exactly(job, *_LENGTH.unpack(length)) if fds else None
+        body = receive_exactly(job, *_LENGTH.unpack(length)) if fds else None
         if body is None:
             return
         control.send(READ)

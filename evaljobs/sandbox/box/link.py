@@ -17,6 +17,7 @@ from types import BuiltinFunctionType, TracebackType
 from typing import Any, Final
 
 from evaljobs.sandbox.box import codec
+from evaljobs.sandbox.box.frames import FrameError, receive_frame, send_frame
 from evaljobs.sandbox.box.remote import (
     NOTHING,
     SUBJECT,
@@ -319,10 +320,10 @@ class Link:
         try:
             news = ("[]", "[]") if self._decoding else self._encoder.news()
             body = f"{head}\n[{arguments},{','.join(news)}]"
-            codec.send_frame(self._channel, body.encode())
+            send_frame(self._channel, body.encode())
         except OSError:
             raise self._fail("crash", "the candidate's process ended") from None
-        except codec.CodecError as error:
+        except FrameError as error:
             raise self._fail("fail", f"unsupported: request refused: {error}") from None
 
     def receive(self, *, is_next: bool = False) -> Any:
@@ -343,11 +344,11 @@ class Link:
     def _answer(self) -> list[Any]:
         before, self._decoding = self._decoding, True
         try:
-            frame = codec.receive_frame(self._channel)
+            frame = receive_frame(self._channel)
             answer = None if frame is None else self._decoder.loads(frame)
         except OSError:
             frame = None
-        except codec.CodecError as error:
+        except (FrameError, codec.CodecError) as error:
             raise self._fail("fail", f"answer refused: {error}") from None
         finally:
             self._decoding = before
