@@ -106,8 +106,12 @@ def main(spec: TrialSpec) -> int:
     """Run one trial. Exit status 0 with `TrialEnded`; 1 with `Failed`, which names the shard in hand."""
     harness.quiet_environment(offline=True)
     trial = Trial(spec, spec.lanes[member_index()])
-    trial.listen()  # to the end of the process: once its account is written, a signal changes nothing
-    return trial.perform()
+    heard = trial.listen()
+    try:
+        return trial.perform()
+    finally:  # its account is written: a signal changes nothing, also while the interpreter ends, which takes handlers away
+        for number in heard:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Trial:
