@@ -119,9 +119,9 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _should_have_one(pid: int) -> bool:
-    """Its environment could not be read: was that in the midst of exec, when its memory is new and has none for a moment?
-
-    By fields 23 (size of the memory; 0: the kernel's own, or ending), 50 and 51 (where the environment begins and ends).
+    """Its environment is empty: that may be in the midst of exec, when its memory is new and has none for a moment. Few
+    processes are started without any; they are waited for in vain. The kernel's own, and those that end, have no
+    memory (field 23).
     """
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[20] != "0" and (fields[48] == "0" or fields[47] != fields[48])
+    return fields[20] != "0"
