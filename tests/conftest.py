@@ -1,5 +1,4 @@
-"""What all tests share: the helpers in scripts/ and tests/ can be imported, two real models can be had, and drawn
-examples are the same in every run: what passes here passes there, and no clock is asserted.
+"""What all tests share: two real models, and drawn examples that are the same in every run, without a clock asserted.
 
 `pytest --hypothesis-profile=explore` draws others each time.
 """
@@ -7,18 +6,13 @@ examples are the same in every run: what passes here passes there, and no clock 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
-for folder in (ROOT / "scripts", TESTS):  # dev_cluster, fetch_smollm2; exactness.tiny_model
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+ROOT = Path(__file__).resolve().parents[1]
 
 # A temporary folder serves all examples of a test: each names its own files in it.
 UNTIMED = {

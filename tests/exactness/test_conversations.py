@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exactness.pipeline import TASKS, Case, our_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline import TASKS, Case, our_run
 
 from evaljobs import requests
 from evaljobs.batches import Conversation, Piece, RequestsHead, Turn, encode_batches

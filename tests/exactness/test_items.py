@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from exactness.pipeline import Case, dumped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
-from pipeline import Case
-from test_metric import dumped
 
 from evaljobs import items, metric
 from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry

@@ -8,48 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipeline import Case, our_run, run_shards
+from exactness.pipeline import Case, dumped, our_run
 
-from evaljobs import engine, metric, replay, requests
-from evaljobs.contract import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs import metric, replay
+from evaljobs.contract import ExecuteSpec
 from evaljobs.files import write_record
 from evaljobs.items import Items
 from evaljobs.outcomes import Executed, Failed, Scored
 from evaljobs.paths import EvaluationPaths
 from evaljobs.recording import record_programs
 from evaljobs.results import merge_results
-
-
-def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
-    """All of a case but its score."""
-    options = ModelOptions(device="cpu", threads=1, model_args=case.model_args)
-    suite = case.suite_spec(batch_size)
-    built = requests.build(
-        BuildSpec(
-            name="build",
-            evaluation_dir=str(folder),
-            suite=suite,
-            entry=0,
-            batch_size=batch_size,
-            model_dir=str(model_dir),
-            model=options,
-            out_dir=str(folder / "sets"),
-        )
-    )
-    lm = engine.load(str(model_dir), options, batch_size).lm
-    frames = run_shards(lm, built.sets, batch_size, n_shards, EvaluationPaths(folder))
-    return ScoreSpec(
-        name="score",
-        evaluation_dir=str(folder),
-        suite=suite,
-        entry=0,
-        request_sets=built.sets,
-        frames=frames,
-        model_dir=str(model_dir),
-        model=options,
-        bootstrap_iters=10,
-        allow_unsafe=True,
-    )
 
 
 @pytest.mark.model

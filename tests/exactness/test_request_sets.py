@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import TASKS, Case, our_run
+from exactness.pipeline import TASKS, Case, our_run
 
 from evaljobs import requests, shards
 from evaljobs.contract import BatchIndex, BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from judges.endpoint import Endpoint, serving
 from served import served_work
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parent / "exactness"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from endpoint import Endpoint, serving  # noqa: E402
-
-from evaljobs.contract import JudgeJob, JudgeOptions  # noqa: E402
-from evaljobs.paths import WorkPaths  # noqa: E402
+from evaljobs.contract import JudgeJob, JudgeOptions
+from evaljobs.paths import WorkPaths
 
 
 @pytest.fixture(scope="session")

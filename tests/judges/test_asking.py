@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from endpoint import Endpoint, Request
+from judges.endpoint import Endpoint, Request
 
 from evaljobs import redis_address
 from evaljobs.contract import JudgeJob

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import run_shards
+from exactness.pipeline import run_shards
 
 from coordinator import suites
 from coordinator.config import Config, JudgeConfig
@@ -30,7 +30,7 @@ SHORT = {"max_gen_toks": 4}
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import tiny_model
+    from exactness import tiny_model
 
     harness.quiet_environment(offline=True)
     texts = [f"Question {i}: what is {i} and {i + 1}? The answer is {2 * i + 1}." for i in range(50)]

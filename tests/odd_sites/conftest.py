@@ -1,29 +1,27 @@
-"""Sites on which a precursor is of no use: real clusters, and the toy evaluation of tests/integration."""
+"""Sites on which a precursor is of no use: real clusters, and the toy evaluation."""
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dev_cluster.api import Cluster, dev_cluster, unavailable
+from support import sites, toys
 
-_PLACE = Path(__file__).resolve().parents[1] / "integration" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("evalspan_toy_sites", _PLACE)
-assert _spec is not None
-assert _spec.loader is not None
-toys = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = toys  # its dataclass looks its own module up
-_spec.loader.exec_module(toys)
+MakeSite = Callable[..., sites.Site]
 
-from dev_cluster.api import Cluster, dev_cluster, unavailable  # noqa: E402
 
-toy_model = toys.toy_model
-expected = toys.expected
-MakeSite = Callable[..., Any]
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toys.toy_model(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture(scope="session")
+def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
+    """lm-eval's own results of each task, one run a task."""
+    return toys.expected(toy_model, sites.TOYS)
 
 
 @pytest.fixture(scope="session")
@@ -51,23 +49,7 @@ def plain_cluster() -> Iterator[Cluster]:
 def make_site(toy_model: Path, tmp_path: Path) -> MakeSite:
     """The ordinary user's folder on a cluster, with the toy model, its suite and a config."""
 
-    def make(cluster: Cluster, *, more: str = "") -> Any:
-        folder = Path(cluster.user_dir) / tmp_path.name
-        cluster.run_as_user(["mkdir", "-p", str(folder / "tiny")], check=True)
-        config = toys.CONFIG.format(bootstrap=toys.BOOTSTRAP) + 'cpu_partition = "cpu"\n' + more
-        suite = toys.SUITE.format(tasks=Path(cluster.repo) / "tests" / "exactness" / "tasks")
-        for name, text in {"evalspan.toml": config, "toys.toml": suite}.items():
-            cluster.run_as_user(["tee", str(folder / name)], input=text, check=True)
-        for file in toy_model.iterdir():  # the user cannot read root's temporary folders
-            place = folder / "tiny" / file.name
-            shutil.copyfile(file, place)
-            place.chmod(0o644)
-        env = {**cluster.user_env, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "NO_COLOR": "1"}
-        options = ["--cluster", "slurm", "--partition", "gpu"]
-
-        def argv(arguments: list[str]) -> list[str]:
-            return cluster.user_argv([str(cluster.python), "-m", "coordinator", *arguments], cwd=folder)
-
-        return toys.Site(argv, env, folder, folder / "tiny", folder / "toys.toml", options, cluster)
+    def make(cluster: Cluster, *, more: str = "") -> sites.Site:
+        return sites.on_cluster(cluster, tmp_path.name, toy_model, more='cpu_partition = "cpu"\n' + more)
 
     return make

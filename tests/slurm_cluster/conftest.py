@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-if str(SCRIPTS) not in sys.path:
-    sys.path.insert(0, str(SCRIPTS))
-
-from dev_cluster.api import Cluster, dev_cluster, unavailable  # noqa: E402
+from dev_cluster.api import Cluster, dev_cluster, unavailable
 
 
 @pytest.fixture(scope="session")

@@ -2,78 +2,40 @@
 
 Rule: what is counted is read from the disk after the run: the score jobs' own specs say which records were scored, and
 the records say which documents they answer.
-It does not know: how the folder was made (prepare), how the loop was timed (timed).
 """
 
 from __future__ import annotations
 
-import compileall
 import json
-import subprocess
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench_slurm_lib import synthetic
-from chaos_lib.site import Site
 from dev_cluster.api import dev_cluster
 
+from bench.synthetic_run import compile_all, counted, run
 from evaljobs.contract import SPEC, RequestSetManifest, ScoreSpec
 from evaljobs.files import read_frame, read_frames, read_record
 from evaljobs.outcomes import OUTCOME
 from evaljobs.paths import EvaluationPaths, request_set_manifest
 
-COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
 CPU_NODES = 2
 PATIENCE_SECONDS = 3600
 
 
-class ScaleError(Exception):
-    """The daemon did not end as it should; says where to look."""
-
-
 def scale(said: dict[str, Any], keep: Path | None = None) -> dict[str, Any]:
-    """Run it on a cluster of its own. `said`: nodes, gpus, evaluations and what prepare takes. `keep`: a place for logs."""
-    top = Path(__file__).resolve().parents[2]
-    for part in ("coordinator", "evaljobs", "priors", "scripts/bench_slurm_lib", "scripts/bench_daemon_lib"):
-        compileall.compile_dir(top / part, quiet=2)  # else each trial would, as a user who cannot keep it
+    """Run it on a cluster of its own. `said`: nodes, gpus, slow and what bench.folder takes. `keep`: a place for logs."""
+    compile_all()
     with dev_cluster(nodes=said["nodes"], gpus=said["gpus"], cpu_nodes=CPU_NODES) as cluster:
-        folder = Path(cluster.user_dir) / "scale"
-        cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
-        site = Site(cluster=cluster, folder=folder, work=folder / "work", small=folder, partition="gpu")
-        for command in COMMANDS:
-            site.wrap(command, 'mktemp "$ONCE/XXXXXXXX" >/dev/null\nexec "$REAL" "$@"')
-        env = {**site.env, "PYTHONPATH": f"{cluster.repo / 'scripts'}:{cluster.repo}"}
-        env[synthetic.SLOW] = f"{cluster.gpu_nodes[0]}/0:{said['slow']}"
-        prepared = cluster.run_as_user(
-            [cluster.python, "-m", "bench_daemon_lib.prepare", str(folder), json.dumps(said)],
-            env=env,
-            timeout=600,
-        )
-        if prepared.returncode:
-            raise ScaleError(prepared.stderr[-4000:])
-        log = keep / "daemon.log" if keep is not None else folder / "daemon.log"
-        started = time.time()
-        with log.open("w") as lines:
-            argv = cluster.user_argv(
-                [cluster.python, "-m", "bench_daemon_lib.timed", str(folder)], cwd=folder
-            )
-            with subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
-                try:
-                    status = process.wait(PATIENCE_SECONDS)
-                except BaseException:
-                    process.terminate()
-                    raise
-        if status:
-            raise ScaleError(f"the daemon ended with {status}: {log.read_text()[-4000:]}")
-        costs = json.loads((folder / "costs.json").read_text())
+        slow = f"{cluster.gpu_nodes[0]}/0:{said['slow']}"
+        log = keep / "daemon.log" if keep is not None else None
+        site, costs, started = run(cluster, "scale", said, slow=slow, log=log, seconds=PATIENCE_SECONDS)
         if keep is not None:
             (keep / "costs.json").write_text(json.dumps(costs, indent=1))
-        asked = {c: len(list((folder / f"marks-{c}").iterdir())) for c in COMMANDS}
+        asked = counted(site)
         return {
             **{key: said[key] for key in ("nodes", "gpus", "evaluations", "tasks")},
-            **figures(folder / "work", started),
+            **figures(site.work, started),
             "coordinator": costs,
             "commands": asked,
             "polls_per_second": (asked["squeue"] + asked["sinfo"]) / costs["busy_seconds"],

@@ -7,7 +7,6 @@ and result.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.harness import RunError, command, option, timed
 from coordinator.metric_queue import MetricQueue
 from coordinator.redis_server import RedisServer
 from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
@@ -40,12 +40,6 @@ def pull(file: str, trial: str, lane: str, most: int, out: Any) -> None:
     out.put((count, time.perf_counter() - started))
 
 
-def timed(effect: Any) -> float:
-    started = time.perf_counter()
-    effect()
-    return time.perf_counter() - started
-
-
 def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> dict[str, Any]:
     queue = WorkQueue.connect(work.redis_address, "bench")
     per = shards // lanes
@@ -59,25 +53,26 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
     fill = timed(lambda: queue.fill(plan, "1"))
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
-    one = context.Process(target=pull, args=(str(work.redis_address), "t0", "none", 2000, out))
-    one.start()
-    out.get()
-    count, seconds = out.get()
-    one.join()
-    many = [
-        context.Process(target=pull, args=(str(work.redis_address), f"t{n}", f"l{n}", 2000, out))
-        for n in range(processes)
-    ]
-    for p in many:
-        p.start()
-    answers = [out.get() for _ in range(2 * processes)]
-    counted = [a for a in answers if a != "ready"]
-    for p in many:
-        p.join()
+
+    def pulled(pullers: list[tuple[str, str]]) -> list[tuple[int, float]]:
+        """What processes claim side by side: (shards, seconds) of each."""
+        made = [
+            context.Process(target=pull, args=(str(work.redis_address), trial, lane, 2000, out))
+            for trial, lane in pullers
+        ]
+        for process in made:
+            process.start()
+        answers = [out.get() for _ in range(2 * len(made))]
+        for process in made:
+            process.join()
+        return [answer for answer in answers if answer != "ready"]
+
+    [(count, seconds)] = pulled([("t0", "none")])
+    counted = pulled([(f"t{n}", f"l{n}") for n in range(processes)])
     for n in range(lanes):
         queue.heartbeat(f"beat{n}", phase="infer", shard=f"none|{n}|1", batches_done=n, batches=lanes)
     snapshots = sorted(timed(queue.snapshot) for _ in range(50))
-    result = {
+    return {
         "shards": per * lanes,
         "lanes": lanes,
         "fill_seconds": fill,
@@ -88,7 +83,6 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
         "unclaimed_seconds": timed(queue.unclaimed),
         "remove_seconds": timed(queue.remove),
     }
-    return {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
 
 
 def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
@@ -118,54 +112,50 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
             queue.enqueue("score", f"score-{jobs}", paths.spec(f"score-{jobs}"))
             wait_empty(queue)
             start = time.perf_counter() - started
-            enqueue = timed(lambda: enqueue_all(queue, paths, jobs))
+            enqueue = timed(
+                lambda: [queue.enqueue("score", f"score-{n}", paths.spec(f"score-{n}")) for n in range(jobs)]
+            )
             # the worker ran some meanwhile: count from the first enqueue
             total = enqueue + timed(lambda: wait_empty(queue))
         finally:
             worker.send_signal(signal.SIGTERM)
     return {
         "jobs": jobs,
-        "worker_start_seconds": round(start, 3),
-        "enqueue_ms": round(1000 * enqueue / jobs, 3),
-        "enqueue_dispatch_result_ms": round(1000 * total / jobs, 3),
+        "worker_start_seconds": start,
+        "enqueue_ms": 1000 * enqueue / jobs,
+        "enqueue_dispatch_result_ms": 1000 * total / jobs,
         "target_ms": 50,
     }
-
-
-def enqueue_all(queue: MetricQueue, paths: EvaluationPaths, jobs: int) -> None:
-    for n in range(jobs):
-        queue.enqueue("score", f"score-{n}", paths.spec(f"score-{n}"))
 
 
 def wait_empty(queue: MetricQueue) -> None:
     deadline = time.monotonic() + 300
     while queue.known():
         if time.monotonic() > deadline:
-            sys.exit("bench_queue: the jobs did not end within 300 s")
+            raise RunError("the jobs did not end within 300 s")
         time.sleep(0.01)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shards", type=int, default=100_000)
-    parser.add_argument("--lanes", type=int, default=256)
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--jobs", type=int, default=200)
-    options = parser.parse_args()
+def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     with tempfile.TemporaryDirectory(prefix="evalspan-bench-") as folder:
         work = WorkPaths(folder)
         server = RedisServer(work)
         server.ensure()
         try:
-            result = {
+            return {
                 "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-                "work_queue": bench_shards(work, options.shards, options.lanes, options.processes),
-                "metric_queue": bench_jobs(work, options.jobs),
-            }
+                "work_queue": bench_shards(work, said.shards, said.lanes, said.processes),
+                "metric_queue": bench_jobs(work, said.jobs),
+            }, True
         finally:
             server.stop()
-    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    sizes = (
+        option("--shards", 100_000),
+        option("--lanes", 256),
+        option("--processes", 8),
+        option("--jobs", 200),
+    )
+    sys.exit(command("bench_queue", __doc__, measure, *sizes))

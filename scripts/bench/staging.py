@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command, option, timed
 from coordinator.checkpoint import inspect
 from evaljobs import copying, node_memory, stage
 from evaljobs.contract import CheckpointSpec, StageSpec
@@ -91,12 +92,6 @@ def retouch(checkpoint: CheckpointSpec) -> CheckpointSpec:
     return inspect(checkpoint.source)
 
 
-def timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 class Bench:
     """One run below a scratch folder (the storage) and a root (node memory)."""
 
@@ -105,14 +100,8 @@ class Bench:
         self.weights = [Path(checkpoint.source) / f.name for f in checkpoint.files]
 
     def spec(self, checkpoint: CheckpointSpec, name: str) -> StageSpec:
-        return StageSpec(
-            name=name,
-            evaluation_dir=str(self.scratch),
-            node="here",
-            checkpoint=checkpoint,
-            roots=(str(self.root),),
-            lease_file=str(self.scratch / "lease"),
-        )
+        folders = {"evaluation_dir": str(self.scratch), "lease_file": str(self.scratch / "lease")}
+        return StageSpec(name=name, node="here", checkpoint=checkpoint, roots=(str(self.root),), **folders)
 
     def plain(self, commands: list[list[str]], parallel: int) -> float:
         """Run copies into a fresh folder; seconds."""
@@ -142,27 +131,24 @@ class Bench:
 
     def rates(self) -> dict[str, float]:
         to = str(self.root / "plain")
+        one = ["cp", *map(str, self.weights), to]
+        each = [["cp", str(w), to] for w in self.weights]
+        dd = [["dd", "bs=8M", f"if={w}", f"of={to}/{w.name}", "status=none"] for w in self.weights]
         ways: dict[str, Callable[[], float]] = {
-            "cp": lambda: self.plain([["cp", *map(str, self.weights), to]], 1),
-            "dd": lambda: self.plain(
-                [["dd", "bs=8M", f"if={w}", f"of={to}/{w.name}", "status=none"] for w in self.weights], 1
-            ),
-            "parallel_cp": lambda: self.plain(
-                [["cp", str(w), to] for w in self.weights], len(os.sched_getaffinity(0))
-            ),
+            "cp": lambda: self.plain([one], 1),
+            "dd": lambda: self.plain(dd, 1),
+            "parallel_cp": lambda: self.plain(each, len(os.sched_getaffinity(0))),
             "fresh": lambda: self.staged(recycled=False),
             "recycled": lambda: self.staged(recycled=True),
         }
         best = dict.fromkeys(ways, float("inf"))
         order = list(ways)
-        for _ in range(
-            2
-        ):  # the source into the page cache; and a virtual machine's pages to it, which its host gives late
-            self.plain([["cp", *map(str, self.weights), to]], 1)
+        for _ in range(2):  # the source into the page cache; a virtual machine gets pages for it late
+            self.plain([one], 1)
         for _ in range(self.rounds):
             for name in order:
                 best[name] = min(best[name], ways[name]())
-            order.append(order.pop(0))  # whoever comes first finds the coldest pages
+            order.append(order.pop(0))  # the first of a round finds the coldest pages
         return {name: self.checkpoint.bytes / seconds for name, seconds in best.items()}
 
     def storage_ratio(self) -> float:
@@ -172,20 +158,14 @@ class Bench:
             "h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)\n"
             "sys.stdin.read(); stage.clear(h, 'bench')"
         )
-        running = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, self.spec(self.checkpoint, f"t{i}").model_dump_json()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            for i in range(TRIALS)
-        ]
-        read = 0
-        for process in running:
-            assert process.stdout is not None
-            read += int(process.stdout.readline())
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
+        specs = (self.spec(self.checkpoint, f"t{i}").model_dump_json() for i in range(TRIALS))
+        running = [subprocess.Popen([sys.executable, "-c", code, s], text=True, **pipes) for s in specs]
+        read = sum(int(process.stdout.readline()) for process in running if process.stdout is not None)
         for process in running:
             process.communicate("")
         return read / self.checkpoint.bytes
@@ -244,32 +224,25 @@ def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
         bare.append(sum(map(float, run(BARE, holding.staged.path).split())))
         trial.append(float(run(TRIAL, holding.staged.path)))
     stage.clear(holding, "bench")
+    staged, storage = (statistics.median(pair[i] for pair in times) for i in range(2))
     return {
         "model_bytes": spec.checkpoint.bytes,
-        "staged_load_seconds": statistics.median(t[0] for t in times),
-        "storage_load_seconds": statistics.median(t[1] for t in times),
-        "staged_over_storage": statistics.median(t[0] for t in times)
-        / statistics.median(t[1] for t in times),
+        "staged_load_seconds": staged,
+        "storage_load_seconds": storage,
+        "staged_over_storage": staged / storage,
         "bare_import_and_load_seconds": min(bare),
         "trial_import_and_load_seconds": min(trial),
         "trial_over_bare": min(trial) / min(bare),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=4.0, help="size of the synthetic checkpoint")
-    parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--model", type=Path, help="a real model's folder, for the load rows")
-    parser.add_argument("--scratch", type=Path, help="a folder on disk (default: the temporary folder)")
-    chosen = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(prefix="bench-staging-", dir=chosen.scratch))
-    root = Path(tempfile.mkdtemp(prefix="bench-staging-", dir="/dev/shm"))
-    try:
-        bench = Bench(
-            scratch, root, make(scratch / "model", int(chosen.gb * 1e9), chosen.shards), chosen.rounds
-        )
+def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-staging-", dir=said.scratch) as storage,
+        tempfile.TemporaryDirectory(prefix="bench-staging-", dir="/dev/shm") as memory,
+    ):
+        scratch, root = Path(storage), Path(memory)
+        bench = Bench(scratch, root, make(scratch / "model", int(said.gb * 1e9), said.shards), said.rounds)
         rates = bench.rates()
         slow = bench.latency()
         best = max(rates["cp"], rates["dd"], rates["parallel_cp"])
@@ -277,7 +250,7 @@ def main() -> None:
             "cpus": len(os.sched_getaffinity(0)),
             "load_average": os.getloadavg()[0],
             "bytes": bench.checkpoint.bytes,
-            "shards": chosen.shards,
+            "shards": said.shards,
             "rates": rates,
             "latency_rates": slow,
             "fresh_over_best": rates["fresh"] / best,
@@ -285,13 +258,17 @@ def main() -> None:
             "latency_ours_over_single": slow["ours"] / slow["single_stream"],
             "storage_over_model_bytes": bench.storage_ratio(),
         }
-        if chosen.model is not None:
-            report["loads"] = loads(chosen.model, scratch, root)
-        print(json.dumps(report, indent=1))
-    finally:
-        shutil.rmtree(scratch)
-        shutil.rmtree(root)
+        if said.model is not None:
+            report["loads"] = loads(said.model, scratch, root)
+    return report, True
 
 
+OPTIONS = (
+    option("--gb", 4.0, "size of the synthetic checkpoint"),
+    option("--shards", 8),
+    option("--rounds", 5),
+    option("--model", says="a real model's folder, for the load rows", type=Path),
+    option("--scratch", says="a folder on disk (default: the temporary folder)", type=Path),
+)
 if __name__ == "__main__":
-    main()
+    sys.exit(command("bench_staging", __doc__, measure, *OPTIONS))

@@ -1,6 +1,6 @@
 """`evalspan daemon --until-idle` with a clock in its loop, and the bench's interpreter on the nodes.
 
-    python -m bench_daemon_lib.timed FOLDER
+    python -m bench.timed FOLDER
 
 Leaves FOLDER/costs.json: what the loop took. Nothing of the daemon is replaced but what starts its jobs.
 """
@@ -17,9 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bench_slurm_lib
-from bench_slurm_lib import synthetic
-
+from bench import synthetic
 from coordinator import setup
 from coordinator.cli.service import daemon
 from coordinator.config import Config
@@ -97,8 +95,7 @@ class Costs:
 
 def main(root: Path) -> None:
     os.environ[synthetic.FOLDER] = str(root)
-    os.environ["BENCH_STORAGE_SECONDS"] = "0"
-    command = (sys.executable, str(Path(bench_slurm_lib.__file__).with_name("node.py")))
+    command = (sys.executable, "-m", "bench.node")
     plain = setup.site_of
 
     def site_of(config: Config) -> Site:

@@ -19,8 +19,7 @@ from coordinator.packing.truth import Predicted, Truth
 from priors.sizes import known
 
 INSTANCE = Path(__file__).with_name("portfolio63_32gpus.instance.json")
-BATCH_SECONDS = 2.0
-"""A batch of a set takes about this long before time is scaled: shards are cut between batches."""
+BATCH_SECONDS = 2.0  # of a set's batch, about, before time is scaled: shards are cut between batches
 FIXED = (
     "load_seconds",
     "shard_overhead_seconds",
@@ -32,12 +31,12 @@ FIXED = (
 
 def scaled(instance: Instance, scale: float) -> Instance:
     """The same instance with every second divided by `scale`."""
-    sets = tuple(
-        one.model_copy(
-            update={"gpu_seconds": one.gpu_seconds / scale, "metric_seconds": one.metric_seconds / scale}
-        )
-        for one in instance.datasets
-    )
+
+    def shorter(one: DataSet) -> DataSet:
+        seconds = {"gpu_seconds": one.gpu_seconds / scale, "metric_seconds": one.metric_seconds / scale}
+        return one.model_copy(update=seconds)
+
+    sets = tuple(map(shorter, instance.datasets))
     fixed = {name: getattr(instance, name) / scale for name in FIXED}
     return instance.model_copy(update={**fixed, "datasets": sets})
 
@@ -98,9 +97,10 @@ class Portfolio:
     # --- what others would run -----------------------------------------------------------------------------------
 
     def _sources(self) -> list[baselines.Source]:
+        labels = {one.name: known(one.name) for one in self.instance.datasets}
         return [
             baselines.Source(
-                name=one.name, docs=one.docs, labels=row.labels if (row := known(one.name)) else 0
+                name=one.name, docs=one.docs, labels=row.labels if (row := labels[one.name]) else 0
             )
             for one in self.instance.datasets
         ]
@@ -111,12 +111,9 @@ class Portfolio:
 
     def num_worker(self) -> list[float]:
         """GPU seconds of each of OpenCompass's num-worker tasks, as many as GPUs."""
-        return [
-            self._inference(task)
-            for task in baselines.opencompass_num_worker(self._sources(), self.instance.gpus)
-        ]
+        tasks = baselines.opencompass_num_worker(self._sources(), self.instance.gpus)
+        return [self._inference(task) for task in tasks]
 
     def _inference(self, task: baselines.Task) -> float:
-        return sum(
-            self.truth.gpu(self.truth.index[piece.dataset], piece.start_doc, piece.end_doc) for piece in task
-        )
+        truth = self.truth
+        return sum(truth.gpu(truth.index[p.dataset], p.start_doc, p.end_doc) for p in task)

@@ -44,4 +44,5 @@ def main() -> None:
     unnamed.rename(folder / "done" / name)
 
 
-main()
+if __name__ == "__main__":
+    main()

