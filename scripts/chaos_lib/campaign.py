@@ -147,8 +147,7 @@ def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
             time.sleep(0.1)
     out = process.stdout.read() if process.stdout is not None else ""
     if process.returncode != 0:
-        said = (run.site.folder / "eval.log").read_text()[-600:]
-        broken.append(f"ended with {process.returncode}: {said}")
+        broken.append(f"ended with {process.returncode}: {run.site.last_words()}")
         return {}
     return dict(json.loads(out)["results"])
 

@@ -154,6 +154,10 @@ class Site:
             out = log if self.daemon else subprocess.PIPE  # nobody reads a daemon's
             return subprocess.Popen(self.coordinate(), env=self.env, stdout=out, stderr=log, text=True)
 
+    def last_words(self) -> str:
+        """The end of what its coordinator logged."""
+        return (self.folder / "eval.log").read_text()[-600:]
+
     # --- what its folder shows -----------------------------------------------------------------------------------
 
     def evaluations(self, *, open_only: bool = False) -> list[Path]:
