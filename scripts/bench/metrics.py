@@ -45,20 +45,7 @@ def mbpp(*, file, **_metadata):
     with open(file, encoding="utf-8") as lines:
         return {"test": datasets.Dataset.from_list([json.loads(line) for line in lines])}
 """
-MBPP = """# lm-eval's own mbpp, without examples
-task: local_mbpp
-custom_dataset: !function rows.mbpp
-unsafe_code: true
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{text}}}}\\n{{{{test_list[0]}}}}\\n[BEGIN]\\n"
-doc_to_target: "{{{{test_list[0]}}}}\\n{{{{test_list[1]}}}}\\n{{{{test_list[2]}}}}"
-target_delimiter: ""
-generation_kwargs: {{until: ["[DONE]"], do_sample: false}}
-metric_list:
-  - {{metric: !function lm_eval.tasks.mbpp.utils.pass_at_1, aggregation: mean, higher_is_better: true}}
-metadata: {{version: 1.0, file: {file}}}
-"""
+MBPP = Path(__file__).with_name("mbpp.yaml")
 CONFIG = """
 [trial]
 python = "{python}"
@@ -110,7 +97,9 @@ def write_tasks(folder: Path, mbpp: list[dict[str, Any]]) -> list[str]:
     names += [f"toy_{name}" for name in SMALL]
     if mbpp:
         (folder / "mbpp.jsonl").write_text("\n".join(map(json.dumps, mbpp)))
-        (folder / "mbpp.yaml").write_text(MBPP.format(file=json.dumps(str(folder / "mbpp.jsonl"))))
+        (folder / "mbpp.yaml").write_text(
+            MBPP.read_text().replace("FILE", json.dumps(str(folder / "mbpp.jsonl")))
+        )
         names.append("local_mbpp")
     return names
 

@@ -53,22 +53,7 @@ def load(*, number, documents, **_metadata):
         })
     return {"test": datasets.Dataset.from_list(made)}
 """
-TASK = """
-task: chaos_{number}
-custom_dataset: !function rows.load
-unsafe_code: true
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{prompt}}}}"
-doc_to_target: "{{{{test}}}}\\ncheck({{{{entry_point}}}})"
-generation_kwargs: {{until: ["\\ndef"], do_sample: false, max_gen_toks: 8}}
-metric_list:
-  - {{metric: !function metrics.pass_at_k, aggregation: mean, higher_is_better: true, k: [1]}}
-filter_list:
-  - name: create_test
-    filter: [{{function: custom, filter_fn: !function metrics.with_prompt}}]
-metadata: {{version: 1.0, number: {number}, documents: {documents}}}
-"""
+TASK = Path(__file__).with_name("programs.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +73,8 @@ class Work:
             place.mkdir(parents=True)
             (place / "rows.py").write_text(ROWS)
             shutil.copyfile(TASKS / "metrics.py", place / "metrics.py")
-            (place / "task.yaml").write_text(TASK.format(number=number, documents=DOCUMENTS))
+            text = TASK.read_text().replace("NUMBER", f"{number}").replace("DOCUMENTS", f"{DOCUMENTS}")
+            (place / "task.yaml").write_text(text)
             task = f"chaos_{number}"
             tasks = (TaskEntry(name=task),)
             suite = SuiteSpec(name="chaos", include_path=(str(place),), batch_size=4, tasks=tasks)

@@ -196,8 +196,8 @@ class Storm:
 
     def calm(self) -> None:
         """All is mended; the daemon gets its time, is told to stop, and the last one ends for want of work."""
-        for command in ("sbatch", "squeue"):
-            self.site.unwrap(command)
+        for name in ("sbatch", "squeue"):
+            self.site.unwrap(name)
         self.mend_nodes()
         end = time.monotonic() + CALM_S
         while self.in_flight() > 0 and time.monotonic() < end:
