@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,15 +107,12 @@ def _wipe_redis(run: Run) -> str | None:
 
 
 def _controller_away(
-    end: Callable[[Cluster], None], begin: Callable[[Cluster], None], seconds: float
-) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        end(run.site.cluster)
-        time.sleep(seconds)
-        begin(run.site.cluster)
-        return f"{seconds:g} s"
-
-    return strike
+    end: Callable[[Cluster], None], begin: Callable[[Cluster], None], seconds: int, run: Run
+) -> str:
+    end(run.site.cluster)
+    time.sleep(seconds)
+    begin(run.site.cluster)
+    return f"{seconds:g} s"
 
 
 def _node_of(run: Run, verb: str) -> str | None:
@@ -125,14 +123,11 @@ def _node_of(run: Run, verb: str) -> str | None:
     return next((n for n in run.site.cluster.gpu_nodes if pid in run.site.cluster.node_pids(n)), None)
 
 
-def _node_killed(verb: str) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        node = _node_of(run, verb)
-        if node is not None:
-            run.site.cluster.kill_node(node)
-        return node
-
-    return strike
+def _node_killed(verb: str, run: Run) -> str | None:
+    node = _node_of(run, verb)
+    if node is not None:
+        run.site.cluster.kill_node(node)
+    return node
 
 
 def _slurmd_killed(run: Run) -> str | None:
@@ -152,13 +147,10 @@ def _sent(pid: int | None, number: signal.Signals) -> str | None:
     return None
 
 
-def _signal_of(verb: str, number: signal.Signals) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        pid = run.victim(verb)
-        time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
-        return _sent(pid, number)
-
-    return strike
+def _signal_of(verb: str, number: signal.Signals, run: Run) -> str | None:
+    pid = run.victim(verb)
+    time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
+    return _sent(pid, number)
 
 
 def _out_of_memory(run: Run) -> str | None:
@@ -178,7 +170,7 @@ def _out_of_memory(run: Run) -> str | None:
 def _hung(run: Run) -> str | None:
     """Stop a trial: at any moment, or when it has just begun to infer, so that most likely it holds a shard."""
     if run.dice.random() < 0.5:
-        return _signal_of("trial", signal.SIGSTOP)(run)
+        return _signal_of("trial", signal.SIGSTOP, run)
 
     def at_work() -> int | None:
         names = [f.stem for f in run.site.work.glob("*/responses/*.frames")]
@@ -200,27 +192,21 @@ _FAILS_3 = (
 )
 
 
-def _wrapped_sbatch(script: str, marks: int) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        run.site.wrap("sbatch", script)
-        folder = run.site.folder / "marks-sbatch"
-        hit = run.wait(lambda: len(list(folder.iterdir())) >= marks)
-        made = len(list(folder.iterdir()))
-        run.site.unwrap("sbatch")
-        return f"{made} submissions" if hit or made else None
-
-    return strike
+def _wrapped_sbatch(script: str, marks: int, run: Run) -> str | None:
+    run.site.wrap("sbatch", script)
+    folder = run.site.folder / "marks-sbatch"
+    hit = run.wait(lambda: len(list(folder.iterdir())) >= marks)
+    made = len(list(folder.iterdir()))
+    run.site.unwrap("sbatch")
+    return f"{made} submissions" if hit or made else None
 
 
-def _wrapped_squeue(script: str) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        run.site.wrap("squeue", f'touch "$ONCE/$$"\n{script}')
-        time.sleep(run.dice.uniform(5, 40))
-        run.site.unwrap("squeue")
-        asked = len(list((run.site.folder / "marks-squeue").iterdir()))
-        return f"{asked} listings" if asked else None
-
-    return strike
+def _wrapped_squeue(script: str, run: Run) -> str | None:
+    run.site.wrap("squeue", f'touch "$ONCE/$$"\n{script}')
+    time.sleep(run.dice.uniform(5, 40))
+    run.site.unwrap("squeue")
+    asked = len(list((run.site.folder / "marks-squeue").iterdir()))
+    return f"{asked} listings" if asked else None
 
 
 def _preempted(run: Run) -> str | None:
@@ -311,15 +297,11 @@ def _torn(run: Run) -> str | None:
     return f"{file.name} + {len(half)} bytes"
 
 
-def _clock_jumps(seconds: int, *, killed: bool = False) -> Callable[[Run], str | None]:
+def _clock_jumps(seconds: int, run: Run, *, killed: bool = False) -> str:
     """Set the clock and leave it so; `killed`: the coordinator dies too, and its successor starts with the new time."""
-
-    def strike(run: Run) -> str | None:
-        run.site.set_clock(seconds)
-        said = f"{seconds:+d} s"
-        return f"{said}, {_kill_eval(run)}" if killed else said
-
-    return strike
+    run.site.set_clock(seconds)
+    said = f"{seconds:+d} s"
+    return f"{said}, {_kill_eval(run)}" if killed else said
 
 
 _DOWN = (Cluster.kill_controller, Cluster.start_controller, 30)
@@ -329,31 +311,31 @@ _GARBAGE = "exec head -c 4096 /dev/urandom"
 _ALL = (
     Fault(1, "coordinator-killed", _kill_eval, breaks=("coordinator",)),
     Fault(2, "redis-killed-and-wiped", _wipe_redis, (0.1, 0.8), breaks=("redis",)),
-    Fault(3, "slurmctld-down", _controller_away(*_DOWN), breaks=("controller",)),
-    Fault(3, "slurmctld-frozen", _controller_away(*_FROZEN), breaks=("controller",)),
-    Fault(4, "node-killed-in-trial", _node_killed("trial"), (0.0, 0.7), breaks=("node",)),
-    Fault(4, "node-killed-in-precursor", _node_killed("stage"), (0.0, 0.3), breaks=("node",)),
+    Fault(3, "slurmctld-down", partial(_controller_away, *_DOWN), breaks=("controller",)),
+    Fault(3, "slurmctld-frozen", partial(_controller_away, *_FROZEN), breaks=("controller",)),
+    Fault(4, "node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
+    Fault(4, "node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
     Fault(4, "slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
-    Fault(5, "trial-killed", _signal_of("trial", signal.SIGKILL), (0.0, 0.6)),
+    Fault(5, "trial-killed", partial(_signal_of, "trial", signal.SIGKILL), (0.0, 0.6)),
     Fault(5, "trial-out-of-memory", _out_of_memory, (0.0, 0.6)),
     Fault(5, "trial-hung", _hung, (0.0, 0.6)),
-    Fault(6, "worker-killed", _signal_of("worker", signal.SIGKILL), (0.2, 0.8)),
-    Fault(7, "sbatch-times-out", _wrapped_sbatch(_TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),
-    Fault(7, "sbatch-fails-3-times", _wrapped_sbatch(_FAILS_3, 3), (0.0, 0.3), breaks=("sbatch",)),
-    Fault(8, "squeue-garbage", _wrapped_squeue(_GARBAGE), breaks=("squeue",)),
-    Fault(8, "squeue-nothing", _wrapped_squeue("exit 0"), breaks=("squeue",)),
-    Fault(8, "squeue-unknown-state", _wrapped_squeue(_UNKNOWN_STATE), breaks=("squeue",)),
+    Fault(6, "worker-killed", partial(_signal_of, "worker", signal.SIGKILL), (0.2, 0.8)),
+    Fault(7, "sbatch-times-out", partial(_wrapped_sbatch, _TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),
+    Fault(7, "sbatch-fails-3-times", partial(_wrapped_sbatch, _FAILS_3, 3), (0.0, 0.3), breaks=("sbatch",)),
+    Fault(8, "squeue-garbage", partial(_wrapped_squeue, _GARBAGE), breaks=("squeue",)),
+    Fault(8, "squeue-nothing", partial(_wrapped_squeue, "exit 0"), breaks=("squeue",)),
+    Fault(8, "squeue-unknown-state", partial(_wrapped_squeue, _UNKNOWN_STATE), breaks=("squeue",)),
     Fault(9, "preempted", _preempted, (0.0, 0.6), partition="spare"),
     Fault(11, "two-at-once", _two_at_once, (0.0, 0.6), breaks=("coordinator",)),
     Fault(12, "disk-full", _disk_full, breaks=("disk",), on_small=True),
     Fault(13, "record-corrupted", _corrupted, (0.2, 0.8)),
     Fault(13, "record-torn", _torn, (0.0, 0.7)),
-    Fault(14, "clock-forwards", _clock_jumps(3600), breaks=("clock",), own_clock=True),
-    Fault(14, "clock-backwards", _clock_jumps(-3600), breaks=("clock",), own_clock=True),
+    Fault(14, "clock-forwards", partial(_clock_jumps, 3600), breaks=("clock",), own_clock=True),
+    Fault(14, "clock-backwards", partial(_clock_jumps, -3600), breaks=("clock",), own_clock=True),
     Fault(
         14,
         "clock-backwards-and-killed",
-        _clock_jumps(-3600, killed=True),
+        partial(_clock_jumps, -3600, killed=True),
         breaks=("clock", "coordinator"),
         own_clock=True,
     ),

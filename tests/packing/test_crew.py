@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from instances import fixed, lanes, work_sets
 
 from coordinator.packing.crew import SLACK, Crew
 from coordinator.packing.planner import plan
 from coordinator.packing.work import Lane, WorkSet
+from tests.packing.instances import fixed, lanes, work_sets
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
