@@ -84,8 +84,8 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         rows.append(row(f"sigma(log), medians after {seen} checkpoints", medians, target, floor=floor))
         floor = WITHIN * sqrt(1 + 1 / seen) if seen else sqrt(BETWEEN**2 + WITHIN**2)
         later = median(rms([run for _, run, _ in history[seen:]]) for history in histories)
-        more = {"floor": floor, "stated": stated, "from_then_on": later}
-        rows.append(row(f"sigma(log), single runs after {seen} checkpoints", runs, target, **more))
+        what = f"sigma(log), single runs after {seen} checkpoints"
+        rows.append(row(what, runs, target, floor=floor, stated=stated, from_then_on=later))
     return targets(rows)
 
 
