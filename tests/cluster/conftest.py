@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dev_cluster.api import Cluster, dev_cluster, unavailable
+from dev_cluster.api import Cluster
+from support.clusters import cluster
 
 
 @pytest.fixture(scope="session")
 def slurm_site() -> Iterator[Cluster]:
-    reason = unavailable()
-    if reason is not None:
-        pytest.skip(reason)
-    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=10, grace_s=0) as cluster:
-        yield cluster
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, cpus=8, slurmd_timeout_s=10, grace_s=0) as made:
+        yield made

@@ -20,11 +20,6 @@ ENTRIES: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24
 
 
 @pytest.fixture(scope="session")
-def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.toy_model(tmp_path_factory.mktemp("toys"))
-
-
-@pytest.fixture(scope="session")
 def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
     """lm-eval's own results of the two tasks, one run a task."""
     return toys.expected(toy_model, ENTRIES)

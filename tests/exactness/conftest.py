@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 from exactness import pipeline
-from support import toys
 
 from evaljobs import harness
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(toy_model: Path) -> Path:
     harness.quiet_environment(offline=True)
-    return toys.toy_model(tmp_path_factory.mktemp("tiny"))
+    return toy_model
 
 
 @pytest.fixture(scope="session")

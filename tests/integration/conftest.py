@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dev_cluster.api import Cluster, dev_cluster, unavailable
-from support import sites, toys
-
-
-@pytest.fixture(scope="session")
-def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.toy_model(tmp_path_factory.mktemp("toys"))
-
-
-@pytest.fixture(scope="session")
-def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
-    """lm-eval's own results of each task, one run a task."""
-    return toys.expected(toy_model, sites.TOYS)
+from dev_cluster.api import Cluster
+from support import sites
+from support.clusters import cluster
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[Cluster]:
-    reason = unavailable()
-    if reason is not None:
-        pytest.skip(reason)
-    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, slurmd_timeout_s=10, grace_s=0) as cluster:
-        yield cluster
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, slurmd_timeout_s=10, grace_s=0) as made:
+        yield made
 
 
 @pytest.fixture
