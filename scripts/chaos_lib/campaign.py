@@ -195,4 +195,4 @@ def _untimely(run: Run, events: Sequence[dict[str, Any]]) -> Iterator[str]:
     if spans > run.patience:
         yield f"the journal spans {spans:.0f} s"
     if "trial-hung" not in run.struck and any(e["kind"] == "trial-hung" for e in events):
-        yield "a trial that nobody stopped was judged hung"
+        yield "a trial that no fault stopped was judged hung"

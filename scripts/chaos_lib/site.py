@@ -151,7 +151,7 @@ class Site:
     def start(self) -> subprocess.Popen[str]:
         """This site's coordinator as the user; run again after a kill, it goes on."""
         with (self.folder / "eval.log").open("a") as log:
-            out = log if self.daemon else subprocess.PIPE  # nobody reads a daemon's
+            out = log if self.daemon else subprocess.PIPE  # no process reads a daemon's output
             return subprocess.Popen(self.coordinate(), env=self.env, stdout=out, stderr=log, text=True)
 
     def last_words(self) -> str:

@@ -62,7 +62,7 @@ class Site:
         )
 
     def pause_a_trial(self, after: int) -> None:
-        """Have one trial stand still (SIGSTOP) once it has written so many records, with a shard in hand (`pausing`)."""
+        """Have one trial stand still (SIGSTOP) once it has written so many records and holds a shard (`pausing`)."""
         path = [str(Path(__file__).parent / "pausing"), *filter(None, [self.env.get("PYTHONPATH")])]
         more = {"PAUSE_FILE": str(self.folder / "paused"), "PAUSE_AFTER": str(after)}
         self.env |= {"PYTHONPATH": os.pathsep.join(path), **more}

@@ -1,7 +1,7 @@
 """Read by every interpreter whose PYTHONPATH has this folder: one trial stops (SIGSTOP) before it writes a record.
 
-Rule: the first trial that has written as many records as PAUSE_AFTER says leaves its pid in PAUSE_FILE and stops, with a
-shard in hand; SIGCONT lets it go on. So a test does to it whatever it does in mid-inference, which lasts half a second.
+Rule: the first trial that has written as many records as PAUSE_AFTER says leaves its pid in PAUSE_FILE and stops while
+it holds a shard; SIGCONT lets it go on. So a test can act in mid-inference, which lasts half a second otherwise.
 """
 
 from __future__ import annotations
