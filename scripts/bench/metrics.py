@@ -97,7 +97,8 @@ def write_tasks(folder: Path, mbpp: list[dict[str, Any]]) -> list[str]:
     names += [f"toy_{name}" for name in SMALL]
     if mbpp:
         (folder / "mbpp.jsonl").write_text("\n".join(map(json.dumps, mbpp)))
-        (folder / "mbpp.yaml").write_text(
+        # in the place of the tests' own: two tasks of one name would be one too many
+        (folder / "local_mbpp.yaml").write_text(
             MBPP.read_text().replace("FILE", json.dumps(str(folder / "mbpp.jsonl")))
         )
         names.append("local_mbpp")
