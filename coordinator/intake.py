@@ -83,7 +83,7 @@ def parse_batch_size(text: str) -> int | Literal["auto"]:
     """A positive number or "auto"."""
     if text == "auto":
         return "auto"
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise OperatorError(f'--batch-size is a positive number or "auto", not {text!r}')
     return int(text)
 
