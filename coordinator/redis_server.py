@@ -273,17 +273,18 @@ class RedisServer:
         (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.folder / "users.acl", acl_text(address.password or "").encode(), mode=0o600)
         config = self.folder.absolute() / "valkey.conf"
-        write_atomic(config, config_text(self.folder, address, self._listen()).encode(), mode=0o600)
+        write_atomic(config, os.fsencode(config_text(self.folder, address, self._listen())), mode=0o600)
         log_file = self.folder / "valkey.log"
         log_start = log_file.stat().st_size if log_file.exists() else 0
-        process = subprocess.Popen(
-            [str(binary()), str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,  # a Ctrl-C at our terminal is not for it
-        )
+        with log_file.open("ab") as said:  # before it has read where its log is, it complains on stderr
+            process = subprocess.Popen(
+                [str(binary()), str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C at our terminal is not for it
+            )
         self._process = process
         born = processes.stat(process.pid)
         try:
@@ -421,9 +422,11 @@ def _free_port(host: str) -> int:
 
 
 def _last_words(log_file: Path, start: int) -> str:
+    """The server's last warning; where it wrote none, as of a configuration that it refuses, its last lines."""
     with suppress(OSError), log_file.open("rb") as file:
         file.seek(start)
-        lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if " # " in x]
+        lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if x.strip()]
+        warnings = [x.split(" # ", 1)[1] for x in lines if " # " in x]
         if lines:
-            return lines[-1].split(" # ", 1)[1] + f" (log: {log_file})"
+            return f"{warnings[-1] if warnings else ' '.join(lines[-4:])} (log: {log_file})"
     return f"it ended at once; run it on {log_file.with_name('valkey.conf')} to see why"
