@@ -170,10 +170,12 @@ class KeepEvery(Record):
 
 
 class WatchConfig(Record):
-    """Folders in which checkpoints appear."""
+    """Where checkpoints appear, and what a notice may name."""
 
-    folders: tuple[Place, ...] = ()
+    folders: tuple[Place, ...] = ()  # looked into every second
+    roots: tuple[Place, ...] = ()  # announced checkpoints lie below these or `folders`
     suite: str | None = None  # of checkpoints that are announced without one
+    suites: tuple[Place, ...] = ()  # files that a notice may name, besides the shipped suites
 
 
 class BorrowConfig(Record):

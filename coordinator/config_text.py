@@ -157,8 +157,10 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # retries = 5                 # after the first try
 
 [watch]
-# folders = []                # e.g. ["/shared/run7/checkpoints"]
+# folders = []                # looked into every second, e.g. ["/shared/run7/checkpoints"]
+# roots = []                  # checkpoints that the hook announces are taken below these and `folders` only, e.g. ["/shared"]
 # suite = "core"              # example: of checkpoints announced without a suite
+# suites = []                 # suite files that the hook may name, e.g. ["suites/mine.toml"], which it names "mine"
 
 [borrow]
 # max_nodes = 4               # example; default: no bound

@@ -92,13 +92,15 @@ class Coordinator(Evaluations):
         performer.linger = self._linger
 
     @contextmanager
-    def in_charge(self, patient: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Hold the work folder's lock and keep Redis up. OperatorError where another coordinator holds it and `patient()`,
-        asked each second, is False (by default: at once).
+    def in_charge(
+        self, command: str = "evalspan", patient: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Hold the work folder's lock for `command` and keep Redis up. OperatorError where another coordinator holds it and
+        `patient()`, asked each second, is False (by default: at once).
         """
         while True:
             try:
-                self._lock.acquire()
+                self._lock.acquire(command)
                 break
             except OperatorError:
                 if not patient():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from coordinator.checkpoint import inspect, inspect_raw, is_hugging_face
+from coordinator.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
 from coordinator.errors import OperatorError
 from coordinator.records import EvaluationRecord, RunOptions, evaluation_id
@@ -40,7 +40,8 @@ def make_record(
     """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
 
     `judge` is asked for only where the suite has tasks that one scores.
-    With a `convert` command, a folder that is no Hugging Face folder is one to be converted.
+    With a `convert` command, a folder that is no Hugging Face folder is one to be converted. `step` None: by the
+    folder's name.
     """
     if convert is not None and is_hugging_face(checkpoint):
         convert = None
@@ -48,6 +49,8 @@ def make_record(
         spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
     else:
         spec = inspect_raw(checkpoint, convert=convert, step=step)
+    if spec.step is None:
+        spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
     loaded = load_suite(suite)
     if batch_size is not None:
         loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})

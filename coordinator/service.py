@@ -2,7 +2,8 @@
 
 Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so a killed daemon hears it
 again; a checkpoint that is seen while it is being written is looked at again until it is whole and has stopped changing.
-What an announced checkpoint raises is its own refusal; what storage or the site raises is waited for.
+What an announced checkpoint raises is its own refusal; what storage or the site raises is waited for. A notice that names
+what the settings do not allow is refused at once (`admission`).
 It does not know: how evaluations run.
 """
 
@@ -21,14 +22,15 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from coordinator import clock, gate, intake, setup, triggers
+from coordinator import admission, clock, gate, intake, setup, triggers
+from coordinator.admission import NotAdmittedError
 from coordinator.asked import obey_commands
 from coordinator.backlog import Seen, stale
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.contained import Contained
 from coordinator.daemon import Coordinator
-from coordinator.errors import EvalspanError, OperatorError
+from coordinator.errors import EvalspanError
 from coordinator.gate import Gate, may_pass
 from coordinator.hook import PIN_PREFIX
 from coordinator.records import EvaluationRecord
@@ -57,6 +59,7 @@ class Service:
         self._gates: dict[tuple[str, str], Gate] = {}
         self._book = gate.Book(self.paths.gate)
         self._looked_at = 0.0
+        self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = triggers.FolderWatch(
             self.paths.watched, watched, any_format=config.checkpoint.convert is not None
@@ -89,10 +92,16 @@ class Service:
 
     def _hear(self, now: float) -> None:
         for delivery in self._deliveries():
+            each = Gate(delivery.notice, since=now)
+            if delivery.wrong:
+                each.add(delivery)
+                self._refuse(each, delivery.wrong, now)
+                continue
             key = (delivery.notice.checkpoint, delivery.notice.suite)
-            self._gates.setdefault(key, Gate(delivery.notice, since=now)).add(delivery)
+            self._gates.setdefault(key, each).add(delivery)
 
     def _deliveries(self) -> Iterator[triggers.Delivery]:
+        yield from triggers.from_submissions(self.paths)
         yield from triggers.from_spool(self.paths)
         yield from triggers.from_stream(self.paths)
         yield from self._watch.look()
@@ -109,12 +118,13 @@ class Service:
 
     def _pass(self, each: Gate, now: float) -> bool:
         try:
-            record = self._record(each.notice)
+            record = self._record(each)
         except (EvalspanError, OSError, ValueError) as error:
             each.signature = ""
             why = " ".join(str(error).split())
             young = now - each.since < WAIT_SECONDS  # not whole yet, perhaps, or somebody mends the suite
-            if may_pass(error) or (young and _may_be_there(each.notice.checkpoint)):
+            passing = may_pass(error) or (young and _may_be_there(each.notice.checkpoint))
+            if passing and not isinstance(error, NotAdmittedError):
                 each.wait(why)
                 return False
             return self._refuse(each, why, now)
@@ -127,11 +137,13 @@ class Service:
             return False
         return self._accept(record, each)
 
-    def _record(self, notice: triggers.Notice) -> EvaluationRecord:
-        suite = self.config.watch.suite if notice.suite == "default" else notice.suite
-        if suite is None:
-            raise OperatorError("no suite was named and [watch] suite is not set")
-        step = notice.step
+    def _record(self, each: Gate) -> EvaluationRecord:
+        notice, watch = each.notice, self.config.watch
+        suite = notice.suite
+        if not each.own or suite == "default":
+            suite = admission.admitted_suite(suite, watch, self._suite_files)
+        if not each.own:
+            admission.check_place(notice.checkpoint, watch)
         return intake.make_record(
             notice.checkpoint,
             suite,
@@ -139,7 +151,7 @@ class Service:
             options=setup.run_options(self.config),
             judge=partial(setup.judge_options, self.config),
             priority=notice.priority,
-            step=step if step is not None else triggers.step_of(Path(notice.checkpoint).name),
+            step=notice.step,
             allow_bin=self.config.checkpoint.allow_bin,
             convert=self.config.checkpoint.convert,
         )

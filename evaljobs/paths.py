@@ -97,6 +97,7 @@ class WorkPaths:
         self.cache = self.root / "cache"
         self.judgements = self.cache / "judgements"
         self.spool = self.root / "spool"
+        self.submissions = self.root / "submissions"
         self.kept_back = self.root / "kept_back.json"
         self.gate = self.root / "gate.json"
         self.watched = self.root / "watched.json"

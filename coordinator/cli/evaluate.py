@@ -48,7 +48,10 @@ def evaluate(
     batch_size: Annotated[
         str | None, typer.Option(help='Overrides the suite\'s: a number or "auto".')
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Training step, for reports and trackers.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Evaluate one checkpoint on one suite and print the scores and the makespan.
@@ -119,7 +122,7 @@ def _record(
 
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
     """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels; so does SIGTERM, at once."""
-    with Signals() as signals, coordinator.in_charge(), Watcher(console) as watcher:
+    with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
         coordinator.accept_or_wait(record)
         interrupt = Interrupt(signals, watcher, sys.stdin)
         # of an earlier run: whoever asks for the same again wants it to go on; None: not yet known
