@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from coordinator.checkpoint import step_of
 from coordinator.contained import Contained
+from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from evaljobs.contract import Record
 from evaljobs.files import FrameError, read_plain, write_atomic
@@ -74,9 +75,15 @@ def spool(paths: WorkPaths, notice: Notice) -> None:
 
 
 def submit(paths: WorkPaths, notice: Notice) -> None:
-    """Leave a person's own submission for the daemon. PermissionError where the work folder is another user's."""
-    paths.submissions.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _leave(paths.submissions, notice)
+    """Leave a person's own submission for the daemon. OperatorError where the work folder is another user's."""
+    try:
+        paths.submissions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _leave(paths.submissions, notice)
+    except PermissionError as error:
+        raise OperatorError(
+            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user alone; "
+            "announce the checkpoint with coordinator.hook.notify"
+        ) from error
 
 
 def _leave(folder: Path, notice: Notice) -> None:
