@@ -124,8 +124,8 @@ def notify(
 ) -> bool:
     """Say that `checkpoint` is durable on shared storage; True where the notice was taken (delivery is later).
 
-    `suite`: a suite's name or file; "default" is the daemon's `[watch] suite`. `work_dir`: the daemon's work folder
-    (default: $EVALSPAN_WORK_DIR). `rank`: only 0 speaks (default: $RANK, $SLURM_PROCID, $PMI_RANK or
+    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch] suite`.
+    `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0 speaks (default: $RANK, $SLURM_PROCID, $PMI_RANK or
     $OMPI_COMM_WORLD_RANK). `sums`: the thread hashes the files first (needs xxhash) and leaves evalspan.sums.json beside
     them, so that what storage corrupts from then on is caught when it is staged. Returns in well under 5 ms; never raises.
     """

@@ -25,7 +25,7 @@ from bench_slurm_lib.portfolio import Set
 from coordinator import setup
 from coordinator.checkpoint import inspect
 from coordinator.suites import load_suite
-from coordinator.triggers import Notice, spool
+from coordinator.triggers import Notice, submit
 from evaljobs.paths import WorkPaths
 
 LOAD_SECONDS = 2.0
@@ -101,7 +101,7 @@ def main(root: Path, said: dict[str, Any]) -> None:
         notice = Notice(
             checkpoint=inspect(place).source, step=number, suite=str(suite_file), noticed_at=time.time()
         )
-        spool(WorkPaths(settings.work_dir), notice)
+        submit(WorkPaths(settings.work_dir), notice)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Storm:
         elif how != "watched":
             times = "100" if how.endswith("times") else "1"
             python = str(self.site.cluster.python)
-            words = [python, "-c", NOTIFY, str(place), str(self.site.work), str(self.suite), times]
+            words = [python, "-c", NOTIFY, str(place), str(self.site.work), self.suite.stem, times]
             self._as_user(self.site.cluster.user_argv(words, cwd=self.site.folder))
 
     def _as_user(self, argv: Sequence[str]) -> None:

@@ -158,7 +158,7 @@ def test_a_suite_whose_turns_have_a_template_is_taken(talks, tiny_model_dir):
     suite = _suite(talks, 'apply_chat_template = true\n[[task]]\nname = "toy_talks"\n')
     done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
     assert done.returncode == 0, done.stderr
-    assert len(list((talks / "w" / "spool").glob("*.json"))) == 1
+    assert len(list((talks / "w" / "submissions").glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,8 @@ def test_a_suite_whose_turns_have_a_template_is_taken(talks, tiny_model_dir):
         ('folders = ["c"]\nsuite = "quikstart"', "nearest: quickstart"),
         ('folders = ["c"]', "name the suite"),
         ('suite = "mt_bench"', "set url and model of [judge]"),
+        ('suites = ["mine/x.toml"]', "mine/x.toml: give a TOML file"),
+        ('suites = ["mine/core.toml"]', "as it does a shipped suite: rename the file"),
     ],
 )
 def test_a_daemon_whose_watched_suite_cannot_run_does_not_start(site, watch, says):
