@@ -217,10 +217,8 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     most = state.record.options.trial_time_limit_seconds
     if not state.work_seconds_95:
         return most
-    sharing = sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
-    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, sharing) + ENDING_SECONDS
-    before = list(state.trial_lane.values())
-    attempt = max(before.count(lane) for lane in lanes)
+    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
+    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
     return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
 
 
