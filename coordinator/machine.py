@@ -182,13 +182,15 @@ def _planned(state: State, event: Planned) -> list[Action]:
         if known is not None:
             continue  # planned before (a retry): its shards stand
         per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
-        waiting: dict[int, int] = {}
-        for shard, documents in zip(leaf.shards, per_shard, strict=True):
+        places: dict[int, list[int]] = {}
+        for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
             lane, rank, seconds = where[shard]
             state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
             for document in documents:
-                waiting[document] = waiting.get(document, 0) + 1
-        state.leaves[leaf.task] = LeafState(planned=leaf, todo=len(leaf.shards), waiting=waiting)
+                places.setdefault(document, []).append(place)
+        waiting = {document: len(its) for document, its in places.items()}
+        todo = len(leaf.shards)
+        state.leaves[leaf.task] = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
         state.todo += len(leaf.shards)
         indexes.file_leaf(state, state.leaves[leaf.task])
         indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one task less is to be

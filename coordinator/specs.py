@@ -336,12 +336,8 @@ def execute_spec(
 ) -> ExecuteSpec:
     """Programs of these whole documents; only the records that hold them are named."""
     record = state.record
-    wanted = set(documents)
-    frames = [
-        shard.frame
-        for s in leaf.planned.shards
-        if (shard := state.shards[s]).frame is not None and not wanted.isdisjoint(shard.documents)
-    ]
+    places = sorted({place for document in documents for place in leaf.places[document]})
+    frames = [state.shards[leaf.planned.shards[place]].frame for place in places]
     return ExecuteSpec(
         name=name,
         evaluation_dir=str(site.of(state).root),
@@ -349,7 +345,7 @@ def execute_spec(
         entry=leaf.planned.entry,
         task=leaf.planned.task,
         request_set=leaf.planned.folder,
-        documents=tuple(sorted(wanted)),
+        documents=tuple(sorted(documents)),
         frames=tuple(f for f in frames if f is not None),
         model_dir=record.checkpoint.source,
         model=record.model,

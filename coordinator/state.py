@@ -57,6 +57,7 @@ class LeafState:
     planned: PlannedLeaf
     todo: int
     waiting: dict[int, int] = field(default_factory=dict)
+    places: dict[int, list[int]] = field(default_factory=dict)  # document -> its shards' places in the plan
     complete: list[int] = field(default_factory=list)  # whole documents not yet given to an execute job
     executes: int = 0  # execute jobs enqueued so far
     executed: int = 0
