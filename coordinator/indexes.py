@@ -216,7 +216,7 @@ def validate(state: State) -> None:
     again = recounted(state)
     for part in fields(Index):
         kept, made = getattr(state.index, part.name), getattr(again, part.name)
-        assert kept == made, f"index.{part.name} is {kept}, counted {made}"
+        assert kept == made, f"index.{part.name} is not what is counted"
     assert state.outstanding == {n for n, m in state.metrics.items() if not m.done}, "outstanding metric jobs"
     for entry in state.entries:
         if entry.status == "scored":
