@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coordinator import blame, facts
+from coordinator import blame, facts, indexes
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -46,6 +46,7 @@ def submitted(state: State, event: JobSubmitted) -> list[Action]:
         # a submission that timed out had happened after all: the later twin goes
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
+    indexes.file_job(state, info)
     return facts.end_jobs(state, [info], event.at) if info.released_at is not None else []
 
 
@@ -79,6 +80,7 @@ def started(state: State, event: JobStarted) -> list[Action]:
     if info.members.get(event.index) == "pending":
         info.members[event.index] = "running"
         info.changed_at = event.at
+        indexes.file_job(state, info)
     return []
 
 
@@ -102,7 +104,7 @@ def _end_members(
         hosted = info.job.purpose == "host"
         trials = info.trials if hosted else info.trials[member : member + 1]
         # no account of their own: they were killed
-        dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
+        dead = [trial for trial in trials if indexes.end_trial(state, trial) is not None]
         actions += [ReleaseClaims(trial=trial) for trial in dead]
         if word == facts.TAKEN:
             actions += facts.gpus_taken(state, info, now)
@@ -115,7 +117,7 @@ def _end_members(
             actions += _died(state, info, dead, word, shard)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
-        state.live.discard(info.job.name)
+        indexes.file_job(state, info)
         facts.job_over(state, info, word)
     return actions
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator import blame, facts, job_events, rules
+from coordinator import blame, facts, indexes, job_events, rules
 from coordinator.messages import (
     Accepted,
     Action,
@@ -63,6 +63,8 @@ def start(event: Accepted) -> tuple[State, list[Action]]:
     record = event.record
     entries = [EntryState(index=i, name=t.name) for i, t in enumerate(record.suite.tasks)]
     state = State(record=record, entries=entries, batch_size=record.suite.batch_size)
+    for entry in entries:
+        indexes.file_entry(state, entry)
     if record.options.host_why:
         state.warnings.append(
             f"each node is served by one job that holds its GPUs: {record.options.host_why}"
@@ -105,6 +107,7 @@ def _found(state: State, event: RequestSetsFound) -> list[Action]:
         if entry.index in event.sets and not entry.terminal:
             entry.sets = event.sets[entry.index]
             entry.status = "built"
+            indexes.file_entry(state, entry)
     state.looked_up = True
     state.batch_size = event.batch_size
     return []
@@ -130,6 +133,8 @@ def _offered(state: State, event: NodesOffered) -> list[Action]:
             if not known.lanes:
                 _anew(known, offer)
             known.lanes = lanes
+        if (node := state.nodes.get(offer.node)) is not None:
+            indexes.file_node(state, node)
     return []
 
 
@@ -145,6 +150,7 @@ def _memory_offered(state: State, event: MemoryOffered) -> list[Action]:
     for name in event.nodes:
         if name not in state.nodes:
             state.nodes[name] = NodeUse(name=name, lanes=0)
+            indexes.file_node(state, state.nodes[name])
     return []
 
 
@@ -176,14 +182,18 @@ def _planned(state: State, event: Planned) -> list[Action]:
         if known is not None:
             continue  # planned before (a retry): its shards stand
         per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
-        waiting: dict[int, int] = {}
-        for shard, documents in zip(leaf.shards, per_shard, strict=True):
+        places: dict[int, list[int]] = {}
+        for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
             lane, rank, seconds = where[shard]
             state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
             for document in documents:
-                waiting[document] = waiting.get(document, 0) + 1
-        state.leaves[leaf.task] = LeafState(planned=leaf, todo=len(leaf.shards), waiting=waiting)
+                places.setdefault(document, []).append(place)
+        waiting = {document: len(its) for document, its in places.items()}
+        todo = len(leaf.shards)
+        state.leaves[leaf.task] = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
         state.todo += len(leaf.shards)
+        indexes.file_leaf(state, state.leaves[leaf.task])
+        indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one task less is to be
     actions: list[Action] = [_fill(state)]
     return actions + _publish(state)
 
@@ -326,6 +336,7 @@ def _again(state: State) -> list[Action]:
         state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():  # they may be others' by now: whatever is free is offered
         node.status, node.holder, node.aside_until = "withdrawn", None, None
+        indexes.file_node(state, node)
     return _reopen(state)
 
 
@@ -336,6 +347,7 @@ def _reopen(state: State) -> list[Action]:
         if entry.status == "scored" and entry.unscored:
             entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
             entry.score_tries_before = entry.score_tries
+            indexes.file_entry(state, entry)
     requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 

@@ -205,9 +205,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
     """All that waits there has waited for long, and for want of what a job of it needs."""
-    jobs = [
-        i for name in state.live if (i := state.jobs[name]).job.node == use.name and i.released_at is None
-    ]
+    jobs = [i for i in state.index.jobs_on.get(use.name, {}).values() if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
         return False

@@ -94,6 +94,11 @@ class Performer:
             self._metric_queues[evaluation_id] = MetricQueue(self.site.paths.redis_address, evaluation_id)
         return self._metric_queues[evaluation_id]
 
+    def forget(self, evaluation_id: str) -> None:
+        """Let go of what is kept for an evaluation that is over; it is made again where it is asked for."""
+        self._queues.pop(evaluation_id, None)
+        self._metric_queues.pop(evaluation_id, None)
+
     def perform(self, state: State, action: Action) -> list[AnyEvent]:
         """Do it; the events of what came of it."""
         handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")
@@ -203,6 +208,7 @@ class Performer:
             self.metric_queue(evaluation_id).remove()
         except QueueUnavailable as error:
             log.warning("queues of %s: %s", evaluation_id, error)
+        self.forget(evaluation_id)
 
     def cancel_again(self) -> None:
         """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""

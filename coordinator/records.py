@@ -82,7 +82,13 @@ def evaluation_id(
 
 def job_token(evaluation: str, kind: str, detail: str, attempt: int) -> str:
     """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart."""
-    return f"{job_prefix(evaluation)}{kind}-{slug(detail)[:40]}-a{attempt}"
+    return f"{job_prefix(evaluation)}{kind}-{job_detail(detail)}-a{attempt}"
+
+
+def job_detail(detail: str) -> str:
+    """A node's or a task's part of a job name, at most 40 characters: where it is cut, 8 hex digits of the whole end it."""
+    safe = slug(detail)
+    return safe if len(safe) <= 40 else f"{safe[:31]}-{hashlib.sha256(detail.encode()).hexdigest()[:8]}"
 
 
 def job_prefix(evaluation: str) -> str:

@@ -98,10 +98,14 @@ class Running:
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
         event = Accepted(at=clock.now(), record=record)
-        journal.append([event])
-        state, actions = machine.start(event)
-        running = cls(state, journal, performer, grace)
-        running._perform(actions)
+        try:
+            journal.append([event])
+            state, actions = machine.start(event)
+            running = cls(state, journal, performer, grace)
+            running._perform(actions)
+        except BaseException:
+            journal.close()
+            raise
         return running
 
     @classmethod

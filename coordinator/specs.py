@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from coordinator.cluster import Job
-from coordinator.records import EvaluationRecord, job_token
+from coordinator.records import EvaluationRecord, job_detail, job_token
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
 from evaljobs.contract import (
     BuildSpec,
@@ -68,6 +68,14 @@ def _info(job: Job, specs: dict[str, Spec], **more: tuple[str, ...] | tuple[int,
     return info
 
 
+def _new_name(state: State, kind: str, detail: str) -> str:
+    """A name that no job of the evaluation has had: attempts are counted by the text that stands in it."""
+    attempt = state.next_attempt(kind, job_detail(detail))
+    name = job_token(state.evaluation_id, kind, detail, attempt)
+    assert name not in state.jobs, f"two jobs of one name: {name}"
+    return name
+
+
 def _argv(
     command: tuple[str, ...], verb: str, paths: EvaluationPaths, names: Sequence[str]
 ) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
     options = state.record.options
     paths = site.of(state)
     detail = slug_of(entries[0].name)
-    name = job_token(state.evaluation_id, "build", detail, state.next_attempt("build", detail))
+    name = _new_name(state, "build", detail)
     specs: dict[str, Spec] = {}
     for entry in entries:
         spec_name = f"{name}.{entry.index}"
@@ -112,8 +120,7 @@ def convert_job(state: State, site: Site) -> JobInfo:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
     options, source = state.record.options, state.announced or state.record.checkpoint
     paths = site.of(state)
-    attempt = state.next_attempt("convert", "checkpoint")
-    name = job_token(state.evaluation_id, "convert", "checkpoint", attempt)
+    name = _new_name(state, "convert", "checkpoint")
     spec = ConvertSpec(
         name=name,
         evaluation_dir=str(paths.root),
@@ -167,7 +174,7 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when told."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "stage", node.name, state.next_attempt("stage", node.name))
+    name = _new_name(state, "stage", node.name)
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "stage", paths, [name]),
@@ -217,10 +224,8 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     most = state.record.options.trial_time_limit_seconds
     if not state.work_seconds_95:
         return most
-    sharing = sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
-    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, sharing) + ENDING_SECONDS
-    before = list(state.trial_lane.values())
-    attempt = max(before.count(lane) for lane in lanes)
+    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
+    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
     return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
 
 
@@ -228,7 +233,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
     """An array of trials on one node, a member per lane."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "trial", node.name, state.next_attempt("trial", node.name))
+    name = _new_name(state, "trial", node.name)
     spec = trial_spec(state, site, node, name, lanes, path=node.path)
     job = Job(
         name=name,
@@ -253,7 +258,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
     """Rung 2: one long job that stages into its own memory and runs the node's trials as its children."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "host", node.name, state.next_attempt("host", node.name))
+    name = _new_name(state, "host", node.name)
     spec = HostSpec(
         name=name,
         stage=stage_spec(state, site, node, name),
@@ -282,7 +287,7 @@ def worker_job(state: State, site: Site, count: int) -> JobInfo:
     """CPU jobs that score: an array of `count` RQ workers."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "metric", "workers", state.next_attempt("metric", "workers"))
+    name = _new_name(state, "metric", "workers")
     job = Job(
         name=name,
         argv=(
@@ -338,12 +343,8 @@ def execute_spec(
 ) -> ExecuteSpec:
     """Programs of these whole documents; only the records that hold them are named."""
     record = state.record
-    wanted = set(documents)
-    frames = [
-        shard.frame
-        for s in leaf.planned.shards
-        if (shard := state.shards[s]).frame is not None and not wanted.isdisjoint(shard.documents)
-    ]
+    places = sorted({place for document in documents for place in leaf.places[document]})
+    frames = [state.shards[leaf.planned.shards[place]].frame for place in places]
     return ExecuteSpec(
         name=name,
         evaluation_dir=str(site.of(state).root),
@@ -351,7 +352,7 @@ def execute_spec(
         entry=leaf.planned.entry,
         task=leaf.planned.task,
         request_set=leaf.planned.folder,
-        documents=tuple(sorted(wanted)),
+        documents=tuple(sorted(documents)),
         frames=tuple(f for f in frames if f is not None),
         model_dir=record.checkpoint.source,
         model=record.model,

@@ -216,7 +216,7 @@ class Trial:
     def _wait_for_sets(self, place: Path) -> dict[str, Any]:
         deadline = time.monotonic() + FILL_PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # not there yet, or storage is away
                 told: dict[str, Any] = json.loads(place.read_text())
                 return told
             time.sleep(POLL_SECONDS)

@@ -89,7 +89,7 @@ class WorkQueue:
         Follows the address: where Redis has moved, calls go to the new place.
         """
         address = redis_address.read(redis_file)
-        queue = cls(redis_address.client(address), evaluation_id, address=address)
+        queue = cls(redis_address.shared(address), evaluation_id, address=address)
         queue._file = redis_file
         return queue
 
@@ -253,8 +253,7 @@ class WorkQueue:
             return
         address = redis_address.read(self._file)
         if address != self._address:
-            self._client.close()
-            self._use(redis_address.client(address), address)
+            self._use(redis_address.shared(address), address)
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:

@@ -1,6 +1,7 @@
 """What the daemon costs and how soon it acts. Prints JSON; every figure was measured on this machine, now.
 
-`replay`: seconds until a coordinator that was killed has its state again from a journal of `--events` events.
+`events`: CPU milliseconds that the state machine takes for an event of an evaluation on 256 nodes of 8 GPUs, 2,048 trials ever.
+`replay`: seconds until a coordinator that was killed has its state again from a journal of about `--events` events of such a one.
 `slurm`: a daemon on a development cluster: seconds from the trigger to the precursor's submission (and of those the
 gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
 (its commands are counted by wrappers), seconds from a shard to the next one on its GPU, and its CPU share and memory when nothing is left to do.
@@ -17,127 +18,20 @@ import math
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from bench_daemon_lib.events import events, replay
 from bench_daemon_lib.scale import ScaleError, scale
 from chaos_lib.site import Place, Site, place
 from dev_cluster.api import DevClusterError, unavailable
 
-from coordinator import machine
-from coordinator import messages as m
-from coordinator.records import EvaluationRecord, RunOptions
-from coordinator.specs import Site as Folders
-from coordinator.store import Journal, read_events
-from evaljobs.contract import (
-    CheckpointFile,
-    CheckpointSpec,
-    FrameRef,
-    ModelOptions,
-    SuiteSpec,
-    TaskEntry,
-)
 from evaljobs.files import read_frames
-from evaljobs.paths import shard_id
 
 TASKS = 60
 TICKS = os.sysconf("SC_CLK_TCK")
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
-
-
-# --- replay ----------------------------------------------------------------------------------------------------------
-
-
-def _record() -> EvaluationRecord:
-    tasks = tuple(TaskEntry(name=f"task{i}") for i in range(TASKS))
-    return EvaluationRecord(
-        evaluation_id="bench-suite-00000000",
-        checkpoint=CheckpointSpec(
-            source="/c",
-            digest="d",
-            files=(CheckpointFile(name="model.safetensors", size=1 << 30, mtime_ns=1),),
-        ),
-        suite=SuiteSpec(name="suite", batch_size=8, tasks=tasks),
-        model=ModelOptions(),
-        options=RunOptions(),
-        accepted_at=0.0,
-    )
-
-
-def _journal(events: int) -> list[m.AnyEvent]:
-    """An evaluation in mid-run: planned into one shard an event, each dumped and told by an event of its own."""
-    record = _record()
-    each = max(1, events // TASKS)
-    folders = {i: f"/sets/{i}" for i in range(TASKS)}
-    sets = {i: {f"task{i}": f"/sets/{i}/task{i}"} for i in range(TASKS)}
-    shards = {i: tuple(shard_id(f"task{i}", n, n + 1) for n in range(each)) for i in range(TASKS)}
-    leaves = tuple(
-        m.PlannedLeaf(
-            task=f"task{i}",
-            entry=i,
-            key="k",
-            folder=sets[i][f"task{i}"],
-            executes=False,
-            sampled=False,
-            documents=8 * each,
-            shards=shards[i],
-        )
-        for i in range(TASKS)
-    )
-    lane = m.PlannedLane(
-        lane="n1/0", node="n1", shards=tuple((s, 0.0, 1.0) for i in shards for s in shards[i])
-    )
-    found: list[m.AnyEvent] = [
-        m.Accepted(at=0.0, record=record),
-        m.RequestSetsFound(at=0.0, sets=sets, folders=folders, batch_size=8),
-        m.NodesOffered(at=0.0, offers=(m.Offer(node="n1", gpus=8, memory_mb=64_000),)),
-        m.Planned(
-            at=0.0,
-            batch_size=8,
-            leaves=leaves,
-            lanes=(lane,),
-            predicted_makespan_seconds=1.0,
-            lower_bound_seconds=1.0,
-            gpu_seconds=1.0,
-        ),
-    ]
-    # the last shard of each task is still to come, so that the evaluation is in the midst of its run
-    for i in range(TASKS):
-        for number, shard in enumerate(shards[i][:-1]):
-            frame = FrameRef(file=f"t{i}.frames", offset=number, length=1)
-            found.append(m.ShardsDumped(at=1.0, shards=((shard, frame),)))
-    return found
-
-
-def replay(events: int) -> dict[str, Any]:
-    """Write a journal of about `events` events, read it back as a restarted coordinator does."""
-    folders = Folders(work_dir="/w", trial_command=("python",), worker_command=("python",))
-    with tempfile.TemporaryDirectory() as place_:
-        path = Path(place_) / "journal.jsonl"
-        journal = Journal(path)
-        journal.append(_journal(events))
-        journal.close()
-        started, cpu = time.perf_counter(), time.process_time()
-        state = None
-        count = 0
-        for event in read_events(path):
-            count += 1
-            if isinstance(event, m.Accepted):
-                state, _ = machine.start(event)
-            elif state is not None:
-                machine.step(state, folders, event)
-        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-        size = path.stat().st_size
-    assert state is not None
-    assert state.todo == TASKS
-    return {
-        "events": count,
-        "journal_mb": round(size / 1e6, 1),
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu, 2),
-    }
 
 
 # --- a daemon on Slurm -----------------------------------------------------------------------------------------------
@@ -266,8 +160,9 @@ def rounded(value: Any) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench_daemon", description=__doc__)
     parser.add_argument("--events", type=int, default=100_000, help="of the journal that is replayed")
+    parser.add_argument("--step-nodes", type=int, default=256, help="of `events` and `replay`; 8 GPUs each")
     parser.add_argument(
-        "--idle", type=float, default=30.0, help="seconds that the idle daemon is watched for"
+        "--idle", type=float, default=30.0, help="seconds that the idle daemon is watched for; 0: no daemon"
     )
     parser.add_argument("--poll", type=float, default=10.0, help="[cluster] poll_seconds")
     large = parser.add_argument_group("scale")
@@ -285,8 +180,12 @@ def main() -> int:
     said = parser.parse_args()
     if said.scale:
         return _scale(said)
-    result: dict[str, Any] = {"replay": replay(said.events), "slurm": None}
-    why = unavailable()
+    result: dict[str, Any] = {
+        "events": events(said.step_nodes),
+        "replay": replay(said.step_nodes, said.events),
+        "slurm": None,
+    }
+    why = "not asked for" if said.idle <= 0 else unavailable()
     if why is None:
         with place() as where:
             result["slurm"] = daemon(where, said.idle, said.poll)

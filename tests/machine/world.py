@@ -14,8 +14,9 @@ from world_parts import SITE, FakeJob, FakeMember, Faults, ended, planned, recor
 from coordinator import machine, observe
 from coordinator import messages as m
 from coordinator.cluster import JobState
+from coordinator.indexes import validate
 from coordinator.records import EvaluationRecord
-from coordinator.state import State, validate
+from coordinator.state import State
 from evaljobs.contract import FrameRef, TrialSpec
 from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
 
