@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
+from coordinator.cluster.slurm_text import seconds_of
 
 SCONTROL_SECONDS = 30.0
 HOLDER_MEMORY_MB = 512
@@ -86,7 +87,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 default=row.get("Default") == "YES",
                 up=row.get("State", "UP") == "UP",
                 exclusive=row.get("OverSubscribe", "").startswith("EXCLUSIVE"),
-                max_seconds=seconds(row.get("MaxTime", "")),
+                max_seconds=seconds_of(row.get("MaxTime", "")),
                 max_memory_per_cpu_mb=_positive(row.get("MaxMemPerCPU", "")),
                 max_memory_per_node_mb=_positive(row.get("MaxMemPerNode", "")),
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
@@ -99,15 +100,6 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
-
-
-def seconds(text: str) -> int | None:
-    """Seconds of Slurm's [days-]hours:minutes:seconds; None for UNLIMITED and what is no time."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if match is None:
-        return None
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def private_memory(config: Mapping[str, str]) -> str:
