@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
@@ -194,25 +194,27 @@ def ask_rules() -> SiteRules:
     )
 
 
-def precursor_refusal(cluster: Cluster, nodes: Sequence[str]) -> str:
-    """The cluster's words where it refuses a one-CPU job without GPUs on a GPU node; empty where it takes it.
+PRECURSOR = Job(
+    name="evalspan-check-stage", argv=("true",), log="/dev/null", memory_mb=HOLDER_MEMORY_MB, purpose="stage"
+)
 
-    Raises ClusterError where it cannot be asked.
+
+def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
+    """The cluster's words where it refuses a precursor on a GPU node for want of a GPU; empty where it takes it.
+
+    A node that refuses the same job with a GPU as well (a reservation, too little memory, a limit on jobs) tells nothing:
+    then another one is asked. Raises ClusterError where the cluster cannot be asked.
     """
-    if not nodes:
+    for node in nodes[:2]:
+        try:
+            cluster.check(replace(job, node=node))
+        except RefusedError as error:
+            try:
+                cluster.check(replace(job, node=node, gpus=1))
+            except RefusedError:
+                continue
+            return str(error)
         return ""
-    job = Job(
-        name="evalspan-check-stage",
-        argv=("true",),
-        log="/dev/null",
-        node=nodes[0],
-        memory_mb=HOLDER_MEMORY_MB,
-        purpose="stage",
-    )
-    try:
-        cluster.check(job)
-    except RefusedError as error:
-        return str(error)
     return ""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 JobPhase = Literal["pending", "running", "ended", "unknown"]
+Purpose = Literal["build", "convert", "stage", "trial", "metric", "host", "probe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Job:
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     best_effort: bool = False  # where it may be preempted at any time
-    purpose: Literal["build", "convert", "stage", "trial", "metric", "host", "probe"] = "trial"
+    purpose: Purpose = "trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
