@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_refusal_that_one_node_causes_says_so(tight_cluster: Cluster) -> None:
         with pytest.raises(RefusedError) as caught:
             cluster.submit(bad)
         assert caught.value.of_node, str(caught.value)
-    nowhere = SlurmCli(SlurmOptions(partition="nope", command_prefix=cluster.options.command_prefix))
+    nowhere = SlurmCli(replace(cluster.options, partition="nope"))
     with pytest.raises(RefusedError) as caught:
         nowhere.submit(job(tight_cluster))
     assert not caught.value.of_node
