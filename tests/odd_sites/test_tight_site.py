@@ -52,7 +52,7 @@ def test_a_refusal_that_one_node_causes_says_so(tight_cluster: Cluster) -> None:
         assert caught.value.of_node, str(caught.value)
     nowhere = SlurmCli(replace(cluster.options, partition="nope"))
     with pytest.raises(RefusedError) as caught:
-        nowhere.submit(job(tight_cluster))
+        nowhere.submit(job(tight_cluster, gpus=1))
     assert not caught.value.of_node
 
 
