@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from coordinator import indexes
 from coordinator.messages import Action, CancelJob, ReleaseHolder, SubmitJob, WithdrawShards
-from coordinator.state import EntryState, JobInfo, NodeUse, State
+from coordinator.state import EntryState, HeldJob, JobInfo, NodeUse, State
 from evaljobs.contract import FrameRef
 
 MAX_SUBMISSIONS = 8
@@ -30,6 +30,10 @@ MAX_RESTS = (
     5  # times that no node was left but resting ones, without one shard between them: 31 minutes in all
 )
 MAX_HOLDERS = 3  # holder jobs per node
+HELD_SECONDS = (
+    30.0  # before a job that a limit on jobs kept out is submitted again; doubled each time, up to …
+)
+MAX_HELD_SECONDS = 1800.0
 NO_FAULT_OF_A_JOB = frozenset(
     {"PREEMPTED", "NODE_FAIL"}
 )  # words for a job that was ended for no reason of its own
@@ -42,6 +46,15 @@ def submit(state: State, info: JobInfo, now: float) -> SubmitJob:
     state.jobs[info.job.name] = info
     indexes.file_job(state, info)
     return SubmitJob(job=info.job, specs=info.specs)
+
+
+def hold_back(state: State, info: JobInfo, why: str, now: float) -> None:
+    """A limit on jobs keeps this one out: `rules` submits it again after a pause."""
+    key = f"held/{info.job.name}"
+    times = state.counters.get(key, 0)
+    state.counters[key] = times + 1
+    pause = min(HELD_SECONDS * 2 ** min(times, 20), MAX_HELD_SECONDS)
+    state.held[info.job.name] = HeldJob(why=why, due_at=now + pause)
 
 
 def job_over(state: State, info: JobInfo, word: str) -> None:

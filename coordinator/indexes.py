@@ -209,6 +209,7 @@ def validate(state: State) -> None:
         ahead = leaf.executes - leaf.executed
         assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
     assert state.live == {n for n, j in state.jobs.items() if j.live}, "live jobs"
+    assert all(state.jobs[n].phase == "intended" for n in state.held), f"held jobs {sorted(state.held)}"
     for trial, (job, member) in state.live_trials.items():
         info = state.jobs[job]
         assert info.live, f"{trial} lives in the ended job {job}"

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from coordinator.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
-from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
+from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.errors import OperatorError
 from coordinator.records import EvaluationRecord, RunOptions, evaluation_id
-from coordinator.specs import Site
+from coordinator.site_rules import precursor_refusal
+from coordinator.specs import Site, asked
 from coordinator.suites import load_suite
 from evaljobs.contract import JudgeOptions, ModelOptions, SuiteSpec
 
@@ -132,45 +133,81 @@ def _environment(site: Site) -> dict[str, str]:
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
-    """Would the cluster take our jobs, and has any node enough GPUs for one trial?"""
+    """Would the cluster take each kind of job of this evaluation, and has any node the GPUs and memory for one trial?"""
     options = record.options
+    staged = 0 if record.convert else record.checkpoint.bytes  # what a conversion leaves is not known yet
     try:
-        nodes = cluster.nodes()
+        nodes = [n for n in cluster.nodes() if n.gpus]
         most = max((n.gpus for n in nodes), default=0)
         if most < options.gpus_per_trial:
             raise OperatorError(
                 f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "
                 "choose another partition or lower gpus_per_trial"
             )
-        spare = all(n.best_effort for n in nodes if n.gpus >= options.gpus_per_trial)
-        for job in probes(options, best_effort=spare):
-            try:
-                cluster.check(job)
-            except RefusedError as error:
-                hint = "" if job.gpus else "; [cluster] cpu_partition names where jobs without GPUs go"
-                raise OperatorError(f"the cluster refuses our jobs: {error}{hint}") from error
+        nodes = [n for n in nodes if n.gpus >= options.gpus_per_trial]
+        _check_memory(nodes, options, staged)
+        jobs = probes(options, staged, best_effort=all(n.best_effort for n in nodes))
+        if record.convert:
+            jobs["convert"] = _probe("convert", options, record.checkpoint.bytes)
+        if record.options.host_trials or not record.options.stage:
+            del jobs["stage"]
+        for kind, refusal in refusals(cluster, jobs, nodes):
+            hint = "" if jobs[kind].gpus else "; [cluster] cpu_partition names where jobs without GPUs go"
+            raise OperatorError(f"the cluster refuses our jobs ({kind}): {refusal}{hint}")
     except ClusterError as error:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
 
 
-def probes(options: RunOptions, *, best_effort: bool = False) -> Sequence[Job]:
-    """Jobs like those that an evaluation submits, for the cluster to say whether it would take them."""
-    common = {"argv": ("true",), "log": "/dev/null", "time_limit_seconds": options.trial_time_limit_seconds}
-    return (
-        Job(
-            name="evalspan-check-trial",
-            gpus=options.gpus_per_trial,
-            cpus=options.trial_cpus,
-            memory_mb=options.trial_memory_mb,
-            best_effort=best_effort,
-            purpose="trial",
-            **common,  # type: ignore[arg-type]
-        ),
-        Job(
-            name="evalspan-check-metric",
-            cpus=options.worker_cpus,
-            memory_mb=options.worker_memory_mb,
-            purpose="metric",
-            **common,  # type: ignore[arg-type]
-        ),
+def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_bytes: int) -> None:
+    """OperatorError where no node could ever hold one trial beside what is staged for it."""
+    if not all(n.counts_memory for n in nodes):
+        return
+    wanted = asked("trial", options, 0)["memory_mb"]
+    if options.stage or options.host_trials:
+        wanted = asked("host", options, checkpoint_bytes)["memory_mb"]
+    most = max(n.memory_mb for n in nodes)
+    if most < wanted:
+        raise OperatorError(
+            f"no node has {wanted} MiB for the weights and one trial (the largest with GPUs has {most}): "
+            "lower [trial] memory_mb, or have trials read storage with [stage] enabled = false"
+        )
+
+
+def probes(
+    options: RunOptions, checkpoint_bytes: int = 0, *, best_effort: bool = False
+) -> dict[Purpose, Job]:
+    """A job of each kind that an evaluation submits, with what the real one asks for; a host with one trial. For the
+    cluster to say whether it would take them.
+    """
+    kinds: list[Purpose] = ["build", "stage", "host" if options.host_trials else "trial", "metric"]
+    return {kind: _probe(kind, options, checkpoint_bytes, best_effort=best_effort) for kind in kinds}
+
+
+def _probe(kind: Purpose, options: RunOptions, checkpoint_bytes: int, *, best_effort: bool = False) -> Job:
+    return Job(
+        name=f"evalspan-check-{kind}",
+        argv=("true",),
+        log="/dev/null",
+        best_effort=best_effort and kind in ("stage", "trial", "host"),
+        purpose=kind,
+        **asked(kind, options, checkpoint_bytes),
     )
+
+
+def refusals(
+    cluster: Cluster, jobs: Mapping[Purpose, Job], nodes: Sequence[NodeState]
+) -> Iterator[tuple[Purpose, str]]:
+    """The kinds of these jobs that the cluster refuses, with its words. Raises ClusterError.
+
+    `nodes`: those with GPUs; a precursor is asked for on two of them.
+    """
+    largest = sorted(nodes, key=lambda n: (not n.usable, -n.memory_mb, n.name))
+    for kind, job in jobs.items():
+        if kind == "stage":
+            if words := precursor_refusal(cluster, [n.name for n in largest], job):
+                yield kind, words
+            continue
+        try:
+            cluster.check(job)
+        except RefusedError as error:
+            yield kind, str(error)

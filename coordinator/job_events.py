@@ -40,6 +40,7 @@ def _known_job(state: State, name: str) -> JobInfo:
 
 def submitted(state: State, event: JobSubmitted) -> list[Action]:
     info = _known_job(state, event.job)
+    state.held.pop(event.job, None)
     if info.phase == "ended":
         return [CancelJob(job_id=event.job_id)]
     if info.phase == "submitted" and info.job_id != event.job_id:
@@ -55,6 +56,11 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     if info.phase == "ended":
         return []
     info.changed_at = event.at
+    state.held.pop(event.job, None)
+    if event.limited and info.released_at is None and not facts.staged_ahead(state, info):
+        info.phase = "intended"
+        facts.hold_back(state, info, event.error, event.at)
+        return []
     if event.maybe_done and not event.refused:
         info.phase = "uncertain"
         key = f"submit/{info.job.name}"
@@ -63,16 +69,27 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     if facts.staged_ahead(state, info):
         # nothing hangs on it: the node's GPUs come later, and another try with them
         info.refused = event.error
-    elif event.refused:
+    elif event.refused and info.released_at is None:
         info.refused = event.error
-        state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
+        _refused(state, info, event)
     elif info.released_at is None:
         info.phase, tries = "intended", state.counters.get(f"submit/{info.job.name}", 0)
         if tries < facts.MAX_SUBMISSIONS:
             return [SubmitJob(job=info.job, specs=info.specs)]
         state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
     word = "REFUSED" if info.refused else "NOT_SUBMITTED"
-    return _end_members(state, info, list(info.members), word, event.at)
+    waits = [CancelJob(job_id=info.job_id)] if info.job_id else []
+    return [*waits, *_end_members(state, info, list(info.members), word, event.at)]
+
+
+def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> None:
+    """What one node alone may be the reason for sets that node aside; anything else would be refused everywhere."""
+    why = f"the cluster refused {info.job.name}: {event.error}"
+    node = state.nodes.get(info.job.node or "")
+    if event.of_node and node is not None:
+        facts.set_aside(state, node, why)
+    else:
+        state.fatal = state.fatal or why
 
 
 def started(state: State, event: JobStarted) -> list[Action]:

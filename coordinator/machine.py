@@ -361,7 +361,7 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
     """Repeat what may be repeated. Jobs still "intended" are looked up by name before they are submitted again."""
     for name in state.live:
         info = state.jobs[name]
-        if info.phase == "intended":
+        if info.phase == "intended" and name not in state.held:
             info.phase, info.changed_at = "uncertain", 0.0
         info.changed_at = min(info.changed_at, event.at)  # a clock that was set back meanwhile
         info.released_at = info.released_at and min(info.released_at, event.at)

@@ -68,11 +68,14 @@ class MemoryOffered(Event):
 
 
 class RestOver(Event):
-    """The time is over for which these nodes were set aside, or no metric workers were sent for."""
+    """The time is over for which these nodes were set aside, no metric workers were sent for, or jobs were held back by
+    a limit.
+    """
 
     kind: Literal["rest-over"] = "rest-over"
     nodes: tuple[str, ...] = ()
     workers: bool = False
+    held: bool = False
 
 
 class NodeWithdrawn(Event):
@@ -90,13 +93,18 @@ class JobSubmitted(Event):
 
 
 class JobNotSubmitted(Event):
-    """Submission failed. maybe_done: it may have happened all the same; refused: asking again is useless."""
+    """Submission failed. maybe_done: it may have happened all the same; refused: asking again is useless, also of a job in
+    the queue that its partition will never start; of_node: for the job's node alone; limited: a limit on jobs is
+    reached, it surely did not happen, and it is tried again after a pause.
+    """
 
     kind: Literal["job-not-submitted"] = "job-not-submitted"
     job: str
     error: str
     maybe_done: bool = False
     refused: bool = False
+    of_node: bool = False
+    limited: bool = False
 
 
 class JobStarted(Event):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from coordinator import clock, request_sets
 from coordinator.checkpoint import CheckpointError, inspect
-from coordinator.cluster import Cluster, ClusterError, RefusedError
+from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
 from coordinator.ending import write_results
 from coordinator.messages import (
     Action,
@@ -174,7 +174,14 @@ class Performer:
         try:
             job_id = self.cluster.submit(action.job)
         except RefusedError as error:
-            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), refused=True)]
+            return [
+                JobNotSubmitted(
+                    at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node
+                )
+            ]
+        except LimitError as error:
+            log.warning("submitting %s: %s", name, error)
+            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), limited=True)]
         except ClusterError as error:
             log.warning("submitting %s: %s", name, error)
             return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]

@@ -23,6 +23,7 @@ from coordinator.messages import (
     MakePlan,
     RemoveQueue,
     StopWorkers,
+    SubmitJob,
     WriteResults,
 )
 from coordinator.specs import (
@@ -59,7 +60,15 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         actions += metric_rules.workers(state, site, now)
         actions += _release_holders(state, now)
     actions += _finish(state, now)
-    return actions
+    return actions + _submit_held(state, now)
+
+
+def _submit_held(state: State, now: float) -> list[Action]:
+    """Jobs whose pause is over. One that shall end is not submitted: its turn comes at once, and says so."""
+    due = [n for n, h in state.held.items() if now >= h.due_at or state.jobs[n].released_at is not None]
+    for name in due:
+        del state.held[name]
+    return [SubmitJob(job=state.jobs[n].job, specs=state.jobs[n].specs) for n in due]
 
 
 def _builds(state: State, site: Site, now: float) -> list[Action]:

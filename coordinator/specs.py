@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TypedDict
 
-from coordinator.cluster import Job
-from coordinator.records import EvaluationRecord, job_detail, job_token
+from coordinator.cluster import Job, Purpose
+from coordinator.records import EvaluationRecord, RunOptions, job_detail, job_token
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
 from evaljobs.contract import (
     BuildSpec,
@@ -62,6 +63,55 @@ class Site:
         return self.paths.evaluation(state.evaluation_id)
 
 
+class Asked(TypedDict):
+    """What each member of a job asks of the cluster."""
+
+    gpus: int
+    cpus: int
+    memory_mb: int
+    time_limit_seconds: int
+
+
+def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: int = 1) -> Asked:
+    """The most that a job of this purpose asks for. `checkpoint_bytes`: of what it converts or stages; `lanes`: trials that
+    a host runs. What is beyond a partition's MaxTime is left away at submission.
+    """
+    trial = options.trial_memory_mb
+    seconds = options.trial_time_limit_seconds
+    holder = int(checkpoint_bytes * options.holder_memory_slack / MIB) + options.requests_mb + 512
+    match purpose:
+        case "build":
+            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
+        case "convert":
+            memory_mb = options.convert_memory_mb or checkpoint_bytes * 2 // MIB + 4096
+            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
+        case "stage":
+            return Asked(gpus=0, cpus=1, memory_mb=holder, time_limit_seconds=seconds + 1800)
+        case "host":
+            return Asked(
+                gpus=options.gpus_per_trial * lanes,
+                cpus=options.trial_cpus * lanes,
+                memory_mb=trial * lanes + holder,
+                time_limit_seconds=seconds,
+            )
+        case "metric":
+            memory_mb = options.worker_memory_mb
+            return Asked(
+                gpus=0, cpus=options.worker_cpus, memory_mb=memory_mb, time_limit_seconds=seconds + 3600
+            )
+        case _:
+            return Asked(
+                gpus=options.gpus_per_trial,
+                cpus=options.trial_cpus,
+                memory_mb=trial,
+                time_limit_seconds=seconds,
+            )
+
+
+def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
+    return asked(purpose, state.record.options, state.record.checkpoint.bytes, lanes)
+
+
 def _info(job: Job, specs: dict[str, Spec], **more: tuple[str, ...] | tuple[int, ...]) -> JobInfo:
     info = JobInfo(job=job, specs=specs, **more)  # type: ignore[arg-type]
     info.members = dict.fromkeys(range(job.count), "pending")
@@ -84,7 +134,6 @@ def _argv(
 
 def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInfo:
     """One CPU job that builds the request sets of these entries, one after the other."""
-    options = state.record.options
     paths = site.of(state)
     detail = slug_of(entries[0].name)
     name = _new_name(state, "build", detail)
@@ -106,9 +155,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
         name=name,
         argv=_argv(site.trial_command, "build", paths, list(specs)),
         log=str(paths.log(name)),
-        cpus=options.trial_cpus,
-        memory_mb=options.trial_memory_mb,
-        time_limit_seconds=4 * 3600,
+        **_asked(state, "build"),
         comment=state.evaluation_id,
         env=site.trial_env,
         purpose="build",
@@ -118,7 +165,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
 
 def convert_job(state: State, site: Site) -> JobInfo:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
-    options, source = state.record.options, state.announced or state.record.checkpoint
+    source = state.announced or state.record.checkpoint
     paths = site.of(state)
     name = _new_name(state, "convert", "checkpoint")
     spec = ConvertSpec(
@@ -132,9 +179,7 @@ def convert_job(state: State, site: Site) -> JobInfo:
         name=name,
         argv=_argv(site.trial_command, "convert", paths, [name]),
         log=str(paths.log(name)),
-        cpus=options.trial_cpus,
-        memory_mb=options.convert_memory_mb or source.bytes * 2 // MIB + 4096,
-        time_limit_seconds=4 * 3600,
+        **asked("convert", state.record.options, source.bytes),
         comment=state.evaluation_id,
         env=site.trial_env,
         purpose="convert",
@@ -166,13 +211,11 @@ def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
 
 def holder_memory_mb(record: EvaluationRecord) -> int:
     """What a precursor asks of a node."""
-    weights = int(record.checkpoint.bytes * record.options.holder_memory_slack / MIB)
-    return weights + record.options.requests_mb + 512
+    return asked("stage", record.options, record.checkpoint.bytes)["memory_mb"]
 
 
 def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when told."""
-    options = state.record.options
     paths = site.of(state)
     name = _new_name(state, "stage", node.name)
     job = Job(
@@ -180,8 +223,7 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
         argv=_argv(site.trial_command, "stage", paths, [name]),
         log=str(paths.log(name)),
         node=node.name,
-        memory_mb=holder_memory_mb(state.record),
-        time_limit_seconds=options.trial_time_limit_seconds + 1800,
+        **_asked(state, "stage"),
         comment=state.evaluation_id,
         env=site.trial_env,
         best_effort=node.best_effort,
@@ -231,7 +273,6 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
     """An array of trials on one node, a member per lane."""
-    options = state.record.options
     paths = site.of(state)
     name = _new_name(state, "trial", node.name)
     spec = trial_spec(state, site, node, name, lanes, path=node.path)
@@ -241,10 +282,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         log=str(paths.logs / f"{name}.%i.log") if len(lanes) > 1 else str(paths.log(name)),
         count=len(lanes),
         node=node.name,
-        gpus=options.gpus_per_trial,
-        cpus=options.trial_cpus,
-        memory_mb=options.trial_memory_mb,
-        time_limit_seconds=trial_limit_seconds(state, lanes),
+        **_asked(state, "trial") | {"time_limit_seconds": trial_limit_seconds(state, lanes)},
         comment=state.evaluation_id,
         env=site.trial_env,
         best_effort=node.best_effort,
@@ -270,10 +308,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
         argv=_argv(site.trial_command, "host", paths, [name]),
         log=str(paths.log(name)),
         node=node.name,
-        gpus=options.gpus_per_trial * len(lanes),
-        cpus=options.trial_cpus * len(lanes),
-        memory_mb=options.trial_memory_mb * len(lanes) + holder_memory_mb(state.record),
-        time_limit_seconds=options.trial_time_limit_seconds,
+        **_asked(state, "host", len(lanes)),
         comment=state.evaluation_id,
         env=site.trial_env,
         best_effort=node.best_effort,
@@ -285,7 +320,6 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
 
 def worker_job(state: State, site: Site, count: int) -> JobInfo:
     """CPU jobs that score: an array of `count` RQ workers."""
-    options = state.record.options
     paths = site.of(state)
     name = _new_name(state, "metric", "workers")
     job = Job(
@@ -310,9 +344,7 @@ def worker_job(state: State, site: Site, count: int) -> JobInfo:
         ),
         log=str(paths.logs / f"{name}.%i.log"),
         count=count,
-        cpus=options.worker_cpus,
-        memory_mb=options.worker_memory_mb,
-        time_limit_seconds=options.trial_time_limit_seconds + 3600,
+        **_asked(state, "metric"),
         comment=state.evaluation_id,
         purpose="metric",
     )

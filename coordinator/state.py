@@ -124,6 +124,14 @@ class JobInfo:
         return self.phase != "ended"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldJob:
+    """Why a job was not taken yet, in the cluster's words, and when it is tried again (unix seconds)."""
+
+    why: str
+    due_at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class MetricState:
     """An execute or score job given to RQ. `done` once its outcome was seen."""
@@ -179,6 +187,7 @@ class State:
     nodes: dict[str, NodeUse] = field(default_factory=dict)
     jobs: dict[str, JobInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)  # names of jobs not ended
+    held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
     live_trials: dict[str, tuple[str, int]] = field(default_factory=dict)  # trial -> (job, member)
     trial_lane: dict[str, str] = field(default_factory=dict)
     leaves: dict[str, LeafState] = field(default_factory=dict)

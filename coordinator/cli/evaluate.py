@@ -79,11 +79,11 @@ def evaluate(
     known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
     if not known:
         ask_for_tasks(record.suite, site)
-        check_cluster(coordinator.cluster, record)
         try:
             record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
+        check_cluster(coordinator.cluster, record)
     running = _drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
     _finish(

@@ -138,6 +138,7 @@ class LocalCluster:
                     memory_mb=memory["MemTotal"],
                     memory_free_mb=memory["MemAvailable"],
                     gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else "cpu-slot",
+                    counts_memory=False,
                 )
             ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,19 @@ def plain_cluster() -> Iterator[Cluster]:
     if reason is not None:
         pytest.skip(reason)
     with dev_cluster(nodes=1, gpus=2, cpu_nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def tight_cluster() -> Iterator[Cluster]:
+    """n1 has 400 MiB; every partition has MaxTime one hour."""
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with dev_cluster(nodes=2, gpus=2, cpu_nodes=1, small_mb=400) as cluster:
+        for partition in ("gpu", "spare", "cpu"):
+            argv = ["scontrol", "update", f"partitionname={partition}", "maxtime=60"]
+            subprocess.run(argv, check=True, env=cluster.env, timeout=60)
         yield cluster
 
 

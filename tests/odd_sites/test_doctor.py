@@ -87,6 +87,21 @@ def test_an_odd_site_is_told_to_be_odd(odd_cluster: Cluster) -> None:
 
 
 @pytest.mark.slurm
+def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster: Cluster) -> None:
+    """All are taken; what no node of the CPU partition can hold is named with its kind."""
+    _, told = ask(tight_cluster)
+    found = {f["what"]: f["status"] for f in told["findings"]}
+    assert {k: found[k] for k in ("build jobs", "trial jobs", "metric jobs")} == dict.fromkeys(
+        ("build jobs", "trial jobs", "metric jobs"), "ok"
+    ), told
+    code, told = ask(tight_cluster, EVALSPAN_METRIC_MEMORY_MB="999000")
+    assert code == 1
+    failed = {f["what"]: f["found"] for f in told["findings"] if f["status"] == "fail"}
+    assert "refused" in failed["metric jobs"]
+    assert "build jobs" not in failed
+
+
+@pytest.mark.slurm
 def test_a_wrong_partition_stops_here(plain_cluster: Cluster) -> None:
     """A partition that is not there fails, and those that are there are named."""
     code, told = ask(plain_cluster, EVALSPAN_CLUSTER_PARTITION="gpus")
