@@ -99,10 +99,13 @@ def _cluster(config: Config, folder: Path) -> Cluster:
 
 def _interpreter(site: Site, engine: str) -> Finding:
     what = "trial interpreter"
-    question = "import json; from evaljobs.probe import versions; print(json.dumps(versions()))"
+    question = (
+        "import json, sys; from evaljobs.probe import engine_trouble, versions; found = versions(); "
+        "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
+    )
     try:
         done = subprocess.run(
-            [*site.trial_command, "-c", question],
+            [*site.trial_command, "-c", question, engine],
             capture_output=True,
             text=True,
             timeout=INTERPRETER_SECONDS,
@@ -114,7 +117,8 @@ def _interpreter(site: Site, engine: str) -> Finding:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return fail(what, said, "see [trial] python, prologue and container")
-    return doctor.judge_versions(json.loads(done.stdout.strip().splitlines()[-1]), engine)
+    found, trouble = json.loads(done.stdout.strip().splitlines()[-1])
+    return doctor.judge_versions(found, engine, trouble=trouble)
 
 
 def _work_folder(config: Config, *, slurm: bool) -> Finding:

@@ -97,6 +97,8 @@ class TrialConfig(Record):
     time_limit: TimeLimit = "4:00:00"
     # a trial without progress for so long, its load included, is ended and its shard given to another
     hung_seconds: Annotated[float, Field(gt=0)] = 900.0
+    # that a trial waits for a Redis that is away; a requeued coordinator's is away for Slurm's cred_expire, 120 s by default
+    redis_patience_seconds: Annotated[float, Field(ge=0)] = 600.0
 
     @property
     def time_limit_seconds(self) -> int:

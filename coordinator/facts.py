@@ -121,16 +121,28 @@ def withdraw_node(state: State, node: NodeUse, why: str, now: float) -> list[Act
 
 def end_jobs(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     """These shall end. One whose submission is in doubt is cancelled once it is known to be there: on a drained node it
-    would wait for ever.
+    would wait for ever. Members whose trials have said that they ended are not cancelled: they exit by themselves, and a
+    cancelled job looks failed in the site's accounting. What is still there after `Grace.overdue` is cancelled then.
     """
     actions: list[Action] = []
     for info in jobs:
         info.released_at = now if info.released_at is None else info.released_at
         for trial in info.trials:
             indexes.mark_cancelled(state, trial)
-        if info.job_id:
+        if not info.job_id:
+            continue
+        left = [member for member in info.members if not _said_its_end(state, info, member)]
+        if len(left) == len(info.members):
             actions.append(CancelJob(job_id=info.job_id))
+        else:
+            actions += [CancelJob(job_id=info.job_id, index=member) for member in left]
     return actions
+
+
+def _said_its_end(state: State, info: JobInfo, member: int) -> bool:
+    """Have all trials of this member of a job accounted for themselves?"""
+    trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
+    return bool(trials) and not any(trial in state.live_trials for trial in trials)
 
 
 def let_go(state: State, info: JobInfo, now: float) -> list[Action]:

@@ -30,6 +30,7 @@ from coordinator.messages import (
     CancelJob,
     OutcomeSeen,
     QueueLost,
+    ReleaseClaims,
     Restarted,
     ShardCorrupted,
     ShardsDumped,
@@ -385,13 +386,18 @@ class Running:
             return
         try:
             queue = self.performer.queue(self.state.evaluation_id)
-            stray = observe.stray_shards(self.state, queue.unclaimed(), self.snapshot.claims)
+            claims = self.snapshot.claims
+            stray = observe.stray_shards(self.state, queue.unclaimed(), claims)
             if not stray:
                 return
             if stray == self._refused:
                 self._perform(machine.requeue(self.state, stray))
             else:
-                again = tuple(s for s in stray if s in self._queued_again)
+                holders = {s: claims[s] for s in stray if s in claims}
+                # a Redis that came back empty has forgotten which trials were released
+                self._perform([ReleaseClaims(trial=t) for t in sorted(set(holders.values()))])
+                # a shard that a trial is running has not been run in vain
+                again = tuple(s for s in stray if s in self._queued_again and s not in holders)
                 self.take([ShardsStray(at=now, shards=stray, again=again)])
             taken = set(stray) & set(queue.unclaimed())
         except QueueUnavailable:

@@ -105,6 +105,7 @@ def site_of(config: Config) -> Site:
         worker_command=(sys.executable,),
         trial_env=env,
         stage_roots=config.stage.roots,
+        redis_patience_seconds=config.trial.redis_patience_seconds,
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
         prefetch=config.stage.prefetch,

@@ -45,6 +45,7 @@ class Site:
     worker_command: tuple[str, ...]  # interpreter of metric workers: ours
     trial_env: dict[str, str] = field(default_factory=dict)
     stage_roots: tuple[str, ...] = ("/dev/shm",)
+    redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
     lease_seconds: float = 900.0
     readers: int = 16
     prefetch: float = (
@@ -250,6 +251,7 @@ def trial_spec(
         request_sets_file=str(paths.request_sets) if probing else None,
         seed=record.suite.seed if record.suite.seed is not None else 1234,
         redis_file=str(site.paths.redis_address),
+        redis_patience_seconds=site.redis_patience_seconds,
         lanes=tuple(LaneSpec(lane=lane, trial=f"{name}.{i}") for i, lane in enumerate(lanes)),
         idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
         sampled_tasks=tuple(t for t, leaf in state.leaves.items() if leaf.planned.sampled),

@@ -250,6 +250,9 @@ class TrialSpec(Record):
     request_sets_file: str | None = None  # where the probe finds them later
     seed: int = 1234
     redis_file: str
+    redis_patience_seconds: float = (
+        600.0  # Redis away for longer: the trial ends, its GPU is of use to others
+    )
     lanes: tuple[LaneSpec, ...]
     idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
     sampled_tasks: tuple[str, ...] = ()

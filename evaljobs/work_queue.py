@@ -122,7 +122,10 @@ class WorkQueue:
             self._run(queue_scripts.WITHDRAW, *shards[start : start + CHUNK])
 
     def release_claims(self, trial: str) -> tuple[str, ...]:
-        """A trial is dead: what it had claimed is queued again where it was planned. Returns those shards."""
+        """Queue the shards that a dead trial had claimed where they were planned, and return them.
+
+        The release is for good: should the trial live after all, its heartbeats answer False and it claims nothing more.
+        """
         return tuple(_text(s) for s in self._run(queue_scripts.RELEASE, trial))
 
     def mark_slow(self, trials: Mapping[str, float]) -> None:
@@ -198,8 +201,8 @@ class WorkQueue:
     ) -> bool:
         """Say where the trial stands; registers its claim of `shard` where Redis has lost it.
 
-        False where `shard` was given to someone else, or was done by the other of two that ran it: dropping it saves
-        work, finishing it does no harm.
+        False where `shard` was given to someone else, or was done by the other of two that ran it, or where the trial was
+        released: dropping it saves work, finishing it does no harm.
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
         return bool(self._run(queue_scripts.HEARTBEAT, trial, shard or "", json.dumps(progress)))

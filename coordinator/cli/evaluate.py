@@ -121,7 +121,9 @@ def _record(
 
 
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
-    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels; so does SIGTERM, at once."""
+    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels. At SIGTERM this process ends with
+    exit code 143 and the evaluation's jobs go on.
+    """
     with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
         coordinator.accept_or_wait(record)
         interrupt = Interrupt(signals, watcher, sys.stdin)

@@ -149,7 +149,7 @@ def test_a_killed_trial_and_a_wiped_redis_change_no_digit(local_site: Any, expec
 
 @pytest.mark.slurm
 def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected: Expected) -> None:
-    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file."""
+    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file. The site's accounting shows no trial that did its work as cancelled."""
     site, cluster = slurm_site, slurm_site.cluster
     process = site.start(site.evaluate("--shards-per-task", "3"))
     seen: set[str] = set()
@@ -165,6 +165,11 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
     assert {"build", "stage", "trial", "metric"} <= seen
     assert_every_shard_counts_once(site)
     assert unfinished(cluster) == []
+    argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%j %T"]
+    words = (line.split() for line in cluster.run_as_user(argv).stdout.splitlines())
+    assert {state for name, state in words if "-trial-" in name} == {"COMPLETED"}, (
+        "by themselves, with exit code 0"
+    )
     for node in cluster.gpu_nodes:
         left = cluster.run_as_user(
             [

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
-from coordinator import doctor
+from coordinator import checkup, doctor
 from coordinator.config import Config
+from coordinator.specs import Site
 from coordinator.survey import Answer, Target
 from coordinator.testing import FakeCluster
 
@@ -172,3 +176,22 @@ def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
     assert found.status == "warn"
     assert "no user namespaces" in found.found
     assert "kernel 5.4" in found.found
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Path) -> None:
+    """A vLLM that is installed and cannot be imported is a failure in its own words; hf, which can be, is fine."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("import libvllm_that_is_missing\n")
+    (tmp_path / "vllm-0.10.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.10.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.10.0\n")
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
+    site = Site(
+        work_dir=str(tmp_path),
+        trial_command=(sys.executable,),
+        worker_command=(sys.executable,),
+        trial_env={"PYTHONPATH": path},
+    )
+    finding = checkup._interpreter(site, engine)
+    assert finding.status == ("ok" if engine == "hf" else "fail"), finding
+    assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")
