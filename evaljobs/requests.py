@@ -15,9 +15,8 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 

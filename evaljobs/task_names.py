@@ -81,7 +81,7 @@ def _look(
         if key not in cached:
             cached[key] = is_cached(source, config.get("dataset_name"))
         if not cached[key]:
-            answer.uncached[name] = source.hub
+            answer.uncached[name] = source.hub + task_paths.nor_beside(config)
 
 
 def is_cached(source: task_paths.Source, subset: str | None) -> bool:

@@ -227,6 +227,14 @@ def _missing(said: str, key: str, place: Path | str) -> str:
     return f"{getattr(said, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
 
 
+def nor_beside(config: Mapping[str, Any]) -> str:
+    """For a message: the folder that a suite's own dataset_path may have meant; "" for one of lm-eval's own tasks."""
+    path = config.get("dataset_path")
+    if not isinstance(path, Said) or "/lm_eval/tasks/" in str(path.yaml):
+        return ""
+    return f" (and there is no folder {_place(path)})"
+
+
 def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> Source:
     """Data in local files. `required`: they must be there, and data_files lie in data_dir where one is named."""
     files: list[str] = []
@@ -235,7 +243,7 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     def full(said: str, key: str) -> str:
         if any(mark in said for mark in REMOTE):
             return str(said)
-        place = _pattern(said) if key == "data_files" and required else str(_place(said))
+        place = str(_place(said))
         if _is_there(place, folder=key == "data_dir" or not required):
             files.append(place)
             return place
@@ -256,14 +264,6 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
             found["data_files"], lambda said: str(said) if inside else full(said, "data_files")
         )
     return Source(path=path, keywords=found, files=tuple(files), trouble=troubles[0] if troubles else "")
-
-
-def _pattern(said: str) -> str:
-    """Full path of a file or pattern; only what the YAML says of it is a pattern, never the folder's own name."""
-    file = getattr(said, "yaml", None)
-    if file is None or Path(said).expanduser().is_absolute() or not glob.has_magic(str(file.parent)):
-        return str(_place(said))
-    return os.path.normpath(Path(glob.escape(str(file.parent))) / said)
 
 
 def _is_there(pattern: str, *, folder: bool) -> bool:
