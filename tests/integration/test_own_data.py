@@ -74,14 +74,14 @@ def evaluated(site: Any, suite: str, folder: Path, work: Path) -> dict[str, Any]
     [("elsewhere", "../meine Süite/mine.toml"), ("meine Süite", "./mine.toml"), ("/", "{folder}/mine.toml")],
 )
 def test_scores_are_the_same_from_any_folder(
-    local_site: Any, suite: Path, own: dict[str, Any], tmp_path: Path, place: str, named: str
+    local_site: Any, suite: Path, own: dict[str, Any], place: str, named: str
 ) -> None:
     """Typed in another folder, in the suite's own and in the root; another folder's data of the same name are not read."""
-    decoy = tmp_path / "elsewhere" / "data"
+    decoy = local_site.folder / "elsewhere" / "data"
     decoy.mkdir(parents=True)
     (decoy / "rows.jsonl").write_text('{"text": "no", "choices": ["a", "b"], "gold": 0}\n')
     named = named.format(folder=suite.parent)
-    assert evaluated(local_site, named, tmp_path / place, local_site.work) == own
+    assert evaluated(local_site, named, local_site.folder / place, local_site.work) == own
 
 
 def test_slurm_scores_are_the_same_as_an_ordinary_user(
