@@ -7,6 +7,7 @@ It does not know: the loop.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,10 +93,11 @@ def parse_batch_size(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def check_tasks(suite: SuiteSpec, site: Site) -> None:
-    """Ask lm-eval, in a process of its own, whether it knows the suite's tasks and they can run as the suite has them.
+def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
+    """Local data of a suite's tasks (files, patterns, folders), from a process of the trial interpreter that asks lm-eval.
 
-    OperatorError names the nearest, or what to say in the suite.
+    OperatorError where lm-eval does not know a task, or its YAML, data or turns are not such that jobs can run it.
+    `prepare`: the command that fetches data sets, for the message.
     """
     names = [t.name for t in suite.tasks]
     argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]
@@ -116,14 +118,35 @@ def check_tasks(suite: SuiteSpec, site: Site) -> None:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise OperatorError(f"lm-eval could not be asked for its tasks by {site.trial_command[0]}: {last}")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
+    unfit: dict[str, str] = answer["unfit"]
+    if unfit:
+        name, why = min(unfit.items())
+        raise OperatorError(f"suite {suite.name}: task {name}: {why}")
     unknown: dict[str, list[str]] = answer["unknown"]
     if unknown:
         lines = [f"{n!r} (nearest: {', '.join(near) or 'none'})" for n, near in sorted(unknown.items())]
         raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}")
-    unfit: dict[str, str] = answer["unfit"]
-    if unfit:
-        name, why = min(unfit.items())
-        raise OperatorError(f"suite {suite.name}: task {name} has further turns, but {why}")
+    uncached: dict[str, str] = answer["uncached"]
+    if uncached and site.offline:
+        sets = ", ".join(sorted(set(uncached.values())))
+        raise OperatorError(
+            f"suite {suite.name}: not in the Hugging Face cache: {sets} (task {min(uncached)}); jobs run offline, so "
+            f"run `{prepare}` where there is internet"
+        )
+    files: list[str] = answer["files"]
+    return files
+
+
+def prepare_command(
+    checkpoint: str, suite: str, *, config: Path | None, work_dir: Path | None, convert: str | None
+) -> str:
+    """The `evalspan prepare` that belongs to an evaluation, with what its own command line said."""
+    words = ["evalspan", "prepare", "--suite", suite, "--tokenizer", checkpoint]
+    if convert is not None:  # a raw checkpoint has no tokenizer that transformers reads
+        words[-1] = "CONVERTED_CHECKPOINT"
+    words += ["--config", str(config)] if config is not None else []
+    words += ["--work-dir", str(work_dir)] if work_dir is not None else []
+    return shlex.join(words)
 
 
 def _environment(site: Site) -> dict[str, str]:

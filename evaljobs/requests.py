@@ -15,13 +15,12 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs import conversations, harness, seam, weightless
+from evaljobs import conversations, harness, seam, task_paths, weightless
 from evaljobs.batches import (
     Kind,
     Piece,
@@ -367,34 +366,14 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 def _data_files(task: Any) -> Iterator[CheckpointFile]:
     """Local files that the task's data come from."""
-    config = task.config
-    keywords = config.dataset_kwargs or {}
-    named = list(_strings(keywords.get("data_files")))
-    if config.dataset_path and Path(config.dataset_path).exists():
-        named.append(config.dataset_path)
-    source = (config.metadata or {}).get("config_source") if isinstance(config.metadata, dict) else None
-    folders = [Path.cwd(), *([Path(source).parent] if source and source != "inline" else [])]
-    if isinstance(keywords.get("data_dir"), str):
-        folders.append(Path(keywords["data_dir"]))
     found: dict[str, CheckpointFile] = {}
-    for name in named:
-        for folder in folders:
-            for match in sorted(glob.glob(os.path.join(folder, name), recursive=True)):  # noqa: PTH118, PTH207
-                path = Path(match).resolve()
-                files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
-                for file in files:
-                    described = _describe(file)
-                    if described is not None:
-                        found[described.name] = described
+    for pattern in task_paths.source(vars(task.config)).files:
+        matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+        for match in matches:
+            path = Path(match).resolve()
+            files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+            for file in files:
+                described = _describe(file)
+                if described is not None:
+                    found[described.name] = described
     yield from found.values()
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for member in value.values():
-            yield from _strings(member)
-    elif isinstance(value, list | tuple):
-        for member in value:
-            yield from _strings(member)

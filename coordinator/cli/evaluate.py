@@ -14,7 +14,7 @@ from rich.console import Console
 
 from coordinator import preparing, setup
 from coordinator.asked import obey_commands
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, ask_for_tasks, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, check_suite, stdout
 from coordinator.cli.interrupt import Interrupt
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
@@ -78,7 +78,7 @@ def evaluate(
     site = coordinator.performer.site
     known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
     if not known:
-        ask_for_tasks(record.suite, site)
+        check_suite(record, settings, suite, config=config, work_dir=work_dir)
         try:
             record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:

@@ -23,7 +23,7 @@ from coordinator.cli.app import (
     WORK_DIR,
     Follower,
     app,
-    ask_for_tasks,
+    check_suite,
     find_evaluation,
     find_folder,
     stdout,
@@ -162,7 +162,7 @@ def submit(
     if Journal.begun(paths.evaluation(record.evaluation_id).journal):
         known, _, _ = find_evaluation(settings, record.evaluation_id)
     else:
-        ask_for_tasks(record.suite, setup.site_of(settings))
+        check_suite(record, settings, suite, config=config, work_dir=work_dir)
     answer = submitted(known, priority)
     if answer.announce:
         named = str(Path(suite).resolve()) if Path(suite).is_file() else suite

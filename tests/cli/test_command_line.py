@@ -128,9 +128,11 @@ def talks(site: Path) -> Path:
     """A suite's folder of one generation task with further turns, in a group too."""
     (site / "tasks").mkdir()
     (site / "tasks" / "talks.yaml").write_text(
-        "task: toy_talks\ndataset_path: json\ntest_split: test\n"  # generate_until is lm-eval's default
+        "task: toy_talks\ndataset_path: json\ndataset_kwargs: {data_files: {test: talks.jsonl}}\ntest_split: test\n"
         "doc_to_text: x\nprocess_results: !function a.b\nmetadata: {follow_up: next}\n"
     )
+    (site / "tasks" / "talks.jsonl").write_text('{"x": "?", "next": "and?"}\n')
+    (site / "tasks" / "a.py").write_text("def b(doc, results): ...\n")  # generate_until is lm-eval's default
     (site / "tasks" / "group.yaml").write_text("group: toy_group\ntask: [toy_talks]\n")
     return site
 
