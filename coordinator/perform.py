@@ -20,6 +20,7 @@ from coordinator import clock, request_sets
 from coordinator.checkpoint import CheckpointError, inspect
 from coordinator.cluster import Cluster, ClusterError, RefusedError
 from coordinator.ending import write_results
+from coordinator.inputs import inputs_of
 from coordinator.messages import (
     Action,
     AnyEvent,
@@ -106,12 +107,14 @@ class Performer:
 
     def _find_request_sets(self, _state: State, action: FindRequestSets) -> list[AnyEvent]:
         record: EvaluationRecord = action.record
-        version = self.lm_eval_version()
+        inputs = record.inputs or inputs_of(
+            record.suite, record.model, self.site, self.lm_eval_version(), lambda _suite, _site: None
+        )
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
         batch_size = record.suite.batch_size
         for index in range(len(record.suite.tasks)):
-            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, version)
+            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             there = request_sets.found(folder, batch_size)

@@ -1,7 +1,7 @@
 """Which task names lm-eval knows, for a coordinator that does not import it.
 
 Rule: the answer is one line of JSON on stdout, {"known": [...], "unknown": {name: [nearest, …]}, "unfit": {name: why}}.
-The names of lm-eval's own tasks are cached by its version: its index takes seconds to read.
+lm-eval's own tasks, with their YAML files, are cached by its version: its index takes seconds to read.
 It does not know: suites, or whether a task's data are there.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from evaljobs import conversations, harness
 from evaljobs.files import write_atomic
+from evaljobs.paths import shipped_index
 
 
 def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> int:
@@ -39,13 +40,19 @@ def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, 
 def default_names(cache: Path | None) -> list[str]:
     """Names of lm-eval's own tasks, groups and tags, from the cache folder where it has them for this version."""
     version = importlib.metadata.version("lm_eval")
-    place = None if cache is None else cache / f"lm_eval-{version}-tasks.json"
+    place = None if cache is None else shipped_index(cache, version)
     if place is not None and place.exists():
         return list(json.loads(place.read_text()))
     from lm_eval.tasks import TaskManager  # noqa: PLC0415
 
-    names = list(TaskManager().all_tasks)
+    index = {
+        name: [
+            str(entry.yaml_path) if entry.yaml_path else None,
+            sorted(entry.tags) if not entry.yaml_path else [],
+        ]
+        for name, entry in TaskManager().task_index.items()
+    }
     if place is not None:
         with contextlib.suppress(OSError):  # a full disk: they are read again next time
-            write_atomic(place, json.dumps(names).encode())
-    return names
+            write_atomic(place, json.dumps(index).encode())
+    return list(index)

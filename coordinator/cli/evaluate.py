@@ -21,6 +21,7 @@ from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.intake import check_cluster, make_record
+from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
 from coordinator.report.live import Watcher
 from coordinator.report.model import Report
@@ -68,11 +69,19 @@ def evaluate(
             "cluster.slots": slots,
         },
     )
-    record = _record(
-        settings, checkpoint, suite, slots=slots, shards=shards_per_task, batch_size=batch_size, step=step
-    )
     coordinator = setup.coordinator_of(settings)
-    site = coordinator.performer.site
+    performer = coordinator.performer
+    record = _record(
+        performer,
+        settings,
+        checkpoint,
+        suite,
+        slots=slots,
+        shards=shards_per_task,
+        batch_size=batch_size,
+        step=step,
+    )
+    site = performer.site
     known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
     if not known:
         ask_for_tasks(record.suite, site)
@@ -92,6 +101,7 @@ def evaluate(
 
 
 def _record(
+    performer: Performer,
     settings: Config,
     checkpoint: str,
     suite: str,
@@ -109,6 +119,7 @@ def _record(
         suite,
         model=setup.model_options(settings),
         options=options,
+        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
         judge=partial(setup.judge_options, settings),
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
@@ -204,7 +215,7 @@ def prepare(
         checkpoint,
         site=performer.site,
         model=setup.model_options(settings),
-        lm_eval_version=performer.lm_eval_version(),
+        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
     )
     if as_json:
         stdout().print_json(json.dumps(built))

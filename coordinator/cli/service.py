@@ -146,11 +146,13 @@ def submit(
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
     settings = setup.load(config, {"work_dir": work_dir})
+    site = setup.site_of(settings)
     record = make_record(
         checkpoint,
         suite,
         model=setup.model_options(settings),
         options=setup.run_options(settings),
+        inputs=setup.inputs_for(site, setup.lm_eval_version(settings, site)),
         judge=partial(setup.judge_options, settings),
         priority=priority,
         step=step,
@@ -162,7 +164,7 @@ def submit(
     if Journal.begun(paths.evaluation(record.evaluation_id).journal):
         known, _, _ = find_evaluation(settings, record.evaluation_id)
     else:
-        ask_for_tasks(record.suite, setup.site_of(settings))
+        ask_for_tasks(record.suite, site)
     answer = submitted(known, priority)
     if answer.announce:
         named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
