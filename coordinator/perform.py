@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from coordinator import clock, request_sets
+from coordinator import clock, request_sets, reuse
 from coordinator.checkpoint import CheckpointError, inspect
 from coordinator.cluster import Cluster, ClusterError, RefusedError
 from coordinator.ending import write_results
@@ -29,6 +29,7 @@ from coordinator.messages import (
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
+    FindResponses,
     InspectConverted,
     JobNotSubmitted,
     JobSubmitted,
@@ -138,6 +139,9 @@ class Performer:
         except PlanningError as error:
             return [PlanFailed(at=clock.now(), error=str(error))]
         return [planned]
+
+    def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:
+        return [reuse.find(state, action, self.site.paths, clock.now())]
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
         text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})

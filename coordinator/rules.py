@@ -20,6 +20,7 @@ from coordinator.facts import (
 from coordinator.messages import (
     Action,
     CancelJob,
+    FindResponses,
     MakePlan,
     RemoveQueue,
     StopWorkers,
@@ -161,12 +162,17 @@ def _plan(state: State) -> list[Action]:
         if entry.status == "built":
             for task in entry.sets:
                 if task not in state.leaves:
-                    fresh[entry.index] = entry.sets
+                    fresh[entry.index] = {t: f for t, f in entry.sets.items() if t not in state.leaves}
                     break
         elif entry.status in {"unbuilt", "building"}:
             return []
     if not fresh:
         return []
+    unsought = {task for sets in fresh.values() for task in sets} - state.looked_for
+    if unsought:
+        state.looked_for |= unsought
+        state.planning = True
+        return [FindResponses(sets=fresh, batch_size=state.batch_size)]
     lanes = tuple(
         (f"{n.name}/{i}", n.name)
         for n in state.nodes.values()
