@@ -26,6 +26,7 @@ from coordinator.records import EvaluationRecord
 from coordinator.report.live import Watcher
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
+from coordinator.resubmission import nothing_run
 from coordinator.running import Running
 from coordinator.signals import Signals
 from coordinator.state import State
@@ -90,11 +91,14 @@ def evaluate(
             record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
+    paths = site.paths.evaluation(record.evaluation_id)
+    before = _written_at(paths.results)
     running = _drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
     _finish(
         running.state,
-        Path(site.work_dir) / record.evaluation_id,
+        paths.root,
+        ran=before is None or _written_at(paths.results) != before,
         as_json=as_json,
         gpu_hour_price=settings.gpu_hour_price,
     )
@@ -176,13 +180,23 @@ def _cancel(coordinator: Coordinator) -> None:
                 coordinator.cancel(evaluation_id, "interrupted")
 
 
-def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | None) -> None:
+def _written_at(file: Path) -> int | None:
+    """Mtime in ns; None where it is not there."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_price: float | None) -> None:
     results = json.loads((root / "results.json").read_text())
+    if not ran:
+        typer.echo(nothing_run(state), err=as_json)
     if as_json:
         stdout().print_json(json.dumps(results))
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
-        show(stdout(), report, results, gpu_hour_price)
+        show(stdout(), report, results, gpu_hour_price, ran=ran)
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )
