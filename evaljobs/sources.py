@@ -131,9 +131,14 @@ def local_names(include_path: Sequence[str], digests: Digests) -> set[str]:
 
 
 def files_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shipped) -> list[tuple[Path, str]]:
-    """Every file that an entry is made of, with its digest."""
+    """Files that an entry is made of, with their digests; less its data files, which come to count as its documents."""
     closures = _reached(include_path, name, Digests(), shipped)
-    return sorted((Path(place), digest) for one in closures for place, digest in one.found.items())
+    return sorted(
+        (Path(place), digest)
+        for one in closures
+        for place, digest in one.found.items()
+        if place not in one.data
+    )
 
 
 def _reached(
@@ -275,6 +280,7 @@ class _Closure:
     digests: Digests
     elsewhere: _Closure | None = None  # takes what belongs to an installation
     found: dict[str, str] = field(default_factory=dict)
+    data: set[str] = field(default_factory=set)  # of these, files that a YAML file names as data
     hub: set[tuple[str, str]] = field(
         default_factory=set
     )  # (data set, configuration) that lie in no folder here
@@ -358,17 +364,13 @@ class _Closure:
         for base in dict.fromkeys(bases):
             matches = _matches(base, text, wild=data)
             for match in matches:
-                if match.is_file():
-                    self.file(match)
-                elif data:
-                    self.folder(match)
+                files = [match] if match.is_file() else list(_below(match)) if data else []
+                for file in files:
+                    self.file(file)
+                if data:
+                    self.data |= {os.path.realpath(file) for file in files}
             if matches:
                 return
-
-    def folder(self, root: Path) -> None:
-        """Every file of a data folder, by content."""
-        for path in _below(root):
-            self.file(path)
 
     def neighbours(self, root: Path, *, deep: bool = True) -> None:
         """Files that a module may read without naming them; large ones by size and mtime."""
