@@ -41,6 +41,7 @@ def told(site: Any) -> tuple[float, str, set[str], str]:
     return results["results"]["mine"]["acc,none"], name, logs, done.stderr
 
 
+@pytest.mark.timeout(900)  # five evaluations
 def test_scores_are_of_what_is_on_disk_and_gpus_run_for_new_requests_alone(local_site: Any) -> None:
     site = local_site
     tasks = Path(site.folder) / "mine"
