@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evaljobs.errors import OperatorError
 from evaljobs.files import write_atomic
+from evaljobs.task_yaml import Function, included, index_of, merged_config, names_in, parsed
 
 REMEMBERED_BYTES = 1 << 20  # files from this size on are hashed once per size, mtime and inode
 NEIGHBOUR_BYTES = 16 << 20  # larger files beside a module, which no YAML names, count by size and mtime
@@ -190,85 +189,6 @@ def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
     )
 
 
-# --- what a YAML file says -------------------------------------------------------------------------------------------
-
-
-class Function(str):
-    """The text of a `!function` tag."""
-
-    __slots__ = ()
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads lm-eval's YAML without importing what it names."""
-
-
-def _tagged(_loader: Any, suffix: str, node: Any) -> Any:
-    text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
-    return Function(text) if suffix == "function" else text
-
-
-_Loader.add_multi_constructor("!", _tagged)
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        said = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
-    except (OSError, yaml.YAMLError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
-def _included(path: Path, said: Mapping[str, Any]) -> list[Path]:
-    named = said.get("include") or []
-    return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]
-
-
-def _merged(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
-    """As lm-eval merges: included files first, the file's own keys over them."""
-    if path in seen:
-        return {}
-    said = _parsed(path)
-    merged: dict[str, Any] = {}
-    for other in _included(path, said):
-        merged |= _merged(other, seen | {path})
-    return merged | said
-
-
-def _index(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]]:
-    """Name -> YAML files that define it, and the names that a tag holds. Of two files of one folder the first counts,
-    of two folders the later one, as in lm-eval.
-    """
-    index: dict[str, tuple[list[Path], list[str]]] = {}
-    for folder in folders:
-        part: dict[str, tuple[list[Path], list[str]]] = {}
-        for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
-            if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
-                continue
-            said = _merged(path)
-            name = said.get("group") if "group" in said and "class" not in said else said.get("task")
-            if not isinstance(name, str):
-                continue
-            part.setdefault(name, ([path], []))
-            tags = said.get("tag") or []
-            for tag in tags if isinstance(tags, list) else [tags]:
-                part.setdefault(str(tag), ([], []))[1].append(name)
-        index |= part
-    return index
-
-
-def _names(member: Any) -> Iterator[str]:
-    """Task and group names that a group's `task:` holds, nested groups included."""
-    if isinstance(member, str):
-        yield member
-    elif isinstance(member, list):
-        for one in member:
-            yield from _names(one)
-    elif isinstance(member, dict):
-        yield from _names(member.get("task"))
-        yield from _names(member.get("group"))
-
-
 # --- the closure -----------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +223,7 @@ class _Closure:
         """Of the include folders, read once."""
         folders = tuple(self.include_path)
         if folders not in self.digests.indexes:
-            self.digests.indexes[folders] = _index(folders)
+            self.digests.indexes[folders] = index_of(folders)
         return self.digests.indexes[folders]
 
     def enter(self, name: str) -> list[str] | None:
@@ -319,11 +239,11 @@ class _Closure:
     def enter_file(self, path: Path) -> list[str]:
         """Take in a YAML file and what it names; the names of tasks that it holds."""
         self._yaml(path, path.parent)
-        said = _merged(path)
+        said = merged_config(path)
         data = said.get("dataset_path")
         if isinstance(data, str) and not _matches(path.parent, data, wild=True):
             self.hub.add((data, str(said.get("dataset_name") or "")))
-        return list(_names(said.get("task"))) if "group" in said else []
+        return list(names_in(said.get("task"))) if "group" in said else []
 
     def file(self, path: Path) -> None:
         place = os.path.realpath(path)
@@ -336,8 +256,8 @@ class _Closure:
             return
         self.visited.add(path)
         self.file(path)
-        said = _parsed(path)
-        for other in _included(path, said):
+        said = parsed(path)
+        for other in included(path, said):
             self._yaml(other, top)
         for key, value in _scalars(said):
             if isinstance(value, Function):
