@@ -17,7 +17,7 @@ from typing import Literal
 from coordinator.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.errors import OperatorError
-from coordinator.records import EvaluationRecord, RunOptions, evaluation_id
+from coordinator.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
 from coordinator.site_rules import precursor_refusal
 from coordinator.specs import Site, asked
 from coordinator.suites import load_suite
@@ -32,6 +32,7 @@ def make_record(
     *,
     model: ModelOptions,
     options: RunOptions,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
     judge: Callable[[], JudgeOptions | None] = lambda: None,
     priority: int = 0,
     step: int | None = None,
@@ -41,7 +42,7 @@ def make_record(
 ) -> EvaluationRecord:
     """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
 
-    `judge` is asked for only where the suite has tasks that one scores.
+    `inputs` finds what the suite's tasks are made of; `judge` is asked for only where the suite has tasks that one scores.
     With a `convert` command, a folder that is no Hugging Face folder is one to be converted. `step` None: by the
     folder's name.
     """
@@ -57,12 +58,14 @@ def make_record(
     if batch_size is not None:
         loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})
     judging = judge_for(loaded, judge)
+    made_of = inputs(loaded, model)
     return EvaluationRecord(
-        evaluation_id=evaluation_id(spec, loaded, model, judging),
+        evaluation_id=evaluation_id(spec, loaded, model, judging, made_of),
         checkpoint=spec,
         suite=loaded,
         model=model,
         options=options,
+        inputs=made_of,
         convert=convert,
         judge=judging,
         priority=priority,

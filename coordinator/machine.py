@@ -10,7 +10,7 @@ It does not know: how long anything takes, Slurm, Redis, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from coordinator import blame, facts, indexes, job_events, rules
@@ -38,11 +38,13 @@ from coordinator.messages import (
     OutcomeSeen,
     PlanFailed,
     Planned,
+    PlannedLeaf,
     PriorityAsked,
     PublishSets,
     QueueLost,
     QueueShards,
     RequestSetsFound,
+    ResponsesFound,
     Restarted,
     RestOver,
     ResultsWritten,
@@ -56,6 +58,8 @@ from coordinator.messages import (
 from coordinator.outcomes import metric_gone, outcome_seen
 from coordinator.specs import Site
 from coordinator.state import EntryState, IllegalEventError, LeafState, NodeUse, ShardState, State
+
+REUSED_LANE = "reused"  # no trial's: others take from it
 
 
 def start(event: Accepted) -> tuple[State, list[Action]]:
@@ -178,24 +182,46 @@ def _planned(state: State, event: Planned) -> list[Action]:
     state.sigma = max(state.sigma, event.sigma)
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
-        known = state.leaves.get(leaf.task)
-        if known is not None:
-            continue  # planned before (a retry): its shards stand
-        per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
-        places: dict[int, list[int]] = {}
-        for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
-            lane, rank, seconds = where[shard]
-            state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
-            for document in documents:
-                places.setdefault(document, []).append(place)
-        waiting = {document: len(its) for document, its in places.items()}
-        todo = len(leaf.shards)
-        state.leaves[leaf.task] = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
-        state.todo += len(leaf.shards)
-        indexes.file_leaf(state, state.leaves[leaf.task])
-        indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one task less is to be
+        if leaf.task not in state.leaves:  # planned before (a retry): its shards stand
+            _place(state, leaf, where)
     actions: list[Action] = [_fill(state)]
     return actions + _publish(state)
+
+
+def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
+    """The leaf task's shards are to do. `where`: shard -> lane, rank and seconds."""
+    per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
+    places: dict[int, list[int]] = {}
+    for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
+        lane, rank, seconds = where[shard]
+        state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
+        for document in documents:
+            places.setdefault(document, []).append(place)
+    waiting = {document: len(its) for document, its in places.items()}
+    todo = len(leaf.shards)
+    state.leaves[leaf.task] = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
+    state.todo += todo
+    indexes.file_leaf(state, state.leaves[leaf.task])
+    indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one task less is to be
+
+
+def _responses_found(state: State, event: ResponsesFound) -> list[Action]:
+    state.planning = False
+    fresh = [leaf for leaf in event.leaves if leaf.task not in state.leaves]
+    for leaf in fresh:
+        # the lane counts only where a record turns out unreadable and its shard runs again
+        _place(state, leaf, dict.fromkeys(leaf.shards, (REUSED_LANE, 0.0, 1.0)))
+        state.reused[leaf.task] = event.sources[leaf.task]
+    for name, frame in event.shards:
+        if state.shards[name].frame is None:
+            facts.count_shard_done(state, name, frame)
+    for index, file in event.scores.items():
+        entry = state.entries[index]
+        if entry.status == "built":
+            entry.status, entry.result_file = "scored", file
+            indexes.file_entry(state, entry)
+            state.reused_scores.add(index)
+    return [_fill(state), *_publish(state)] if fresh else []
 
 
 def _publish(state: State) -> list[Action]:
@@ -374,6 +400,7 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
     if not state.looked_up and state.conversion in ("none", "done"):
         actions.append(FindRequestSets(record=state.record))
     state.planning = False
+    state.looked_for &= state.leaves.keys()
     state.results_asked = state.results_asked and state.results_written
     if not state.results_asked:
         actions += _publish(state)
@@ -412,6 +439,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     JobEnded: job_events.ended,
     OutcomeSeen: _outcome,
     Planned: _planned,
+    ResponsesFound: _responses_found,
     PlanFailed: _plan_failed,
     ShardsDumped: _dumped,
     ShardCorrupted: _corrupted,

@@ -178,6 +178,19 @@ class Planned(Event):
     sigma: float = 0.0  # spread of the log of predicted seconds; 0: not predicted
 
 
+class ResponsesFound(Event):
+    """Responses of earlier evaluations that answer these requests, in files of this one's folder; none: all are to be asked.
+
+    `scores`: entry -> score file, where the score keys are equal, too. `sources`: leaf task -> the earlier evaluation.
+    """
+
+    kind: Literal["responses-found"] = "responses-found"
+    leaves: tuple[PlannedLeaf, ...] = ()
+    shards: tuple[tuple[str, FrameRef], ...] = ()
+    scores: dict[int, str] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
+
+
 class PlanFailed(Event):
     kind: Literal["plan-failed"] = "plan-failed"
     error: str
@@ -284,6 +297,7 @@ AnyEvent = (
     | JobEnded
     | OutcomeSeen
     | Planned
+    | ResponsesFound
     | PlanFailed
     | ShardsDumped
     | ShardCorrupted
@@ -328,6 +342,14 @@ class SubmitJob:
 class CancelJob:
     job_id: str
     index: int | None = None  # a member only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindResponses:
+    """Look for responses of earlier evaluations before GPUs are asked for -> ResponsesFound."""
+
+    sets: Mapping[int, Mapping[str, str]]
+    batch_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +437,7 @@ Action = (
     | InspectConverted
     | SubmitJob
     | CancelJob
+    | FindResponses
     | MakePlan
     | FillQueue
     | QueueShards

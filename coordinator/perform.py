@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from coordinator import clock, request_sets
+from coordinator import clock, request_sets, reuse
 from coordinator.checkpoint import CheckpointError, inspect
 from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
 from coordinator.ending import write_results
+from coordinator.inputs import inputs_of
 from coordinator.messages import (
     Action,
     AnyEvent,
@@ -28,6 +29,7 @@ from coordinator.messages import (
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
+    FindResponses,
     InspectConverted,
     JobNotSubmitted,
     JobSubmitted,
@@ -111,12 +113,14 @@ class Performer:
 
     def _find_request_sets(self, _state: State, action: FindRequestSets) -> list[AnyEvent]:
         record: EvaluationRecord = action.record
-        version = self.lm_eval_version()
+        inputs = record.inputs or inputs_of(
+            record.suite, record.model, self.site, self.lm_eval_version(), lambda _suite, _site: None
+        )
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
         batch_size = record.suite.batch_size
         for index in range(len(record.suite.tasks)):
-            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, version)
+            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             there = request_sets.found(folder, batch_size)
@@ -140,6 +144,9 @@ class Performer:
         except PlanningError as error:
             return [PlanFailed(at=clock.now(), error=str(error))]
         return [planned]
+
+    def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:
+        return [reuse.find(state, action, self.site.paths, clock.now())]
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
         text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})

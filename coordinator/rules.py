@@ -20,6 +20,7 @@ from coordinator.facts import (
 from coordinator.messages import (
     Action,
     CancelJob,
+    FindResponses,
     MakePlan,
     RemoveQueue,
     StopWorkers,
@@ -150,7 +151,15 @@ def _plan(state: State) -> list[Action]:
     entries = state.index.entries
     if "unbuilt" in entries or "building" in entries or "unplanned" not in entries:
         return []
-    fresh = {index: entry.sets for index, entry in sorted(entries["unplanned"].items())}
+    fresh = {
+        index: {task: folder for task, folder in entry.sets.items() if task not in state.leaves}
+        for index, entry in sorted(entries["unplanned"].items())
+    }
+    unsought = {task for sets in fresh.values() for task in sets} - state.looked_for
+    if unsought:
+        state.looked_for |= unsought
+        state.planning = True
+        return [FindResponses(sets=fresh, batch_size=state.batch_size)]
     lanes = tuple(
         (f"{n.name}/{i}", n.name)
         for n in state.nodes.values()

@@ -33,9 +33,10 @@ from coordinator.daemon import Coordinator
 from coordinator.errors import EvalspanError
 from coordinator.gate import Gate, may_pass
 from coordinator.hook import PIN_PREFIX
-from coordinator.records import EvaluationRecord
+from coordinator.records import EvaluationRecord, Inputs
 from coordinator.site_rules import Hosting
 from coordinator.state import State
+from evaljobs.contract import ModelOptions, SuiteSpec
 from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Service:
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
         self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
+        self._made_of: dict[str, Inputs] = {}
         self._contained = Contained(log)
 
     @property
@@ -81,6 +83,7 @@ class Service:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
+        self._made_of.clear()
         self._contained("what is announced", self._hear, now)
         for key, each in list(self._gates.items()):
             if self._dealt_with(each, now):
@@ -111,10 +114,19 @@ class Service:
     def _dealt_with(self, each: Gate, now: float) -> bool:
         """True once the notice is dealt with: accepted, or refused for good. Whatever one checkpoint raises is its own."""
         try:
-            return self._pass(each, now)
+            return not self._lacks_lm_eval(each) and self._pass(each, now)
         except Exception as error:
             log.exception("%s", each.notice.checkpoint)
             return self._refuse(each, f"a fault of ours, in the daemon's log: {error!r}", now)
+
+    def _lacks_lm_eval(self, each: Gate) -> bool:
+        """Without it nothing could be begun: the checkpoint waits."""
+        try:
+            self.coordinator.performer.lm_eval_version()
+        except EvalspanError as error:
+            each.wait(str(error))
+            return True
+        return False
 
     def _pass(self, each: Gate, now: float) -> bool:
         try:
@@ -149,6 +161,7 @@ class Service:
             suite,
             model=setup.model_options(self.config),
             options=setup.run_options(self.config),
+            inputs=self._inputs,
             judge=partial(setup.judge_options, self.config),
             priority=notice.priority,
             step=notice.step,
@@ -156,12 +169,20 @@ class Service:
             convert=self.config.checkpoint.convert,
         )
 
+    def _inputs(self, suite: SuiteSpec, model: ModelOptions) -> Inputs:
+        """What a suite is made of, looked at once a tick."""
+        key = suite.model_dump_json()
+        if key not in self._made_of:
+            performer = self.coordinator.performer
+            look = setup.inputs_for(performer.site, performer.lm_eval_version)
+            self._made_of[key] = look(suite, model)
+        return self._made_of[key]
+
     def _accept(self, record: EvaluationRecord, each: Gate) -> bool:
         """Nothing is wrong with the checkpoint: what keeps it back now is the site, and is waited for."""
         try:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = setup.hosting(self.config, self.coordinator.cluster)
-            self.coordinator.performer.lm_eval_version()  # without it nothing could be begun
             self.coordinator.accept_or_wait(setup.at_site(record, self._hosting, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
             if (

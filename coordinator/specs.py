@@ -133,6 +133,11 @@ def _argv(
     return (*command, "-m", "evaljobs", verb, *(str(paths.spec(n)) for n in names))
 
 
+def _source(state: State, entry: int) -> str:
+    inputs = state.record.inputs
+    return inputs.entries[entry].files if inputs is not None else ""
+
+
 def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInfo:
     """One CPU job that builds the request sets of these entries, one after the other."""
     paths = site.of(state)
@@ -151,6 +156,7 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
             model=state.record.model,
             out_dir=entry.folder,
             offline=site.offline,
+            source=_source(state, entry.index),
         )
     job = Job(
         name=name,
@@ -407,6 +413,7 @@ def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreS
         frames={t: _frames(state, state.leaves[t]) for t in entry.sets},
         model_dir=record.checkpoint.source,
         model=record.model,
+        source=_source(state, entry.index),
         bootstrap_iters=record.options.bootstrap_iters,
         item_seconds=record.options.item_seconds,
         allow_unsafe=record.options.allow_unsafe,

@@ -193,7 +193,12 @@ class State:
     leaves: dict[str, LeafState] = field(default_factory=dict)
     shards: dict[str, ShardState] = field(default_factory=dict)
     todo: int = 0  # shards neither done nor quarantined nor withdrawn
-    planning: bool = False
+    planning: bool = False  # also while responses of earlier evaluations are looked for
+    looked_for: set[str] = field(default_factory=set)  # leaf tasks whose responses were looked for there
+    reused: dict[str, str] = field(default_factory=dict)  # leaf task -> evaluation that its responses are of
+    reused_scores: set[int] = field(
+        default_factory=set
+    )  # entries whose scores are an earlier evaluation's, too
     planned_at: float | None = None
     plans: int = 0
     predicted_makespan_seconds: float = 0.0

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs import seam, task_paths
+from evaljobs import seam, sources, task_paths
 from evaljobs.contract import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 
@@ -56,6 +56,14 @@ class Tasks:
     @property
     def task_index(self) -> Any:
         return self.manager.task_index
+
+    def shipped(self, name: str) -> sources.Shipped | None:
+        """Where lm-eval has this task, group or tag."""
+        entry = self.task_index.get(name)
+        if entry is None:
+            return None
+        path = getattr(entry, "yaml_path", None)
+        return sources.Shipped(path, () if path else tuple(sorted(entry.tags)))
 
     def load(self, names: Any) -> dict[str, Any]:
         try:

@@ -21,6 +21,7 @@ from typing import Any
 from evaljobs import conversations, harness, task_paths
 from evaljobs.errors import one_line
 from evaljobs.files import write_atomic
+from evaljobs.paths import shipped_index
 
 # arguments of load_dataset that say how data are handed out, not which
 HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
@@ -107,16 +108,17 @@ def default_index(cache: Path | None) -> dict[str, Any]:
     from lm_eval.tasks._index import Entry, Kind  # noqa: PLC0415
 
     version = importlib.metadata.version("lm_eval")
-    place = None if cache is None else cache / f"lm_eval-{version}-index.json"
+    place = None if cache is None else shipped_index(cache, version)
     folder = Path(sys.modules["lm_eval.tasks"].__path__[0])
     if place is not None and place.exists():
-        rows = json.loads(place.read_text())
-        return {
-            name: Entry(
-                name=name, kind=Kind[kind], yaml_path=folder / yaml if yaml else None, tags=set(members)
-            )
-            for name, (kind, yaml, members) in rows.items()
-        }
+        known = json.loads(place.read_text())
+        if known["folder"] == str(folder):
+            return {
+                name: Entry(
+                    name=name, kind=Kind[kind], yaml_path=folder / yaml if yaml else None, tags=set(members)
+                )
+                for name, (kind, yaml, members) in known["tasks"].items()
+            }
     index: dict[str, Any] = TaskManager().task_index
     rows = {
         name: (
@@ -128,7 +130,7 @@ def default_index(cache: Path | None) -> dict[str, Any]:
     }
     if place is not None:
         with contextlib.suppress(OSError):  # a full disk: they are read again next time
-            write_atomic(place, json.dumps(rows).encode())
+            write_atomic(place, json.dumps({"folder": str(folder), "tasks": rows}).encode())
     return {
         name: Entry(name=name, kind=e.kind, yaml_path=e.yaml_path, tags=e.tags) for name, e in index.items()
     }

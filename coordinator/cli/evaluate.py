@@ -21,10 +21,12 @@ from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.intake import check_cluster, make_record
+from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
 from coordinator.report.live import Watcher
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
+from coordinator.resubmission import nothing_run
 from coordinator.running import Running
 from coordinator.signals import Signals
 from coordinator.state import State
@@ -71,11 +73,19 @@ def evaluate(
             "cluster.slots": slots,
         },
     )
-    record = _record(
-        settings, checkpoint, suite, slots=slots, shards=shards_per_task, batch_size=batch_size, step=step
-    )
     coordinator = setup.coordinator_of(settings)
-    site = coordinator.performer.site
+    performer = coordinator.performer
+    record = _record(
+        performer,
+        settings,
+        checkpoint,
+        suite,
+        slots=slots,
+        shards=shards_per_task,
+        batch_size=batch_size,
+        step=step,
+    )
+    site = performer.site
     known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
     if not known:
         check_suite(record, settings, suite, config=config, work_dir=work_dir)
@@ -84,17 +94,21 @@ def evaluate(
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
         check_cluster(coordinator.cluster, record)
+    paths = site.paths.evaluation(record.evaluation_id)
+    before = _written_at(paths.results)
     running = _drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
     _finish(
         running.state,
-        Path(site.work_dir) / record.evaluation_id,
+        paths.root,
+        ran=before is None or _written_at(paths.results) != before,
         as_json=as_json,
         gpu_hour_price=settings.gpu_hour_price,
     )
 
 
 def _record(
+    performer: Performer,
     settings: Config,
     checkpoint: str,
     suite: str,
@@ -112,6 +126,7 @@ def _record(
         suite,
         model=setup.model_options(settings),
         options=options,
+        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
         judge=partial(setup.judge_options, settings),
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
@@ -170,13 +185,23 @@ def _cancel(coordinator: Coordinator) -> None:
                 coordinator.cancel(evaluation_id, "interrupted")
 
 
-def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | None) -> None:
+def _written_at(file: Path) -> int | None:
+    """Mtime in ns; None where it is not there."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_price: float | None) -> None:
     results = json.loads((root / "results.json").read_text())
+    if not ran:
+        typer.echo(nothing_run(state), err=as_json)
     if as_json:
         stdout().print_json(json.dumps(results))
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
-        show(stdout(), report, results, gpu_hour_price)
+        show(stdout(), report, results, gpu_hour_price, ran=ran)
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )
@@ -209,7 +234,7 @@ def prepare(
         checkpoint,
         site=performer.site,
         model=setup.model_options(settings),
-        lm_eval_version=performer.lm_eval_version(),
+        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
     )
     if as_json:
         stdout().print_json(json.dumps(built))

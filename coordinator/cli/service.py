@@ -146,11 +146,13 @@ def submit(
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
     settings = setup.load(config, {"work_dir": work_dir})
+    site = setup.site_of(settings)
     record = make_record(
         checkpoint,
         suite,
         model=setup.model_options(settings),
         options=setup.run_options(settings),
+        inputs=setup.inputs_for(site, setup.lm_eval_version(settings, site)),
         judge=partial(setup.judge_options, settings),
         priority=priority,
         step=step,

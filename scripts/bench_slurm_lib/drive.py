@@ -18,8 +18,9 @@ from pathlib import Path
 from bench_slurm_lib import folder, synthetic
 from bench_slurm_lib.portfolio import INSTANCE, Portfolio
 from coordinator import setup
-from coordinator.records import EvaluationRecord, evaluation_id
+from coordinator.records import EvaluationRecord, Inputs, evaluation_id
 from coordinator.signals import Signals
+from evaljobs.contract import Sources
 
 CHECKPOINT_MB = 64
 
@@ -51,20 +52,20 @@ def main(root: Path, said: dict[str, float]) -> None:
     coordinator.performer.site = site
     checkpoint = folder.write_checkpoint(root / "checkpoint", CHECKPOINT_MB)
     suite, model = folder.suite_of(portfolio.sets), setup.model_options(settings)
-    folder.write_request_sets(
-        portfolio.sets, suite, checkpoint, model, site=site, version=metadata.version("lm_eval")
-    )
+    inputs = Inputs(lm_eval=metadata.version("lm_eval"), entries=(Sources(),) * len(suite.tasks))
+    folder.write_request_sets(portfolio.sets, suite, checkpoint, model, site=site, inputs=inputs)
     load = portfolio.instance.load_seconds
     folder.write_history(portfolio.sets, checkpoint, site.paths.observations, load_seconds=load)
     folder.write_metrics(portfolio.sets, root)
     with coordinator.in_charge(), Signals() as signals:
         running = coordinator.accept(
             EvaluationRecord(
-                evaluation_id=evaluation_id(checkpoint, suite, model),
+                evaluation_id=evaluation_id(checkpoint, suite, model, inputs=inputs),
                 checkpoint=checkpoint,
                 suite=suite,
                 model=model,
                 options=setup.run_options(settings),
+                inputs=inputs,
                 accepted_at=time.time(),
             )
         )

@@ -16,6 +16,7 @@ from bench_slurm_lib.portfolio import Set
 from coordinator import request_sets
 from coordinator.checkpoint import inspect
 from coordinator.planning import BYTES_PER_PARAMETER
+from coordinator.records import Inputs
 from coordinator.specs import Site
 from evaljobs.batches import Batch, Piece, encode_batch
 from evaljobs.contract import (
@@ -63,11 +64,11 @@ def write_request_sets(
     model: ModelOptions,
     *,
     site: Site,
-    version: str,
+    inputs: Inputs,
 ) -> None:
     """Every entry's set where the coordinator will look for it."""
     for index, one in enumerate(sets):
-        name = request_sets.folder_name(suite, index, checkpoint, model, version)
+        name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
         _write_set(one, site.paths.request_sets / name)
 
 

@@ -128,7 +128,11 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     config = setup.load(None, {})
     coordinator = setup.coordinator_of(config)
     record = make_record(
-        str(place), SUITE, model=setup.model_options(config), options=setup.run_options(config)
+        str(place),
+        SUITE,
+        model=setup.model_options(config),
+        options=setup.run_options(config),
+        inputs=setup.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
     )
     with coordinator.in_charge():
         running = coordinator.accept(record)

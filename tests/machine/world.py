@@ -85,6 +85,8 @@ class World:
                 self.called.append(action)
             case m.CancelJob():
                 self.cancel(action)
+            case m.FindResponses():
+                return [m.ResponsesFound(at=self.now)]
             case m.MakePlan():
                 return [planned(action, self.dice, self.now)]
             case m.FillQueue():
