@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 JobPhase = Literal["pending", "running", "ended", "unknown"]
+COORDINATOR_ENDED = "COORDINATOR_ENDED"
+"""The local cluster's word for a job that ended with the coordinator that had submitted it: no fault of job or node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
