@@ -244,10 +244,10 @@ def load(
     data: dict[str, Any] = {}
     where: toml_file.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
     if file is not None:
-        data, lines = toml_file.read(file)
-        toml_file.check(Config, data, toml_file.in_file(file, lines))
+        data, text = toml_file.read(file)
+        toml_file.check(Config, data, toml_file.in_file(file, text))
         data = _absolute(data, file.parent)
-        where = toml_file.in_file(file, lines)
+        where = toml_file.in_file(file, text)
     said: dict[toml_file.Location, str] = {}
     for location, variable, value in _from_environment(environ):
         _put(data, location, value)

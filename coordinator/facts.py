@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from coordinator import indexes
+from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.messages import Action, CancelJob, ReleaseHolder, SubmitJob, WithdrawShards
 from coordinator.state import EntryState, HeldJob, JobInfo, NodeUse, State
 from evaljobs.contract import FrameRef
@@ -35,7 +36,7 @@ HELD_SECONDS = (
 )
 MAX_HELD_SECONDS = 1800.0
 NO_FAULT_OF_A_JOB = frozenset(
-    {"PREEMPTED", "NODE_FAIL"}
+    {"PREEMPTED", "NODE_FAIL", COORDINATOR_ENDED}
 )  # words for a job that was ended for no reason of its own
 TAKEN = "PREEMPTED"  # a cluster's word for: its GPUs went to somebody of higher priority. No node or shard is to blame
 
@@ -71,6 +72,7 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
         node = state.nodes[info.job.node]
         if node.holder == info.job.name and node.status in ("staging", "ready"):
             node.holder = None
+            node.attempts -= word == COORDINATOR_ENDED
             node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
             node.why = f"{info.job.name} ended ({word})"
             indexes.file_node(state, node)

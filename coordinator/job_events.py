@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from coordinator import blame, facts, indexes
+from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -127,6 +128,7 @@ def _end_members(
             actions += facts.gpus_taken(state, info, now)
         elif (
             dead
+            and word != COORDINATOR_ENDED
             and not all(state.counters.get(f"cancel/{trial}") for trial in dead)
             and facts.staging_stands(state, info)
         ):

@@ -311,9 +311,10 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
             raise OperatorError(str(error)) from error
         return SiteRedis(work, address)
     bind: str | Callable[[], str] = config.redis.bind or "127.0.0.1"
-    if config.redis.bind is None and not isinstance(cluster, LocalCluster):
+    local = isinstance(cluster, LocalCluster)
+    if config.redis.bind is None and not local:
         bind = lambda: local_address_towards(controller_host())  # noqa: E731 (once it is needed: the controller may be away)
-    return RedisServer(work, bind, port=config.redis.port)
+    return RedisServer(work, bind, port=config.redis.port, ends_with_coordinator=local)
 
 
 def _tls_files(config: Config) -> dict[str, str]:

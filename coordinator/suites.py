@@ -66,8 +66,8 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     or a wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
-    data, lines = toml_file.read(path)
-    where = toml_file.in_file(path, lines)
+    data, text = toml_file.read(path)
+    where = toml_file.in_file(path, text)
     suite = toml_file.check(_SuiteFile, data, where)
     _refuse_twins(suite, where)
     return SuiteSpec(

@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 
 JobPhase = Literal["pending", "running", "ended", "unknown"]
 Purpose = Literal["build", "convert", "stage", "trial", "metric", "host", "probe"]
+COORDINATOR_ENDED = "COORDINATOR_ENDED"
+"""The local cluster's word for a job that ended with the coordinator that had submitted it: no fault of job or node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
