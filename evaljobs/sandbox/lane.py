@@ -168,7 +168,7 @@ def _conclude(said: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, st
     seconds = float(end["seconds"])
     if end["timed_out"]:
         return "timeout", "the time limit was reached", seconds
-    if said is None or not (is_verdict(said.get("verdict")) or said.get("verdict") == "again"):
+    if said is None or not is_verdict(said.get("verdict")):
         return "crash", "the checker died", seconds
     verdict, reason, status = said["verdict"], str(said.get("reason", "")), end["status"]
     if verdict == "crash" and isinstance(status, int):

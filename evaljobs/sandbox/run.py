@@ -178,12 +178,8 @@ class _Pool:
 
     def _advance(self, task: _Task, verdict: str, reason: str, seconds: float) -> None:
         task.seconds += seconds
-        job = task.left.popleft()
-        if verdict == "again" and job.in_process is not None:
-            task.left.appendleft(job.in_process)
-            task.shared = True
-            self.again.append(task)
-        elif verdict == "pass" and task.left:
+        task.shared |= task.left.popleft().in_process
+        if verdict == "pass" and task.left:
             self.again.append(task)
         else:
             self._finish(task, verdict, reason)

@@ -1,10 +1,10 @@
-"""Values that cross between a candidate and its checker: data alone, as JSON with tagged objects.
+"""Values that cross between a test and a program: data alone, as JSON with tagged objects.
 
-Rule: decoding builds values of fixed, built-in types and runs nothing that the other side chose; a value that is not
-data crosses as a handle, which the receiver's `make_handle` turns into an object of its own. Every JSON object has
-exactly one key, its tag; lists, strings, booleans, None and ordinary numbers stand for themselves.
-Lists and other mutable values go by number where the two sides share them (`shared`).
-It does not know: which side it runs on, sockets, or what is done with a value.
+Rule: decoding builds values of fixed, built-in types and runs nothing that the other side chose. A value that is no data
+crosses as a handle, a number that the receiver's `make_handle` turns into an object of its own. Every JSON object has
+exactly one key, its tag; lists, texts, booleans, None and ordinary numbers stand for themselves.
+Mutable arguments have numbers for the length of one request (`Arguments`), so that the answer can say what became of them.
+Called from `link` on the test's side and from `candidate` on the program's.
 
 Bounds: integers of more than 4,000 digits go as hexadecimal, which is linear in their length (JSON would be quadratic).
 """
@@ -14,42 +14,101 @@ from __future__ import annotations
 import collections
 import functools
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final
-
-from evaljobs.sandbox.box import shared as sharing
+from typing import Any, Final, TypeVar, cast
 
 DEEPEST: Final = 4000  # frames: some 1,000 levels of lists in lists
+MAX_NAMED_CLASSES: Final = 64  # namedtuple classes of one program
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which int() refuses
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcUS]\d{1,6}")
 
-
-_CLASSES: Final = frozenset(
-    {int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range}
-)
-
-
-def is_plain_class(value: object) -> bool:
-    """Whether a value is a built-in class that crosses by its name: of data or of exceptions. What another makes would be an
-    object of the receiver's that has no form here.
-    """
-    if not isinstance(value, type):
-        return False
-    return value in _CLASSES or (issubclass(value, BaseException) and value.__module__ == "builtins")
+# Classes of data, which cross by their names.
+CLASSES: Final[dict[str, Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(int, float, complex, bool, str, bytes, bytearray),
+        *(list, tuple, dict, set, frozenset, range),
+    )
+}
+_FACTORIES: Final = {name: CLASSES[name] for name in ("list", "dict", "set", "int", "float", "str", "tuple")}
 
 
 class CodecError(Exception):
     """What came is not a value of this codec."""
 
 
-class NotDataError(Exception):
-    """A value that has no data form and no handle, named by its type."""
+class Arguments:
+    """The mutable values of one request by number: what stands in it twice is one object on the other side, too."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}  # id of a value → its number
+        self._before: dict[int, list[Any]] = {}
+
+    def number(self, value: Any) -> int | None:
+        """The number of a value, None if it has none."""
+        return self._numbers.get(id(value))
+
+    def add(self, value: Any, number: int | None = None) -> int:
+        """Number a value: the next number, or the one that the request gives it."""
+        number = len(self.values) if number is None else number
+        self.values[number] = value
+        self._numbers[id(value)] = number
+        return number
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self.values.clear()
+        self._numbers.clear()
+
+    def remember(self) -> None:
+        """Note what the values hold now."""
+        self._before = {number: _held(value) for number, value in self.values.items()}
+
+    def changed(self) -> list[tuple[int, Any]]:
+        """Numbers and values of those that hold something else than when `remember` was called."""
+        return [
+            (number, self.values[number])
+            for number, then in self._before.items()
+            if len(now := _held(self.values[number])) != len(then) or not all(map(operator.is_, now, then))
+        ]
+
+    def change(self, changes: Any) -> None:
+        """Give values their new contents: [number, a value of the same type] each. CodecError for anything else."""
+        for number, content in changes:
+            value = self.values.get(number) if type(number) is int else None
+            _require(value is not None and type(content) is type(value))
+            _fill(value, content)
 
 
-def _deep(function: Callable[..., Any]) -> Callable[..., Any]:
+def _held(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
+
+
+def _fill(value: Any, content: Any) -> None:
+    if isinstance(value, (list, bytearray)):
+        value[:] = content
+    elif isinstance(value, set):
+        _fill_set(value, list(content))
+    elif isinstance(value, dict):
+        pairs = list(content.items())
+        value.clear()
+        for key, held in pairs:  # a Counter's update would add
+            value[key] = held
+    else:
+        items = list(content)
+        value.clear()
+        value.extend(items)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _deep(function: _F) -> _F:
     """Values may be nested as deeply as a program of the usual recursion limit can make them; we have several frames a level."""
 
     @functools.wraps(function)
@@ -61,97 +120,82 @@ def _deep(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             sys.setrecursionlimit(before)
 
-    return deeper
+    return cast("_F", deeper)
 
 
 class Encoder:
-    """Values → JSON text. `make_handle(value)` gives the number of a value that is no data, or raises NotDataError.
+    """Values → JSON text. `make_handle(value)` gives the body of a handle for a value that is no data, or raises."""
 
-    With `shared`, a message is what is encoded from one `begin` to the next.
-    """
-
-    def __init__(self, make_handle: Callable[[Any], list[Any]], shared: sharing.Shared | None = None) -> None:
+    def __init__(self, make_handle: Callable[[Any], int | str]) -> None:
         self._make_handle = make_handle
-        self._shared = shared
-        self._sent: set[int] = set()  # numbers whose content this message holds
-        self._again: set[int] = set()  # those whose content stood in a text that was thrown away
-        # Whether an object of a data type goes as a handle none the less; the handle of a namedtuple's class.
-        self.is_handle: Callable[[Any], bool] = lambda _: False
-        # The handle of an object that is data with attributes of its own, such as a member of an IntEnum.
-        self.own_handle: Callable[[Any], list[Any] | None] = lambda _: None
-        self.class_handle: Callable[[type[Any]], int | None] = lambda _: None
-        # What to make an exception from again, None where it is not to be made.
-        self.arguments: Callable[[Any], tuple[Any, ...] | None] = lambda _: None
+        self._arguments = Arguments()
+        self._naming = False
+        self._exact = False
 
-    def begin(self) -> None:
-        """A new message."""
-        self._sent.clear()
+    def dumps(self, value: object, arguments: Arguments | None = None, *, naming: bool = False) -> str:
+        """JSON text of a value, ASCII only. Mutable values that are among `arguments` go by number alone; with `naming` all
+        others get a number.
+        """
+        self._arguments, self._naming = arguments or Arguments(), naming
+        return self._text(lambda: self._tree(value))
 
-    def news(self) -> tuple[str, str]:
-        """JSON texts of the shared values that changed and are not in the message yet, and of those no longer held."""
-        if self._shared is None or not (changed := self._shared.changed(self._sent)):
-            text = "[]"
-        else:
-            text = self.dumps(changed, root=False)
-            del changed
-        return text, json.dumps(self._shared.collect() if self._shared else [])
+    def dumps_changes(self, arguments: Arguments) -> str:
+        """JSON text of [number, content] for every argument that has changed."""
+        if not (changed := arguments.changed()):
+            return "[]"
+        self._arguments, self._naming = arguments, False
+        return self._text(lambda: [[number, self._content(value)] for number, value in changed])
 
     @_deep
-    def dumps(self, value: object, *, root: bool = True) -> str:
-        """JSON text of a value, ASCII only. Without `root` a list is one of this codec's own, and never shared."""
-        before = set(self._sent)
+    def _text(self, make_tree: Callable[[], Any]) -> str:
+        self._exact = False
         try:
-            text = json.dumps(self._root(value, exact=False, root=root))
+            text = json.dumps(make_tree())
         except ValueError:  # an integer with too many digits stood in a plain list
             text = None
         if text is None or "\\ud" in text:
             # Or a lone surrogate, or merely a character past U+FFFF: only JSON's own pairs are safe.
-            self._again = self._sent - before
-            self._sent = before
-            text = json.dumps(self._root(value, exact=True, root=root))
-            self._again = set()
+            self._exact = True
+            if self._naming:
+                self._arguments.clear()
+            text = json.dumps(make_tree())
         return text
 
-    def _root(self, value: Any, *, exact: bool, root: bool) -> Any:
-        return self._tree(value, exact=exact) if root else [self._tree(v, exact=exact) for v in value]
+    def _tree(self, x: Any) -> Any:
+        kind = type(x)
+        if kind in _PLAIN:
+            return self._exactly(x) if self._exact else x
+        if kind in _MUTABLE:
+            number = self._arguments.number(x)
+            if number is not None:
+                return {"m": number}
+            if not self._naming:
+                return self._content(x)
+            return {"m": [self._arguments.add(x), self._content(x)]}
+        return {"t": self._items(x)} if kind is tuple else self._other(x)
 
-    def _tree(self, x: Any, *, exact: bool) -> Any:
-        t = type(x)
-        if t in _PLAIN:
-            return self._exact(x) if exact else x
-        if self._shared is not None and (t is list or isinstance(x, sharing.MUTABLE)):
-            whole = t not in _EXACT and self.is_handle(x)
-            return {"h": self._make_handle(x)} if whole else self._mention(x, self._shared, exact=exact)
-        if t is list or t is tuple:
-            items = self._items(x, exact=exact)
-            return items if t is list else {"t": items}
-        if t is dict:
-            return {"d": self._pairs(x, exact=exact)}
-        return self._other(x, exact=exact)
+    def _items(self, x: Any) -> list[Any]:
+        plain = not self._exact and _PLAIN.issuperset(map(type, x))
+        return list(x) if plain else [self._tree(v) for v in x]
 
-    def _items(self, x: Any, *, exact: bool) -> list[Any]:
-        plain = not exact and _PLAIN.issuperset(map(type, x))
-        return list(x) if plain else [self._tree(v, exact=exact) for v in x]
-
-    def _mention(self, x: Any, shared: sharing.Shared, *, exact: bool) -> Any:
-        """A shared value: with its content the first time that a message names it, unless the other side knows that."""
-        number, kind = shared.number(x), sharing.kind_of(x)
-        if number in self._sent or (number not in self._again and shared.is_agreed(number)):
-            return {"m": [number, kind]}
-        self._sent.add(number)  # before its content, which may hold it
-        if isinstance(x, dict):
-            body: Any = self._pairs(x, exact=exact)
-        else:
-            held = x if type(x) is list else sharing.holds(x)
-            body = held.hex() if type(held) is bytes else self._items(held, exact=exact)
-        shared.agree(number)
-        return {"m": [number, kind, body]}
-
-    def _pairs(self, x: Any, *, exact: bool) -> list[Any]:
-        return [self._tree(v, exact=exact) for pair in sharing.items(x) for v in pair]
+    def _content(self, x: Any) -> Any:
+        tag = _MUTABLE[type(x)]
+        if tag == "":
+            return self._items(x)
+        if tag == "a":
+            return {tag: x.hex()}
+        if tag == "q":
+            return {tag: [self._items(x), x.maxlen]}
+        if tag == "e":
+            return {tag: self._items(x)}
+        pairs = [self._tree(v) for pair in x.items() for v in pair]
+        if tag == "M":
+            name = getattr(x.default_factory, "__name__", "")
+            return {tag: [name if x.default_factory is _FACTORIES.get(name, tag) else "", pairs]}
+        return {tag: pairs}
 
     @staticmethod
-    def _exact(x: Any) -> Any:
+    def _exactly(x: Any) -> Any:
         if type(x) is int and not -_INT_LIMIT < x < _INT_LIMIT:
             return {"i": hex(x)}
         if type(x) is str and not x.isascii():
@@ -161,63 +205,61 @@ class Encoder:
                 return {"s": x.encode("utf-16-le", "surrogatepass").hex()}
         return x
 
-    def _other(self, x: Any, *, exact: bool) -> Any:
-        """Subclasses of data types cross as what they hold, IntEnum among them; their methods are not asked."""
+    def _other(self, x: Any) -> Any:
+        """Subclasses of immutable data cross as what they hold, IntEnum among them; their methods are not asked."""
         if type(x).__module__.partition(".")[0] == "numpy":
-            return self._numpy(x, exact=exact)
-        for base, tag in _BASES:
-            if isinstance(x, base):
-                if type(x) is not base and self.is_handle(x):
-                    return {"h": self._make_handle(x)}
-                return self._base(x, base, tag, exact=exact)
-        if isinstance(x, BaseException) and (arguments := self.arguments(x)) is not None:
-            return {"x": [self._tree(type(x), exact=exact), self._items(arguments, exact=exact)]}
-        return self._library(x)
+            return self._numpy(x)
+        if isinstance(x, str):
+            return self._tree("".join(str.__iter__(x)))
+        if isinstance(x, (int, float)):
+            return self._tree(int.__pos__(x) if isinstance(x, int) else float.__pos__(x))
+        if isinstance(x, (bytes, frozenset)):
+            return (
+                {"b": bytes.hex(x)}
+                if isinstance(x, bytes)
+                else {"f": self._items(list(frozenset.__iter__(x)))}
+            )
+        return self._tuple(x) if isinstance(x, tuple) else self._library(x)
 
-    def _base(self, x: Any, base: Any, tag: str, *, exact: bool) -> Any:
-        if base in (str, int, float):
-            plain = "".join(str.__iter__(x)) if base is str else base.__pos__(x)
-            own = self.own_handle(x)
-            tree = self._tree(plain, exact=exact)
-            return tree if own is None else {"S": [own, tree]}
-        if base is dict:
-            return {_DICT_TAGS.get(type(x), "d"): self._pairs(x, exact=exact)}
-        if base is bytes or base is bytearray:
-            return {tag: base.hex(x)}
-        items = [self._tree(v, exact=exact) for v in base.__iter__(x)]
-        if base is collections.deque:
-            return {"q": [items, x.maxlen]}
-        fields = getattr(type(x), "_fields", None)
-        if base is tuple and isinstance(fields, tuple) and all(isinstance(f, str) for f in fields):
-            return {"N": [type(x).__name__, list(fields), items, self.class_handle(type(x))]}
-        return {tag: items} if tag else items
+    def _tuple(self, x: Any) -> Any:
+        items, fields = self._items(list(tuple.__iter__(x))), getattr(type(x), "_fields", None)
+        if isinstance(fields, tuple) and all(isinstance(f, str) for f in fields):
+            return {"N": [type(x).__name__, list(fields), items]}
+        return {"t": items}
 
     def _library(self, x: Any) -> Any:
         if type(x) is complex:
             return {"c": [x.real, x.imag]}
         if type(x) is range:
-            return {"r": [self._exact(v) for v in (x.start, x.stop, x.step)]}
+            return {"r": [self._exactly(v) for v in (x.start, x.stop, x.step)]}
         module, name = type(x).__module__.partition(".")[0], type(x).__name__
         if module in ("decimal", "_decimal") and name == "Decimal":
             return {"D": str(x)}
         if module == "fractions" and name == "Fraction":
-            return {"F": [self._exact(x.numerator), self._exact(x.denominator)]}
+            return {"F": [self._exactly(x.numerator), self._exactly(x.denominator)]}
         if module == "datetime" and (moment := _moment(x, name)) is not None:
             return {"T": [name, moment]}
         return {"h": self._make_handle(x)}
 
-    def _numpy(self, x: Any, *, exact: bool) -> Any:
+    def _numpy(self, x: Any) -> Any:
         if type(x).__name__ == "ndarray" and x.dtype.kind in "biufcUS":
-            flat = [self._tree(v, exact=exact) for v in x.ravel().tolist()]
-            return {"n": [x.dtype.str, list(x.shape), flat]}
-        if (
-            hasattr(x, "dtype")
-            and hasattr(x, "item")
-            and getattr(x, "shape", None) == ()
-            and x.dtype.kind in "biufcUS"
-        ):
-            return {"n": [x.dtype.str, None, [self._tree(x.item(), exact=exact)]]}
+            return {"n": [x.dtype.str, list(x.shape), [self._tree(v) for v in x.ravel().tolist()]]}
+        scalar = hasattr(x, "dtype") and hasattr(x, "item") and getattr(x, "shape", None) == ()
+        if scalar and x.dtype.kind in "biufcUS":
+            return {"n": [x.dtype.str, None, [self._tree(x.item())]]}
         return {"h": self._make_handle(x)}
+
+
+_MUTABLE: Final[dict[type[Any], str]] = {
+    list: "",
+    dict: "d",
+    set: "e",
+    bytearray: "a",
+    collections.deque: "q",
+    collections.OrderedDict: "O",
+    collections.Counter: "C",
+    collections.defaultdict: "M",
+}
 
 
 def _moment(x: Any, name: str) -> Any:
@@ -229,41 +271,20 @@ def _moment(x: Any, name: str) -> Any:
     )
 
 
-_BASES: Final[tuple[tuple[Any, str], ...]] = (
-    (str, ""),
-    (int, ""),
-    (float, ""),
-    (tuple, "t"),
-    (list, ""),
-    (dict, "d"),
-    (set, "e"),
-    (frozenset, "f"),
-    (bytes, "b"),
-    (bytearray, "a"),
-    (collections.deque, "q"),
-)
-_EXACT: Final = frozenset(base for base, _ in _BASES)
-_DICT_TAGS: Final[dict[Any, str]] = {
-    collections.OrderedDict: "O",
-    collections.Counter: "C",
-    collections.defaultdict: "M",
-}
-
-
 class Decoder:
-    """JSON text → values. `make_handle(number, flags…)` gives the receiver's object for a handle."""
+    """JSON text → values. `make_handle(body)` gives the receiver's object for a handle."""
 
-    def __init__(self, make_handle: Callable[[list[Any]], Any], shared: sharing.Shared | None = None) -> None:
+    def __init__(self, make_handle: Callable[[Any], Any]) -> None:
         self._make_handle = make_handle
-        self._shared = shared
-        self.own_tags: dict[str, Callable[[Any], Any]] = {"N": self._named, "S": self._own}
-        # Data with attributes of its own, from its handle and what it holds; a namedtuple's class from its handle, name, fields.
-        self.make_own: Callable[[list[Any], Any], Any] = lambda _, data: data
-        self.make_class: Callable[[int | None, str, list[str]], type[Any]] = named_class
+        self._arguments = Arguments()
+        self._naming = False
 
     @_deep
-    def loads(self, text: str | bytes) -> Any:
-        """The value of one JSON text; CodecError for anything that is not of this codec, whatever is wrong with it."""
+    def loads(self, text: str | bytes, arguments: Arguments | None = None, *, naming: bool = False) -> Any:
+        """The value of one JSON text. With `naming` the text may number its mutable values, else it may only name
+        `arguments`. CodecError for anything that is not of this codec, whatever is wrong with it.
+        """
+        self._arguments, self._naming = arguments or Arguments(), naming
         try:
             return json.loads(text, object_hook=self._hook)
         except CodecError:
@@ -278,31 +299,23 @@ class Decoder:
         if tag == "t":
             return tuple(body)
         if tag in _PAIRED:
-            _require(type(body) is list and len(body) % 2 == 0)
-            return _PAIRED[tag](zip(body[::2], body[1::2], strict=True))
-        if tag == "m" and self._shared is not None:
-            number, kind, *content = body
-            return self._shared.receive(number, kind, *content or [None], whole=bool(content))
+            return _PAIRED[tag](_pairs(body))
+        if tag == "m":
+            return self._mentioned(body)
         if tag == "h":
             return self._make_handle(body)
-        build = self.own_tags.get(tag) or _BUILD.get(tag)
+        build = _BUILD.get(tag)
         if build is None:
             raise CodecError("unknown tag")
         return build(body)
 
-    def _own(self, body: Any) -> Any:
-        own, data = body
-        _require(type(data) in (str, int, float))
-        return self.make_own(own, data)
-
-    def _named(self, body: Any) -> Any:
-        name, fields, values, *number = body
-        number = number[0] if number else None
-        _require(number is None or (type(number) is int and number >= 0))
-        _require(type(name) is str and name.isidentifier() and len(name) < 200 and len(fields) < 200)
-        _require(all(type(f) is str and f.isidentifier() and len(f) < 200 for f in fields))
-        _require(type(values) is list and len(values) == len(fields))
-        return tuple.__new__(self.make_class(number, name, fields), values)
+    def _mentioned(self, body: Any) -> Any:
+        if self._naming and type(body) is list:
+            number, value = body
+            self._arguments.add(value, number)
+            return value
+        _require(type(body) is int)
+        return self._arguments.values[body]
 
 
 def _require(condition: object) -> None:
@@ -310,9 +323,19 @@ def _require(condition: object) -> None:
         raise CodecError("a malformed value")
 
 
+def _pairs(body: Any) -> Any:
+    _require(type(body) is list and len(body) % 2 == 0)
+    return zip(body[::2], body[1::2], strict=True)
+
+
 def _integer(body: Any) -> int:
     _require(type(body) is str)
     return int(body, 16)
+
+
+def _defaulting(body: Any) -> Any:
+    factory, pairs = body
+    return collections.defaultdict(_FACTORIES.get(factory), _pairs(pairs))
 
 
 def _timed(body: Any) -> Any:
@@ -346,45 +369,63 @@ def _array(body: Any) -> Any:
     dtype, shape, flat = body
     _require(type(dtype) is str and _DTYPE.fullmatch(dtype) and type(flat) is list)
     _require(not any(isinstance(v, (list, tuple, dict)) for v in flat))
-    if shape is None:
-        import numpy as np  # noqa: PLC0415
-
-        return np.dtype(dtype).type(flat[0])
     import numpy as np  # noqa: PLC0415
 
+    if shape is None:
+        return np.dtype(dtype).type(flat[0])
     _require(type(shape) is list and all(type(n) is int and n >= 0 for n in shape))
     return np.array(flat, dtype=dtype).reshape(shape)
 
 
-_NAMED: dict[tuple[str, ...], Any] = {}
+_named_classes: dict[tuple[str, ...], Any] = {}
 
 
-def named_class(_: int | None, name: str, fields: list[str]) -> type[Any]:
-    """A namedtuple's class of this name and these fields, the same one for one sample. CodecError past 64 of them."""
+def _named(body: Any) -> Any:
+    """A namedtuple: values of the same class name and fields have one class, until `forget`."""
+    name, fields, values = body
+    _require(type(name) is str and name.isidentifier() and len(name) < 200 and len(fields) < 200)
+    _require(all(type(f) is str and f.isidentifier() and len(f) < 200 for f in fields))
+    _require(type(values) is list and len(values) == len(fields))
     key = (name, *fields)
-    if key not in _NAMED:
-        _require(len(_NAMED) < 64)
-        _NAMED[key] = collections.namedtuple(name, fields)  # noqa: PYI024  (the fields are not known before)
-    kind: type[Any] = _NAMED[key]
-    return kind
+    if key not in _named_classes:
+        _require(len(_named_classes) < MAX_NAMED_CLASSES)
+        _named_classes[key] = collections.namedtuple(name, fields)  # noqa: PYI024  (the fields are not known before)
+    return tuple.__new__(_named_classes[key], values)
 
 
 def forget() -> None:
-    """Drop what was kept for one sample's values."""
-    _NAMED.clear()
+    """Drop what was kept for one program's values."""
+    _named_classes.clear()
 
 
 def _set(items: Any) -> set[Any]:
     made: set[Any] = set()
-    sharing.fill_set(made, items)
+    _fill_set(made, items)
     return made
+
+
+def _fill_set(value: set[Any], content: list[Any]) -> None:
+    """Fill a set in the order of these items where that can be: a literal's table may be larger than a grown set's, so
+    equal sets may differ in order, and some tests depend on it.
+    """
+    value.clear()
+    value.update(content)
+    if not _in_order(value, content):
+        literal: set[Any] = set()
+        literal.update(frozenset(content))  # as a literal is made
+        if _in_order(literal, content):
+            value.clear()
+            value.update(frozenset(content))
+
+
+def _in_order(made: set[Any], content: list[Any]) -> bool:
+    return all(a is b for a, b in zip(made, content, strict=False))
 
 
 _PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
     "d": dict,
     "O": collections.OrderedDict,
     "C": lambda pairs: collections.Counter(dict(pairs)),
-    "M": lambda pairs: collections.defaultdict(None, pairs),
 }
 
 _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
@@ -400,6 +441,8 @@ _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
     "D": _decimal,
     "F": _fraction,
     "T": _timed,
+    "M": _defaulting,
+    "N": _named,
     "n": _array,
 }
 

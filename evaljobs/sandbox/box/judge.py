@@ -111,7 +111,7 @@ def _judge(body: bytes, fds: list[int]) -> tuple[Outcome, bool]:
         for fd in fds[1:]:
             os.close(fd)
         codec.forget()
-    return outcome, outcome[0] not in ("pass", "fail", "again") or _is_worn(task)
+    return outcome, outcome[0] not in ("pass", "fail") or _is_worn(task)
 
 
 def _is_worn(task: dict[str, Any]) -> bool:

@@ -1,9 +1,9 @@
-"""Which names of a test the candidate's program may supply.
+"""What a test's text says: which names the program may supply, and whether the two must share a process.
 
-Rule: decided from the test's text alone, so a program cannot choose what it replaces. Names that the test binds, and
-built-ins, are the test's own; names of well-known library functions come from the library as soon as another name is
-there to be tested. What is left are the targets.
-It does not know: the program, or how a name is fetched from it.
+Rule: decided from the test's text alone, so a program cannot choose what it replaces or how it is judged. Names that the
+test binds, and built-ins, are the test's own; names of well-known library functions come from the library as soon as
+another name is there to be tested. What is left are the targets. Called from `records` before anything runs, and from
+`checker` and `code_eval`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import functools
 import importlib
 import itertools
 import math
-import re
 import symtable
 import sys
 import types
@@ -153,25 +152,48 @@ def _helpers(tree: ast.Module, entry_point: str) -> list[ast.stmt]:
     return kept
 
 
+# --- one process or two -----------------------------------------------------------------------------------------------
+
 _IN_PROCESS_MODULES: Final = frozenset(
     {"asyncio", "inspect", "unittest", "pytest", "ast", "dis", "tempfile", "pathlib", "shutil"}
 )
 _IN_PROCESS_NAMES: Final = frozenset({"globals", "exec", "open"})
+_MAKERS: Final = frozenset({"map", "filter", "zip", "enumerate", "iter", "reversed"})  # of what is no data
+_LIBRARIES: Final = frozenset({*_LIBRARY_OBJECTS.values(), "operator"})
+_DATA: Final = (str, bytes, list, tuple, dict, set, collections.deque)
 
 
-def must_share_process(source: str) -> bool:
-    """Whether a test needs the program's objects or files themselves: it inspects objects, awaits them or inherits from
-    them, opens files, or feeds standard input.
+class _Names(NamedTuple):
+    """What the names of a test stand for."""
+
+    program: frozenset[str]  # something of the program, maybe
+    objects: frozenset[str]  # the test's own functions, classes and objects
+    makers: frozenset[str]  # callables that give an object that is no data
+
+
+@functools.lru_cache(maxsize=1024)
+def needs_shared_process(test: str) -> bool:
+    """Whether a test needs the program's objects or files themselves: it inspects objects, awaits them, inherits from,
+    catches or asks for their classes, hands over functions or objects of its own, opens files, or feeds standard input.
     """
-    if not any(
-        word in source for word in (*_IN_PROCESS_MODULES, *_IN_PROCESS_NAMES, "await", "class ", "stdin")
-    ):
-        return False
-    own = {n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef)} | _BUILTINS
-    return any(_shares(node, own) for node in ast.walk(ast.parse(source)))
+    try:
+        nodes = list(ast.walk(ast.parse(test)))
+        program = unbound(test).union(
+            arg.arg for node in nodes if isinstance(node, ast.arguments) for arg in node.args
+        )
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # the run says what is wrong with it
+    classes = frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    functions = frozenset(n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    known = _Names(program - functions, classes | functions, classes | _MAKERS)
+    for node in nodes:
+        if isinstance(node, ast.Assign) and _is_object(node.value, known):
+            places = (place.id for place in node.targets if isinstance(place, ast.Name))
+            known = known._replace(objects=known.objects.union(places))
+    return any(_uses_files(n) or _needs_class(n, known) or _hands_over(n, known) for n in nodes)
 
 
-def _shares(node: ast.AST, own: frozenset[str] | set[str]) -> bool:
+def _uses_files(node: ast.AST) -> bool:
     match node:
         case ast.Await() | ast.Attribute(attr="stdin"):
             return True
@@ -181,191 +203,52 @@ def _shares(node: ast.AST, own: frozenset[str] | set[str]) -> bool:
             return (module or "").partition(".")[0] in _IN_PROCESS_MODULES
         case ast.Call(func=ast.Name(id=name)):
             return name in _IN_PROCESS_NAMES
-        case ast.ClassDef(bases=bases):
-            return any(isinstance(base, ast.Name) and base.id not in own for base in bases)
         case _:
             return False
 
 
-_ATTRIBUTE: Final = re.compile(r"(\w*)[ \t]*\.[ \t]*([A-Za-z_]\w*)")
-_WITH: Final = re.compile(r"(?m)^\s*with\b")
-# Attributes that plain data has, and what else a program's functions may give: arrays, numbers, times, matches.
-_DATA_ATTRIBUTES: Final = frozenset(
-    name
-    for kind in (
-        *(str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset, range, type),
-        *(collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict),
-        *(types.FunctionType, types.GeneratorType, types.CoroutineType, re.Match, re.Pattern),
-    )
-    for name in dir(kind)
-) | frozenset(
-    [
-        "shape",
-        "dtype",
-        "ndim",
-        "size",
-        "T",
-        "flat",
-        "all",
-        "any",
-        "sum",
-        "min",
-        "max",
-        "mean",
-        "std",
-        "var",
-        "prod",
-        "tolist",
-        "reshape",
-        "astype",
-        "ravel",
-        "flatten",
-        "item",
-        "dot",
-        "round",
-        "argmax",
-        "argmin",
-        "cumsum",
-        "transpose",
-        "nonzero",
-        "quantize",
-        "normalize",
-        "sqrt",
-        "exp",
-        "ln",
-        "log10",
-        "as_tuple",
-        "is_nan",
-        "is_infinite",
-        "compare",
-        "to_integral_value",
-        "limit_denominator",
-        "year",
-        "month",
-        "day",
-        "hour",
-        "minute",
-        "second",
-        "microsecond",
-        "date",
-        "time",
-        "weekday",
-        "isoweekday",
-        "isoformat",
-        "strftime",
-        "days",
-        "seconds",
-        "microseconds",
-        "total_seconds",
-        "timestamp",
-        "tzinfo",
-    ]
-)
-
-
-def subjects(source: str, targets: frozenset[str]) -> frozenset[str]:
-    """Targets that a test uses as classes of its own objects: named as classes are, and what calling one gives has attributes
-    that no data has, or is what a `with` block enters. The objects are then what is tested, and not a value that the
-    test expects.
-    """
-    targets = frozenset(name for name in targets if name.lstrip("_")[:1].isupper())
-    if not targets or not _may_use_objects(source):
-        return frozenset()
-    nodes = list(ast.walk(ast.parse(source)))
-    makers = {name: frozenset({name}) for name in targets}  # a name → the targets that it may stand for
-    for node in nodes:  # HumanEval's check(candidate) is called with the target
-        if (
-            isinstance(node, ast.FunctionDef)
-            and node.name == "check"
-            and node.args.args
-            and len(targets) == 1
-        ):
-            makers[node.args.args[0].arg] = targets
-    made: dict[str, frozenset[str]] = {}  # a name → the targets whose objects it may hold
-    binds = [bind for node in nodes for bind in _binds(node)]
-    before = None
-    while made != before:
-        before = dict(made)
-        for name, value in binds:
-            made[name] = made.get(name, frozenset()) | _made_by(value, makers, made)
-    used = [value for node in nodes for value in _used_as_objects(node)]
-    return frozenset(name for value in used for name in _made_by(value, makers, made))
-
-
-def _may_use_objects(source: str) -> bool:
-    """Whether a parse, which would cost as much as all the rest, might find something."""
-    matches = _ATTRIBUTE.finditer(source)
-    found = any(match[2] not in _DATA_ATTRIBUTES and not is_library(match[1]) for match in matches)
-    return found or _WITH.search(source) is not None
-
-
-def _used_as_objects(node: ast.AST) -> list[ast.expr]:
-    """What a node takes for an object that is no data."""
-    if isinstance(node, ast.Attribute):
-        return [] if node.attr in _DATA_ATTRIBUTES else [node.value]
-    return [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
-
-
-def _binds(node: ast.AST) -> list[tuple[str, ast.expr]]:
-    """Names that a node binds, each with the expression whose value it gets."""
+def _needs_class(node: ast.AST, known: _Names) -> bool:
+    """Whether a node needs a class itself that the program supplies, not only what calling it gives."""
     match node:
-        case ast.Assign(targets=places, value=ast.Tuple(elts=values)) if (
-            len(places) == 1 and isinstance(places[0], ast.Tuple) and len(places[0].elts) == len(values)
-        ):
-            pairs = zip(places[0].elts, values, strict=True)
-            return [(place.id, value) for place, value in pairs if isinstance(place, ast.Name)]
-        case ast.Assign(targets=places, value=value):
-            return [(place.id, value) for place in places if isinstance(place, ast.Name)]
-        case ast.NamedExpr(target=ast.Name(id=name), value=value):
-            return [(name, value)]
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-            return [(name, value)]
-        case ast.With(items=entered):
-            return [
-                (item.optional_vars.id, item.context_expr)
-                for item in entered
-                if isinstance(item.optional_vars, ast.Name)
-            ]
+        case ast.ClassDef(bases=bases):
+            own = known.objects | _BUILTINS
+            return any(isinstance(base, ast.Name) and base.id not in own for base in bases)
+        case ast.ExceptHandler(type=ast.expr() as named):
+            kinds = named
+        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
+            pass
+        case ast.Compare(left=ast.Call(func=ast.Name(id="type")), comparators=[kinds]):
+            pass
         case _:
-            return []
+            return False
+    alternatives = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+    return any(isinstance(kind, ast.Name) and kind.id in known.program for kind in alternatives)
 
 
-def _made_by(
-    node: ast.expr, makers: dict[str, frozenset[str]], made: dict[str, frozenset[str]]
-) -> frozenset[str]:
-    """The targets whose objects an expression may give: called, bound to its name, or combined by operators."""
+def _hands_over(node: ast.AST, known: _Names) -> bool:
+    """Whether a node calls something of the program with an argument that is no data."""
     match node:
         case ast.Call(func=ast.Name(id=name)):
-            return makers.get(name, frozenset())
-        case ast.Name(id=name):
-            return made.get(name, frozenset())
-        case ast.BinOp(left=left, right=right):
-            return _made_by(left, makers, made) | _made_by(right, makers, made)
-        case ast.UnaryOp(operand=operand):
-            return _made_by(operand, makers, made)
+            calls_program = name in known.program
+        case ast.Call(func=ast.Attribute(value=value, attr=name)):
+            of_library = isinstance(value, ast.Name) and is_library(value.id)
+            calls_program = not of_library and not any(hasattr(kind, name) for kind in _DATA)
         case _:
-            return frozenset()
+            return False
+    values = (*node.args, *(keyword.value for keyword in node.keywords))
+    return calls_program and any(_is_object(value, known) for value in values)
 
 
-TYPE_OF: Final = "__type_of__"
-
-
-class _TypeAsker(ast.NodeTransformer):
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1:
-            node.func = ast.copy_location(ast.Name(TYPE_OF, ast.Load()), node.func)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
-            return node
-        call = ast.Call(ast.Name(TYPE_OF, ast.Load()), [node.value], [])
-        return ast.fix_missing_locations(ast.copy_location(call, node))
-
-
-def ask_for_types(source: str) -> ast.Module:
-    """A test whose `type(x)` and `x.__class__` call TYPE_OF."""
-    tree: ast.Module = _TypeAsker().visit(ast.parse(source))
-    return tree
+def _is_object(node: ast.AST, known: _Names) -> bool:
+    """Whether an expression gives, or holds, a function or an object that is no data: the test's own, or a library's."""
+    match node:
+        case ast.Lambda() | ast.GeneratorExp():
+            return True
+        case ast.Name(id=name):
+            return name in known.objects or (name in _LIBRARY_OBJECTS and callable(library_object(name)))
+        case ast.Attribute(value=ast.Name(id=module), attr=name) if module in _LIBRARIES:
+            return callable(getattr(library_object(module), name, None))
+        case ast.Call(func=function):
+            return isinstance(function, ast.Name) and function.id in known.makers
+        case _:
+            return any(_is_object(child, known) for child in ast.iter_child_nodes(node))
