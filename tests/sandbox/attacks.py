@@ -353,6 +353,7 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
             ("raises-the-checkers-own", b'["e",[[["evaljobs.sandbox.box.link","FaultError"]],"m",null]]'),
             ("raises-nothing", b'["e",[[],"m",null]]'),
             ("prints", b'["v",0,[],"pass"]'),
+            ("gives-no-value", b'["u","pass"]'),
         ]
     ),
     *(

@@ -5,8 +5,9 @@ the test's side judges it as such. This process never holds a test, an expected 
 shares the program's process. Called from `zygote`.
 
 A request is a frame: a JSON list (operation, whether to capture standard output), a newline, then the operands. An answer
-is a JSON list: "v" and a value, "stop" and null, or "e" and [[module, name] of the exception's classes, message, arguments
-or null]; where there are any, then the changed arguments, [number, content] each, and the captured output.
+is a JSON list: "v" and a value, "stop" and null, "u" and why there is no answer, or "e" and [[module, name] of the
+exception's classes, message, arguments or null]; where there are any, then the changed arguments, [number, content] each,
+and the captured output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evaljobs.sandbox.box import codec
-from evaljobs.sandbox.box.frames import receive_frame, send_frame
+from evaljobs.sandbox.box.frames import FrameError, receive_frame, send_frame
 
 CHANNEL_FD: Final = 3
 _SHORT: Final = 2000  # characters of a message that an answer carries
@@ -60,32 +61,30 @@ class Agent:
         while (frame := receive_frame(self._channel)) is not None:
             head, _, operands = frame.partition(b"\n")
             operation, capture = json.loads(head)
-            output = ""
-            arguments = codec.Arguments()
-            if capture:
-                with contextlib.redirect_stdout(io.StringIO()) as buffer:
-                    answer = self._answer(operation, operands, arguments)
-                output = buffer.getvalue()
-            else:
-                answer = self._answer(operation, operands, arguments)
             try:
-                changes = self._encoder.dumps_changes(arguments)
-            except (RecursionError, MemoryError) as error:  # a list that holds itself, say
-                answer, changes = _describe_error(error), "[]"
-            if output or changes != "[]":
-                answer = f"{answer[:-1]},{changes},{json.dumps(output)}]"
-            send_frame(self._channel, answer.encode())
+                send_frame(self._channel, self._answer(operation, operands, capture=capture).encode())
+            except (RecursionError, FrameError) as error:
+                send_frame(self._channel, json.dumps(["u", f"the program's answer: {error}"]).encode())
+            except BaseException as error:  # noqa: BLE001  (out of memory, or an object of the program that is hostile)
+                send_frame(self._channel, f"{_describe_error(error)}]".encode())
 
-    def _answer(self, operation: str, operands: bytes, arguments: codec.Arguments) -> str:
-        try:
-            values = self._decoder.loads(operands, arguments, naming=True)
-            arguments.remember()
-            result = getattr(self, "_do_" + operation)(*values)
-            return f'["v",{self._encoder.dumps(result, arguments)}]'
-        except _StopError:
-            return '["stop",null]'
-        except BaseException as error:  # noqa: BLE001  (the program may raise anything, and it is an answer)
-            return _describe_error(error)
+    def _answer(self, operation: str, operands: bytes, *, capture: bool) -> str:
+        arguments = codec.Arguments()
+        with contextlib.redirect_stdout(io.StringIO()) if capture else contextlib.nullcontext() as output:
+            try:
+                values = self._decoder.loads(operands, arguments, naming=True)
+                arguments.remember()
+                result = getattr(self, "_do_" + operation)(*values)
+            except _StopError:
+                answer = '["stop",null'
+            except BaseException as error:  # noqa: BLE001  (the program may raise anything, and it is an answer)
+                answer = _describe_error(error)
+            else:
+                answer = f'["v",{self._encoder.dumps(result, arguments)}'
+        changes = self._encoder.dumps_changes(arguments)
+        if changes == "[]" and not (output and output.getvalue()):
+            return f"{answer}]"
+        return f"{answer},{changes},{json.dumps(output.getvalue() if output else '')}]"
 
     # --- the program
 
@@ -150,13 +149,13 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _describe_error(error: BaseException) -> str:
-    """The answer that tells of an exception; a hostile `__str__` or class leaves the name of its built-in base."""
+    """The answer that tells of an exception, without its end; a hostile `__str__` or class leaves the name of its built-in base."""
     with contextlib.suppress(BaseException):
         kinds = [[str(kind.__module__), kind.__name__[:_NAME]] for kind in type(error).__mro__]
         plain = all(type(v) in _PLAIN for v in error.args)
-        return json.dumps(["e", [kinds, str(error)[:_SHORT], error.args if plain else None]])
+        return f'["e",{json.dumps([kinds, str(error)[:_SHORT], error.args if plain else None])}'
     name = next(k.__name__ for k in type(error).__mro__ if vars(builtins).get(k.__name__) is k)
-    return json.dumps(["e", [[["builtins", name]], "", None]])
+    return f'["e",{json.dumps([[["builtins", name]], "", None])}'
 
 
 def _describe(value: Any) -> tuple[str, Any]:

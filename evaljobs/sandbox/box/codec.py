@@ -171,7 +171,8 @@ class Encoder:
                 return {"m": number}
             if not self._naming:
                 return self._content(x)
-            return {"m": [self._arguments.add(x), self._content(x)]}
+            content = self._content(x)  # first: the number of what holds itself would come before its content
+            return {"m": [self._arguments.add(x), content]}
         return {"t": self._items(x)} if kind is tuple else self._other(x)
 
     def _items(self, x: Any) -> list[Any]:

@@ -85,7 +85,7 @@ class Link:
         except OSError:
             raise self._fail("crash", "the program's process ended") from None
         except RecursionError:
-            raise self.unsupported("an argument is nested too deeply") from None
+            raise self.unsupported("an argument holds itself, or is nested too deeply") from None
         except FrameError as error:
             raise self.unsupported(f"request refused: {error}") from None
 
@@ -102,6 +102,8 @@ class Link:
             return body
         if tag == "stop" and is_next:
             raise StopIteration
+        if tag == "u" and type(body) is str:
+            raise self.unsupported(body[:SHORT])
         raise self._exception(tag, body)
 
     def _answer(self) -> list[Any]:
