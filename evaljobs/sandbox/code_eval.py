@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from evaljobs.sandbox.box import names
 from evaljobs.sandbox.records import Program, Verdict, program_key
+from evaljobs.sandbox.rpc import names
 
 CodeEvalResults = dict[int, list[tuple[int, dict[str, Any]]]]
 

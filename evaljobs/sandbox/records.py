@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from evaljobs.sandbox.box import names
+from evaljobs.sandbox.rpc import names
 
 MAX_JOB_BYTES: Final = 32 << 20
 MAX_TIMEOUT: Final = 3600.0

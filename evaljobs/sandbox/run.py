@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from evaljobs.sandbox import levels
-from evaljobs.sandbox.lane import Lane, LaneDeadError
+from evaljobs.sandbox.isolation.lane import Lane, LaneDeadError
 from evaljobs.sandbox.records import Job, Level, Program, SandboxUnavailableError, Verdict, jobs, refused
 
 WINDOW: Final = 4096  # programs; a hanging one may hold up the order, not the work

@@ -350,7 +350,7 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
             ("handle-negative", b'["v",{"h":-1}]'),
             ("raises-a-function", b'["e",[[["os","system"]],"m",null]]'),
             ("raises-an-exit", b'["e",[[["builtins","KeyboardInterrupt"]],"m",null]]'),
-            ("raises-the-checkers-own", b'["e",[[["evaljobs.sandbox.box.link","FaultError"]],"m",null]]'),
+            ("raises-the-checkers-own", b'["e",[[["evaljobs.sandbox.rpc.link","FaultError"]],"m",null]]'),
             ("raises-nothing", b'["e",[[],"m",null]]'),
             ("prints", b'["v",0,[],"pass"]'),
             ("gives-no-value", b'["u","pass"]'),

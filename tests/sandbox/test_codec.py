@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs.sandbox.box import codec, frames
+from evaljobs.sandbox.rpc import codec, frames
 
 
 def _no_handle(value: Any) -> int | str:

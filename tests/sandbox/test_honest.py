@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaljobs.sandbox import Level, Program, best_level, run_programs
-from evaljobs.sandbox.box.candidate import Agent
-from evaljobs.sandbox.box.link import Link
-from evaljobs.sandbox.box.names import needs_shared_process
+from evaljobs.sandbox.rpc.candidate import Agent
+from evaljobs.sandbox.rpc.link import Link
+from evaljobs.sandbox.rpc.names import needs_shared_process
 from tests.sandbox.honest import IN_PROCESS, PROGRAMS, UNSUPPORTED, WRONG, WRONG_IN_PROCESS
 
 UNWRITABLE = {"a file"}  # nothing may be written under Landlock, which knows no private folder

@@ -18,9 +18,9 @@ import struct
 import sys
 from typing import Any, Final
 
-from evaljobs.sandbox.box import checker, codec
-from evaljobs.sandbox.box.frames import receive_exactly
-from evaljobs.sandbox.box.link import Outcome
+from evaljobs.sandbox.rpc import checker, codec
+from evaljobs.sandbox.rpc.frames import receive_exactly
+from evaljobs.sandbox.rpc.link import Outcome
 
 READ, DONE, WORN = (
     b"r",

@@ -22,14 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.box.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
 from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
 
 _START_SECONDS: Final = 60.0  # a cold interpreter on slow shared storage
 _GRACE_SECONDS: Final = 20.0  # beyond a job's own limit, on a loaded node
 _SEND_SECONDS: Final = 20.0
 _MESSAGE: Final = 1 << 16
-_LAUNCH: Final = Path(__file__).with_name("box") / "launch.py"
+_LAUNCH: Final = Path(__file__).with_name("launch.py")
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",

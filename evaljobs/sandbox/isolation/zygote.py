@@ -22,9 +22,10 @@ import socket
 import time
 from typing import Any, Final
 
-from evaljobs.sandbox.box import candidate, kernel
-from evaljobs.sandbox.box.judge import DONE, READ, Judge, serve
-from evaljobs.sandbox.box.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.isolation import kernel
+from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.rpc import candidate
+from evaljobs.sandbox.rpc.judge import DONE, READ, Judge, serve
 
 FILE_BYTES: Final = 16 << 20
 SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"

@@ -11,8 +11,8 @@ import os
 import socket
 from typing import Any, Final
 
-from evaljobs.sandbox.box import names
-from evaljobs.sandbox.box.link import SHORT, CandidateExitError, FaultError, Link, Outcome
+from evaljobs.sandbox.rpc import names
+from evaljobs.sandbox.rpc.link import SHORT, CandidateExitError, FaultError, Link, Outcome
 
 MAX_OUTPUT: Final = 16 << 20  # bytes of standard output that are read
 

@@ -29,7 +29,7 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def _load_own_code() -> None:
-    """Make `evaljobs.sandbox.box` importable without running the packages above it, which the box does not need."""
+    """Make the rooms of `evaljobs.sandbox` importable without running the packages above, which the box does not need."""
     sandbox = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name, folder in (("evaljobs", os.path.dirname(sandbox)), ("evaljobs.sandbox", sandbox)):
         package = types.ModuleType(name)
@@ -40,7 +40,7 @@ def _load_own_code() -> None:
 if __name__ == "__main__":
     _load_own_code()
 
-from evaljobs.sandbox.box import kernel, zygote  # noqa: E402
+from evaljobs.sandbox.isolation import kernel, zygote  # noqa: E402
 
 
 class NumpyFinder:

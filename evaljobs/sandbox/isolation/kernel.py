@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from evaljobs.sandbox.box import syscalls
+from evaljobs.sandbox.isolation import syscalls
 
 # PyDLL keeps the interpreter lock: nothing else may run between clone() and the repair of the child's state.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)

@@ -23,8 +23,8 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from evaljobs.sandbox.box import codec
-from evaljobs.sandbox.box.frames import FrameError, receive_frame, send_frame
+from evaljobs.sandbox.rpc import codec
+from evaljobs.sandbox.rpc.frames import FrameError, receive_frame, send_frame
 
 CHANNEL_FD: Final = 3
 _SHORT: Final = 2000  # characters of a message that an answer carries

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from evaljobs.sandbox.box.link import Link
+    from evaljobs.sandbox.rpc.link import Link
 
 _PROTOCOLS: Final = frozenset({"__name__", "__qualname__", "__dict__"})
 

@@ -13,9 +13,9 @@ import sys
 from types import BuiltinFunctionType
 from typing import Any, Final
 
-from evaljobs.sandbox.box import codec
-from evaljobs.sandbox.box.frames import FrameError, receive_frame, send_frame
-from evaljobs.sandbox.box.handle import Handle, is_handle, number_of
+from evaljobs.sandbox.rpc import codec
+from evaljobs.sandbox.rpc.frames import FrameError, receive_frame, send_frame
+from evaljobs.sandbox.rpc.handle import Handle, is_handle, number_of
 
 Outcome = tuple[str, str]  # verdict, reason
 SHORT: Final = 200  # characters of a text that a reason quotes
