@@ -1,7 +1,6 @@
-"""Programs in, verdicts out, and the jobs that a lane is given.
+"""Values: programs, their verdicts, and the jobs that lanes run.
 
-Rule: values only. A line of a file becomes a Program, or a refused Verdict that says what is wrong with the line.
-It does not know: processes, levels' mechanics, or how a verdict is found.
+Rule: no processes here. A line of a file becomes a Program, or a refused Verdict that says what is wrong with the line.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run: the checker's part as JSON, and what the zygote may know of it."""
+    """One run: the checker's part as JSON, and what the zygote reads of it."""
 
     body: bytes
     timeout_seconds: float

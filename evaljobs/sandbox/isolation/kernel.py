@@ -3,8 +3,7 @@
 """System calls that Python has no name for: namespaces, mounts, capabilities, seccomp, Landlock.
 
 Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads. Runs inside the
-box, so it imports the standard library alone.
-It does not know: which of them a sandbox level uses (`launch`, `zygote`).
+box, so it imports the standard library alone. Called from `launch` and `zygote`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One lane: a box with its zygote, fed with one job at a time over two sockets.
+"""One lane: a process that is shut in and runs one job at a time, fed over two sockets.
 
-Rule: whatever a lane sends is parsed as data and bounded; a lane that breaks the protocol, dies or overruns is ended
-and reported, never waited for.
-It does not know: programs, order of results, or which level is right.
+Rule: what a lane sends is parsed as data and bounded. A lane that breaks the protocol, dies or overruns is ended and
+reported, never waited for. Called from `run`.
 """
 
 from __future__ import annotations
