@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evaljobs.sandbox.rpc import codec
+from evaljobs.sandbox.rpc.arguments import Arguments
 from evaljobs.sandbox.rpc.frames import FrameError, receive_frame, send_frame
 
 CHANNEL_FD: Final = 3
@@ -69,7 +70,7 @@ class Agent:
                 send_frame(self._channel, f"{_describe_error(error)}]".encode())
 
     def _answer(self, operation: str, operands: bytes, *, capture: bool) -> str:
-        arguments = codec.Arguments()
+        arguments = Arguments()
         with contextlib.redirect_stdout(io.StringIO()) if capture else contextlib.nullcontext() as output:
             try:
                 values = self._decoder.loads(operands, arguments, naming=True)

@@ -3,7 +3,7 @@
 Rule: decoding builds values of fixed, built-in types and runs nothing that the other side chose. A value that is no data
 crosses as a handle, a number that the receiver's `make_handle` turns into an object of its own. Every JSON object has
 exactly one key, its tag; lists, texts, booleans, None and ordinary numbers stand for themselves.
-Mutable arguments have numbers for the length of one request (`Arguments`), so that the answer can say what became of them.
+Mutable arguments go by number (`arguments`), so that the answer can say what became of them.
 Called from `link` on the test's side and from `candidate` on the program's.
 
 Bounds: integers of more than 4,000 digits go as hexadecimal, which is linear in their length (JSON would be quadratic).
@@ -14,11 +14,12 @@ from __future__ import annotations
 import collections
 import functools
 import json
-import operator
 import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
+
+from evaljobs.sandbox.rpc.arguments import Arguments, fill_set
 
 DEEPEST: Final = 4000  # frames: some 1,000 levels of lists in lists
 MAX_NAMED_CLASSES: Final = 64  # namedtuple classes of one program
@@ -39,70 +40,6 @@ _FACTORIES: Final = {name: CLASSES[name] for name in ("list", "dict", "set", "in
 
 class CodecError(Exception):
     """What came is not a value of this codec."""
-
-
-class Arguments:
-    """The mutable values of one request by number: what stands in it twice is one object on the other side, too."""
-
-    def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-        self._numbers: dict[int, int] = {}  # id of a value → its number
-        self._before: dict[int, list[Any]] = {}
-
-    def number(self, value: Any) -> int | None:
-        """The number of a value, None if it has none."""
-        return self._numbers.get(id(value))
-
-    def add(self, value: Any, number: int | None = None) -> int:
-        """Number a value: the next number, or the one that the request gives it."""
-        number = len(self.values) if number is None else number
-        self.values[number] = value
-        self._numbers[id(value)] = number
-        return number
-
-    def clear(self) -> None:
-        """Forget all values."""
-        self.values.clear()
-        self._numbers.clear()
-
-    def remember(self) -> None:
-        """Note what the values hold now."""
-        self._before = {number: _held(value) for number, value in self.values.items()}
-
-    def changed(self) -> list[tuple[int, Any]]:
-        """Numbers and values of those that hold something else than when `remember` was called."""
-        return [
-            (number, self.values[number])
-            for number, then in self._before.items()
-            if len(now := _held(self.values[number])) != len(then) or not all(map(operator.is_, now, then))
-        ]
-
-    def change(self, changes: Any) -> None:
-        """Give values their new contents: [number, a value of the same type] each. CodecError for anything else."""
-        for number, content in changes:
-            value = self.values.get(number) if type(number) is int else None
-            _require(value is not None and type(content) is type(value))
-            _fill(value, content)
-
-
-def _held(value: Any) -> list[Any]:
-    return [*value, *value.values()] if isinstance(value, dict) else list(value)
-
-
-def _fill(value: Any, content: Any) -> None:
-    if isinstance(value, (list, bytearray)):
-        value[:] = content
-    elif isinstance(value, set):
-        _fill_set(value, list(content))
-    elif isinstance(value, dict):
-        pairs = list(content.items())
-        value.clear()
-        for key, held in pairs:  # a Counter's update would add
-            value[key] = held
-    else:
-        items = list(content)
-        value.clear()
-        value.extend(items)
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -401,26 +338,8 @@ def forget() -> None:
 
 def _set(items: Any) -> set[Any]:
     made: set[Any] = set()
-    _fill_set(made, items)
+    fill_set(made, items)
     return made
-
-
-def _fill_set(value: set[Any], content: list[Any]) -> None:
-    """Fill a set in the order of these items where that can be: a literal's table may be larger than a grown set's, so
-    equal sets may differ in order, and some tests depend on it.
-    """
-    value.clear()
-    value.update(content)
-    if not _in_order(value, content):
-        literal: set[Any] = set()
-        literal.update(frozenset(content))  # as a literal is made
-        if _in_order(literal, content):
-            value.clear()
-            value.update(frozenset(content))
-
-
-def _in_order(made: set[Any], content: list[Any]) -> bool:
-    return all(a is b for a, b in zip(made, content, strict=False))
 
 
 _PAIRED: Final[dict[str, Callable[[Any], Any]]] = {

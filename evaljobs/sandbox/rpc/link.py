@@ -14,6 +14,7 @@ from types import BuiltinFunctionType
 from typing import Any, Final
 
 from evaljobs.sandbox.rpc import codec
+from evaljobs.sandbox.rpc.arguments import Arguments
 from evaljobs.sandbox.rpc.frames import FrameError, receive_frame, send_frame
 from evaljobs.sandbox.rpc.handle import Handle, is_handle, number_of
 
@@ -38,7 +39,7 @@ class Link:
         self._encoder = codec.Encoder(self._to_handle)
         self._decoder = codec.Decoder(self._from_handle)
         self._handles: dict[int, Handle] = {}
-        self._arguments = codec.Arguments()  # of the request that waits for its answer
+        self._arguments = Arguments()  # of the request that waits for its answer
         self._stdout = sys.stdout
         self.fault: Outcome | None = None  # set once the verdict is certain, whatever the test does
 
@@ -77,7 +78,7 @@ class Link:
 
     def send(self, operation: str, *operands: object) -> None:
         """Send a request."""
-        self._arguments = codec.Arguments()
+        self._arguments = Arguments()
         try:
             body = self._encoder.dumps(operands, self._arguments, naming=True)
             head = json.dumps([operation, sys.stdout is not self._stdout])
