@@ -167,7 +167,7 @@ class _Names(NamedTuple):
     """What the names of a test stand for."""
 
     program: frozenset[str]  # something of the program, maybe
-    objects: frozenset[str]  # the test's own functions, classes and objects
+    objects: frozenset[str]  # functions, classes and objects of the test or a library
     makers: frozenset[str]  # callables that give an object that is no data
 
 
@@ -178,19 +178,28 @@ def needs_shared_process(test: str) -> bool:
     """
     try:
         nodes = list(ast.walk(ast.parse(test)))
-        program = unbound(test).union(
-            arg.arg for node in nodes if isinstance(node, ast.arguments) for arg in node.args
-        )
+        free = unbound(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False  # the run says what is wrong with it
     classes = frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef))
     functions = frozenset(n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    known = _Names(program - functions, classes | functions, classes | _MAKERS)
+    parameters = frozenset(node.arg for node in nodes if isinstance(node, ast.arg))
+    stored = frozenset(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    known = _Names(
+        program=(free | parameters) - functions,
+        objects=classes | functions | (_library_functions() - parameters - stored),
+        makers=classes | _MAKERS,
+    )
     for node in nodes:
         if isinstance(node, ast.Assign) and _is_object(node.value, known):
             places = (place.id for place in node.targets if isinstance(place, ast.Name))
             known = known._replace(objects=known.objects.union(places))
     return any(_uses_files(n) or _needs_class(n, known) or _hands_over(n, known) for n in nodes)
+
+
+@functools.cache
+def _library_functions() -> frozenset[str]:
+    return frozenset(name for name in _LIBRARY_OBJECTS if callable(library_object(name)))
 
 
 def _uses_files(node: ast.AST) -> bool:
@@ -245,9 +254,11 @@ def _is_object(node: ast.AST, known: _Names) -> bool:
         case ast.Lambda() | ast.GeneratorExp():
             return True
         case ast.Name(id=name):
-            return name in known.objects or (name in _LIBRARY_OBJECTS and callable(library_object(name)))
+            return name in known.objects
         case ast.Attribute(value=ast.Name(id=module), attr=name) if module in _LIBRARIES:
             return callable(getattr(library_object(module), name, None))
+        case ast.Attribute(value=ast.Name(id=name)) if name in _BUILTINS:  # str.upper
+            return True
         case ast.Call(func=function):
             return isinstance(function, ast.Name) and function.id in known.makers
         case _:
