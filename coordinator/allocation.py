@@ -16,7 +16,10 @@ from coordinator.messages import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one evaluation could use: `gpus` more than it has. It has `in_use[node]` GPUs; it wants none of `avoid`."""
+    """What one evaluation could use: `gpus` more than it has. It has `in_use[node]` GPUs; it wants none of `avoid`.
+
+    `holder_mb`: memory that it needs once a node; `trial_mb`: beside that, for each trial.
+    """
 
     evaluation_id: str
     priority: int
@@ -25,6 +28,8 @@ class Demand:
     gpus_per_trial: int
     in_use: Mapping[str, int]
     avoid: frozenset[str] = frozenset()
+    holder_mb: int = 0
+    trial_mb: int = 0
 
     @property
     def turn(self) -> tuple[int, float, str]:
@@ -50,15 +55,25 @@ def allocate(
     gpus_in_use: int,
     nodes_in_use: Collection[str] = (),
     promised: Mapping[str, int] | None = None,
+    promised_mb: Mapping[str, int] | None = None,
 ) -> Mapping[str, tuple[Offer, ...]]:
     """Offers for each evaluation id: GPUs of a node that are its own from now on, those it has there included.
 
     Nodes that it has weights on first, then whole free nodes and the fullest offers, so that few nodes are staged; those
     that a job of higher priority may take back come last. `gpus_in_use`, `nodes_in_use`: what all evaluations have, for
-    the limits; `promised`: GPUs of a node that are offered and still free.
+    the limits; `promised`, `promised_mb`: GPUs and MiB of a node that are offered and still free. A node gives as many
+    trials as its free memory holds. Where no node of the cluster could ever hold one, memory decides nothing here: the
+    cluster's own refusal then says why.
     """
-    promised = promised or {}
-    nodes = [replace(n, gpus_free=max(0, n.gpus_free - promised.get(n.name, 0))) for n in nodes]
+    promised, promised_mb = promised or {}, promised_mb or {}
+    nodes = [
+        replace(
+            n,
+            gpus_free=max(0, n.gpus_free - promised.get(n.name, 0)),
+            memory_free_mb=n.memory_free_mb - promised_mb.get(n.name, 0),
+        )
+        for n in nodes
+    ]
     usable = [
         n
         for n in nodes
@@ -76,6 +91,7 @@ def allocate(
     for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
         wanted = demand.gpus
+        fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in nodes if n.gpus)
         for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
             if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
                 break
@@ -86,6 +102,9 @@ def allocate(
             # trials of its own that have ended unnoticed leave GPUs free: those are not new ones
             gpus = min(node.gpus_free, node.gpus - has, wanted if left is None else min(wanted, left))
             gpus -= gpus % demand.gpus_per_trial
+            if fits_somewhere:
+                trials = _holds(node, node.memory_free_mb, demand, new=not has)
+                gpus = min(gpus, trials * demand.gpus_per_trial)
             if gpus <= 0:
                 continue
             taken.add(node.name)
@@ -103,3 +122,13 @@ def allocate(
             )
         offers[demand.evaluation_id] = tuple(mine)
     return offers
+
+
+def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:
+    """Trials that this much memory of the node holds; `new`: beside what the evaluation needs once a node."""
+    if not node.counts_memory:
+        return node.gpus
+    left = megabytes - (demand.holder_mb if new else 0)
+    if left < 0:
+        return 0
+    return left // demand.trial_mb if demand.trial_mb else node.gpus

@@ -20,10 +20,11 @@ from coordinator import clock
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError, RetryError
 from evaljobs.contract import Record
-from evaljobs.files import write_atomic
+from evaljobs.files import FrameError, read_plain, write_atomic
 from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
+MOST_BYTES = 1 << 20  # of a command
 
 
 class Command(Record):
@@ -54,13 +55,13 @@ def obey_commands(coordinator: Coordinator) -> None:
 def _obeyed(coordinator: Coordinator, path: Path) -> bool:
     """True once the command is dealt with: done, or passed over."""
     try:
-        _obey(coordinator, Command.model_validate_json(path.read_bytes()))
+        _obey(coordinator, Command.model_validate_json(read_plain(path, MOST_BYTES)))
     except (OSError, RetryError) as error:
         if getattr(error, "errno", None) != errno.EAGAIN:  # of one that is set aside there is word already
             log.warning("the command in %s cannot be obeyed yet: %s", path, error)
         return False
     except Exception as error:
-        expected = isinstance(error, (ValidationError, KeyError, OperatorError))
+        expected = isinstance(error, (ValidationError, KeyError, OperatorError, FrameError))
         log.warning("the command in %s is passed over: %s", path, error, exc_info=not expected)
     return True
 

@@ -138,6 +138,17 @@ def is_hugging_face(path: str | Path) -> bool:
     return (folder / "config.json").exists() and any((folder / w).exists() for w in weights)
 
 
+def step_of(name: str) -> int | None:
+    """The training step in a checkpoint folder's name: its last run of digits."""
+    digits = ""
+    for char in reversed(name):
+        if char.isdecimal():
+            digits = char + digits
+        elif digits:
+            break
+    return int(digits) if digits else None
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinator import doctor, intake, redis_server, setup, site_rules
-from coordinator.cluster import Cluster, ClusterError, NodeState, RefusedError
+from coordinator.cluster import Cluster, ClusterError, NodeState
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.config import Config
 from coordinator.doctor import Checkup, Finding, fail, ok, warn
@@ -99,10 +99,13 @@ def _cluster(config: Config, folder: Path) -> Cluster:
 
 def _interpreter(site: Site, engine: str) -> Finding:
     what = "trial interpreter"
-    question = "import json; from evaljobs.probe import versions; print(json.dumps(versions()))"
+    question = (
+        "import json, sys; from evaljobs.probe import engine_trouble, versions; found = versions(); "
+        "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
+    )
     try:
         done = subprocess.run(
-            [*site.trial_command, "-c", question],
+            [*site.trial_command, "-c", question, engine],
             capture_output=True,
             text=True,
             timeout=INTERPRETER_SECONDS,
@@ -114,7 +117,8 @@ def _interpreter(site: Site, engine: str) -> Finding:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return fail(what, said, "see [trial] python, prologue and container")
-    return doctor.judge_versions(json.loads(done.stdout.strip().splitlines()[-1]), engine)
+    found, trouble = json.loads(done.stdout.strip().splitlines()[-1])
+    return doctor.judge_versions(found, engine, trouble=trouble)
 
 
 def _work_folder(config: Config, *, slurm: bool) -> Finding:
@@ -175,26 +179,33 @@ def _rules(config: Config, cluster: Cluster, nodes: Sequence[NodeState]) -> tupl
         findings += doctor.judge_scripts(rules)
     except ClusterError as error:
         findings.append(warn("Slurm's settings", str(error), "without them the site's rules are not noticed"))
-    for job in intake.probes(setup.run_options(config)):
-        what = "GPU jobs" if job.gpus else "CPU jobs"
-        try:
-            cluster.check(job)
-            findings.append(ok(what, "would be taken"))
-        except RefusedError as error:
-            todo = (
-                "see [trial] and [cluster]"
-                if job.gpus
-                else "see [metric]; [cluster] cpu_partition is where they go"
-            )
-            findings.append(fail(what, f"refused: {error}", todo))
-        except ClusterError as error:
-            findings.append(warn(what, str(error), "ask again when the controller answers"))
+    findings += _probed(config, cluster, nodes)
     reason = ""
     with contextlib.suppress(ClusterError):
         usable = [n.name for n in nodes if n.usable and n.gpus]
         refusal = site_rules.precursor_refusal(cluster, usable)
         reason = site_rules.host_reason(rules, config.cluster.partition, refusal, stage=config.stage.enabled)
     return reason, [*findings, doctor.judge_host(reason, config.stage.host_trials)]
+
+
+def _probed(config: Config, cluster: Cluster, nodes: Sequence[NodeState]) -> list[Finding]:
+    """Whether the cluster would take each kind of job; a precursor's refusal is `doctor.judge_host`'s to judge."""
+    findings = []
+    options = setup.run_options(config)
+    for kind, job in intake.probes(options).items():
+        if kind == "stage":
+            continue
+        what = f"{kind} jobs"
+        try:
+            refused = [words for _, words in intake.refusals(cluster, {kind: job}, nodes)]
+        except ClusterError as error:
+            findings.append(warn(what, str(error), "ask again when the controller answers"))
+            continue
+        todo = (
+            "see [trial] and [cluster]" if job.gpus else "see [metric], [trial] and [cluster] cpu_partition"
+        )
+        findings.append(fail(what, f"refused: {refused[0]}", todo) if refused else ok(what, "would be taken"))
+    return findings
 
 
 def _associations(rules: SiteRules) -> str | None:

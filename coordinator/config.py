@@ -97,6 +97,8 @@ class TrialConfig(Record):
     time_limit: TimeLimit = "4:00:00"
     # a trial without progress for so long, its load included, is ended and its shard given to another
     hung_seconds: Annotated[float, Field(gt=0)] = 900.0
+    # that a trial waits for a Redis that is away; a requeued coordinator's is away for Slurm's cred_expire, 120 s by default
+    redis_patience_seconds: Annotated[float, Field(ge=0)] = 600.0
 
     @property
     def time_limit_seconds(self) -> int:
@@ -170,10 +172,12 @@ class KeepEvery(Record):
 
 
 class WatchConfig(Record):
-    """Folders in which checkpoints appear."""
+    """Where checkpoints appear, and what a notice may name."""
 
-    folders: tuple[Place, ...] = ()
+    folders: tuple[Place, ...] = ()  # looked into every second
+    roots: tuple[Place, ...] = ()  # announced checkpoints lie below these or `folders`
     suite: str | None = None  # of checkpoints that are announced without one
+    suites: tuple[Place, ...] = ()  # files that a notice may name, besides the shipped suites
 
 
 class BorrowConfig(Record):
@@ -240,10 +244,10 @@ def load(
     data: dict[str, Any] = {}
     where: toml_file.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
     if file is not None:
-        data, lines = toml_file.read(file)
-        toml_file.check(Config, data, toml_file.in_file(file, lines))
+        data, text = toml_file.read(file)
+        toml_file.check(Config, data, toml_file.in_file(file, text))
         data = _absolute(data, file.parent)
-        where = toml_file.in_file(file, lines)
+        where = toml_file.in_file(file, text)
     said: dict[toml_file.Location, str] = {}
     for location, variable, value in _from_environment(environ):
         _put(data, location, value)

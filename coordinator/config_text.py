@@ -111,6 +111,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # device = "cpu"              # example; default: cuda where the job has a GPU
 # time_limit = "4:00:00"      # at most; trials ask for what their work is predicted to take
 # hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
+# redis_patience_seconds = 600.0   # that a trial with nothing left to run waits for Redis: a requeued coordinator's is away for 2 minutes
 
 [stage]
 # enabled = true              # false: every trial reads the checkpoint from shared storage
@@ -157,8 +158,10 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # retries = 5                 # after the first try
 
 [watch]
-# folders = []                # e.g. ["/shared/run7/checkpoints"]
+# folders = []                # looked into every second, e.g. ["/shared/run7/checkpoints"]
+# roots = []                  # checkpoints that the hook announces are taken below these and `folders` only, e.g. ["/shared"]
 # suite = "core"              # example: of checkpoints announced without a suite
+# suites = []                 # suite files that the hook may name, e.g. ["suites/mine.toml"], which it names "mine"
 
 [borrow]
 # max_nodes = 4               # example; default: no bound

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coordinator import ahead, clock, kept_back, needs
@@ -92,13 +92,15 @@ class Coordinator(Evaluations):
         performer.linger = self._linger
 
     @contextmanager
-    def in_charge(self, patient: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Hold the work folder's lock and keep Redis up. OperatorError where another coordinator holds it and `patient()`,
-        asked each second, is False (by default: at once).
+    def in_charge(
+        self, command: str = "evalspan", patient: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Hold the work folder's lock for `command` and keep Redis up. OperatorError where another coordinator holds it and
+        `patient()`, asked each second, is False (by default: at once).
         """
         while True:
             try:
-                self._lock.acquire()
+                self._lock.acquire(command)
                 break
             except OperatorError:
                 if not patient():
@@ -225,7 +227,7 @@ class Coordinator(Evaluations):
         self._withdraw(self._unusable(now), now)
         states = self._states()  # those that the disk refused are gone
         kept = self._kept_back(now)
-        free = [n for n in self.nodes if n.name not in kept]
+        free = [replace(n, usable=n.usable and n.name not in kept) for n in self.nodes]
         offered = allocate(
             free,
             demands,
@@ -233,6 +235,7 @@ class Coordinator(Evaluations):
             gpus_in_use=needs.gpus_in_use(states),
             nodes_in_use=needs.nodes_in_use(states),
             promised=needs.promised(states),
+            promised_mb=needs.promised_mb(states),
         )
         for evaluation_id, offers in offered.items():
             if offers:

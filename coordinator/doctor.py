@@ -72,9 +72,9 @@ def gigabytes(count: float | None) -> str:
 
 
 def judge_versions(
-    found: Mapping[str, str | None], engine: str, *, where: str = "trial interpreter"
+    found: Mapping[str, str | None], engine: str, *, where: str = "trial interpreter", trouble: str = ""
 ) -> Finding:
-    """lm-eval and what the engine needs."""
+    """lm-eval and what the engine needs. `trouble`: why the engine cannot be imported there; empty where it can."""
     needed = ["lm_eval", "redis", *({"hf": ["torch", "transformers"]}.get(engine, [engine]))]
     missing = [name for name in needed if found.get(name) is None]
     text = ", ".join(f"{name} {found.get(name) or 'missing'}" for name in needed)
@@ -83,6 +83,10 @@ def judge_versions(
             where,
             text,
             f"install {' and '.join(missing)} there, or name another interpreter in [trial] python",
+        )
+    if trouble:
+        return fail(
+            where, f"{text}: {trouble}", f"`pip install 'evalspan[{engine}]'` there brings what it lacks"
         )
     transformers = found.get("transformers")
     if engine == "hf" and transformers is not None and int(transformers.split(".")[0]) < LEAST_TRANSFORMERS:
@@ -165,8 +169,8 @@ def judge_partitions(rules: SiteRules, config: Config) -> list[Finding]:
             if not partition.up:
                 findings.append(fail(role, f"{text}, not up", "choose another, or wait for it"))
             elif limit is not None and limit < wanted:
-                todo = f"[trial] time_limit of {wanted / 3600:g} h is longer: lower it"
-                findings.append(fail(role, text, todo))
+                todo = f"[trial] time_limit of {wanted / 3600:g} h is longer: jobs ask for {limit / 3600:g} h there"
+                findings.append(warn(role, text, todo))
             elif partition.max_memory_per_cpu_mb:
                 text += f", at most {partition.max_memory_per_cpu_mb} MB a CPU"
                 todo = "a precursor of a large model is given several CPUs: where its trials need them, one job hosts them (rung 2)"

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from coordinator.messages import AnyEvent
 from coordinator.planning import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.judged import judge_use
 from coordinator.report.model import Report, ShardSpan, make_report
+from coordinator.reuse import REUSED
 from coordinator.state import State
 from coordinator.store import read_events
-from evaljobs.files import FrameError, read_frames, write_atomic
+from evaljobs.contract import RequestSetManifest
+from evaljobs.files import FrameError, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
-from evaljobs.paths import EvaluationPaths, parse_shard
+from evaljobs.paths import EvaluationPaths, parse_shard, request_set_manifest
 from evaljobs.results import merge_results
 from priors.table import Observation
 from priors.table import append as append_observations
@@ -34,7 +37,8 @@ log = logging.getLogger(__name__)
 
 def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
     """A span for every shard whose record counts, read from the heads of the response files."""
-    counted = {(s.frame.file, s.frame.offset) for s in state.shards.values() if s.frame is not None}
+    frames = (s.frame for s in state.shards.values() if s.frame is not None)
+    counted = {(f.file, f.offset) for f in frames if not f.file.endswith(REUSED)}
     spans = []
     for file in sorted({name for name, _ in counted}):
         try:
@@ -152,6 +156,16 @@ def _warn(state: State, what: str, error: Exception) -> None:
     log.warning("%s: %s", state.evaluation_id, what, exc_info=not isinstance(error, (OSError, EvalspanError)))
 
 
+def keys_of(state: State) -> dict[str, dict[str, str]]:
+    """Leaf task -> its request digest and score key, of the tasks that came to be planned."""
+    keys = {}
+    for task, leaf in state.leaves.items():
+        with suppress(OSError, ValueError):
+            manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
+            keys[task] = {"requests": manifest.key, "score": manifest.score_key}
+    return keys
+
+
 def write_results(
     state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
 ) -> None:
@@ -169,5 +183,7 @@ def write_results(
         "batch_size": state.batch_size,
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "failed_entries": sorted(failed),
+        "keys": keys_of(state),
+        "responses_from": dict(state.reused),
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

@@ -218,6 +218,7 @@ class Evaluations:
             if running.state.ended_at is not None:
                 running.journal.close()
                 del self.running[evaluation_id]
+                self.performer.forget(evaluation_id)
         for evaluation_id, aside in list(self._asides.by_id.items()):
             if aside.standing == "gone" and not aside.open:
                 self._asides.forget(evaluation_id, faults=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from coordinator import indexes
+from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.messages import Action, CancelJob, ReleaseHolder, SubmitJob, WithdrawShards
-from coordinator.state import EntryState, JobInfo, NodeUse, State
+from coordinator.state import EntryState, HeldJob, JobInfo, NodeUse, State
 from evaljobs.contract import FrameRef
 
 MAX_SUBMISSIONS = 8
@@ -29,8 +31,12 @@ MAX_RESTS = (
     5  # times that no node was left but resting ones, without one shard between them: 31 minutes in all
 )
 MAX_HOLDERS = 3  # holder jobs per node
+HELD_SECONDS = (
+    30.0  # before a job that a limit on jobs kept out is submitted again; doubled each time, up to …
+)
+MAX_HELD_SECONDS = 1800.0
 NO_FAULT_OF_A_JOB = frozenset(
-    {"PREEMPTED", "NODE_FAIL"}
+    {"PREEMPTED", "NODE_FAIL", COORDINATOR_ENDED}
 )  # words for a job that was ended for no reason of its own
 TAKEN = "PREEMPTED"  # a cluster's word for: its GPUs went to somebody of higher priority. No node or shard is to blame
 
@@ -39,8 +45,17 @@ def submit(state: State, info: JobInfo, now: float) -> SubmitJob:
     """The job is intended from now on."""
     info.changed_at = now
     state.jobs[info.job.name] = info
-    state.live.add(info.job.name)
+    indexes.file_job(state, info)
     return SubmitJob(job=info.job, specs=info.specs)
+
+
+def hold_back(state: State, info: JobInfo, why: str, now: float) -> None:
+    """A limit on jobs keeps this one out: `rules` submits it again after a pause."""
+    key = f"held/{info.job.name}"
+    times = state.counters.get(key, 0)
+    state.counters[key] = times + 1
+    pause = min(HELD_SECONDS * 2 ** min(times, 20), MAX_HELD_SECONDS)
+    state.held[info.job.name] = HeldJob(why=why, due_at=now + pause)
 
 
 def job_over(state: State, info: JobInfo, word: str) -> None:
@@ -57,8 +72,10 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
         node = state.nodes[info.job.node]
         if node.holder == info.job.name and node.status in ("staging", "ready"):
             node.holder = None
+            node.attempts -= word == COORDINATOR_ENDED
             node.status = "offered" if node.attempts < MAX_HOLDERS or info.job.purpose == "stage" else "aside"
             node.why = f"{info.job.name} ended ({word})"
+            indexes.file_node(state, node)
             if node.status == "aside":
                 rest(state, f"{node.why}, see {info.job.log}")
 
@@ -74,6 +91,7 @@ def _build_over(state: State, info: JobInfo, word: str) -> None:
     ]
     for entry in left:
         entry.status = "unbuilt"
+        indexes.file_entry(state, entry)
     if not left or word in NO_FAULT_OF_A_JOB:
         return
     first = left[0]
@@ -98,21 +116,35 @@ def withdraw_node(state: State, node: NodeUse, why: str, now: float) -> list[Act
     node.status, node.why = "withdrawn", why
     node.aside_until = None
     node.holder, node.path = None, ""  # what is still being staged there is no reason to use it again
-    there = [info for name in sorted(state.live) if (info := state.jobs[name]).job.node == node.name]
-    return end_jobs(state, there, now)
+    indexes.file_node(state, node)
+    there = sorted(state.index.jobs_on.get(node.name, {}).items())
+    return end_jobs(state, [info for _, info in there], now)
 
 
 def end_jobs(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
     """These shall end. One whose submission is in doubt is cancelled once it is known to be there: on a drained node it
-    would wait for ever.
+    would wait for ever. Members whose trials have said that they ended are not cancelled: they exit by themselves, and a
+    cancelled job looks failed in the site's accounting. What is still there after `Grace.overdue` is cancelled then.
     """
     actions: list[Action] = []
     for info in jobs:
         info.released_at = now if info.released_at is None else info.released_at
-        state.counters.update({f"cancel/{trial}": 1 for trial in info.trials})  # they die of this
-        if info.job_id:
+        for trial in info.trials:
+            indexes.mark_cancelled(state, trial)
+        if not info.job_id:
+            continue
+        left = [member for member in info.members if not _said_its_end(state, info, member)]
+        if len(left) == len(info.members):
             actions.append(CancelJob(job_id=info.job_id))
+        else:
+            actions += [CancelJob(job_id=info.job_id, index=member) for member in left]
     return actions
+
+
+def _said_its_end(state: State, info: JobInfo, member: int) -> bool:
+    """Have all trials of this member of a job accounted for themselves?"""
+    trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
+    return bool(trials) and not any(trial in state.live_trials for trial in trials)
 
 
 def let_go(state: State, info: JobInfo, now: float) -> list[Action]:
@@ -138,6 +170,7 @@ def gpus_taken(state: State, info: JobInfo, now: float) -> list[Action]:
         return []
     if info.job.purpose == "trial" and node.lanes > 1:
         node.lanes -= 1
+        indexes.file_node(state, node)
         return []
     return withdraw_node(state, node, "a job of higher priority took it", now)
 
@@ -145,6 +178,7 @@ def gpus_taken(state: State, info: JobInfo, now: float) -> list[Action]:
 def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
     """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more."""
     entry.status, entry.error = "failed", error
+    indexes.file_entry(state, entry)
     withdrawn = []
     for task in entry.sets:
         leaf = state.leaves.get(task)
@@ -168,6 +202,7 @@ def count_shard_done(state: State, name: str, frame: FrameRef) -> None:
         leaf.waiting[document] -= 1
         if leaf.waiting[document] == 0:
             leaf.complete.append(document)
+    indexes.file_leaf(state, leaf)
 
 
 def take_back_shard(state: State, name: str) -> None:
@@ -182,9 +217,11 @@ def take_back_shard(state: State, name: str) -> None:
         leaf.waiting[document] += 1
         if document in leaf.complete:
             leaf.complete.remove(document)
+    indexes.file_leaf(state, leaf)
     entry = state.entries[leaf.planned.entry]
     if entry.status == "scoring":
         entry.status = "built"
+        indexes.file_entry(state, entry)
 
 
 def count_trial_death(state: State, node_name: str | None, why: str) -> bool:
@@ -211,6 +248,7 @@ def set_aside(state: State, node: NodeUse, why: str) -> None:
     """A node that is in use rests; `rules` says for how long."""
     if node.status in ("ready", "staging"):
         node.status, node.why = "aside", why
+        indexes.file_node(state, node)
         state.warnings.append(f"node {node.name} set aside: {why}")
         rest(state, why)
 
@@ -221,6 +259,7 @@ def back_in_use(state: State, node: NodeUse) -> None:
     node.aside_until = None
     node.status = "ready" if holds else "offered"
     node.holder = node.holder if holds else None
+    indexes.file_node(state, node)
 
 
 def rested_for_nothing(state: State, node: NodeUse) -> None:
@@ -265,6 +304,7 @@ def staging_unseen(state: State, node: NodeUse, now: float) -> list[Action]:
         state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {node.why}")
     else:
         node.unseen, node.why = True, "what was staged there is gone, or not to be seen by trials"
+    indexes.file_node(state, node)
     info = state.jobs[holder] if holder is not None else None
     if info is None or not info.live:
         return []
@@ -288,6 +328,7 @@ def reopen_entry(state: State, entry: EntryState) -> Mapping[str, tuple[tuple[st
     """A failed entry is tried again from where it stood; returns the shards to queue by lane."""
     entry.error, entry.build_tries, entry.score_tries_before = "", 0, entry.score_tries
     entry.status = "built" if entry.sets else "unbuilt"
+    indexes.file_entry(state, entry)
     lanes: dict[str, list[tuple[str, float, float]]] = {}
     for task in entry.sets:
         leaf = state.leaves.get(task)

@@ -65,6 +65,19 @@ def read(path: Path) -> Shown:
         return Shown()
 
 
+def with_left(shown: Shown, left: Iterable[Delivery], why: str, now: float) -> Shown:
+    """`shown` and, of the notices that no daemon has dealt with, those that it does not name. `why`: what they wait for;
+    `now`: unix seconds.
+    """
+    waiting = {(w.checkpoint, w.suite): w for w in shown.waiting}
+    for each in left:
+        checkpoint, suite, at = each.notice.checkpoint, each.notice.suite, each.notice.noticed_at
+        since = at if 0 < at < now else now  # a notice may hold any number
+        entry = Waits(checkpoint=checkpoint, suite=suite, since=since, why=each.wrong or why)
+        waiting.setdefault((checkpoint, suite), entry)
+    return shown.model_copy(update={"waiting": tuple(waiting.values())})
+
+
 @dataclass(slots=True)
 class Gate:
     """A checkpoint that is announced and not dealt with yet."""
@@ -72,14 +85,16 @@ class Gate:
     notice: Notice
     since: float
     # of each delivery that told of it
-    acknowledge: dict[str, Callable[[], None]] = field(default_factory=dict)
+    acknowledge: dict[str, Callable[[], object]] = field(default_factory=dict)
     signature: str = ""
     stable_since: float = 0.0
     why: str = ""  # it is not taken yet
     announced: bool = False  # by whoever saved it, and not merely seen in a watched folder
+    own: bool = False  # the user of the daemon, or the settings, named it: it may be any suite and folder
 
     def add(self, delivery: Delivery) -> None:
         self.announced |= delivery.announced
+        self.own |= delivery.own
         self.acknowledge[delivery.key] = delivery.acknowledge
         if delivery.notice.priority > self.notice.priority:
             self.notice = delivery.notice

@@ -124,8 +124,8 @@ def notify(
 ) -> bool:
     """Say that `checkpoint` is durable on shared storage; True where the notice was taken (delivery is later).
 
-    `suite`: a suite's name or file; "default" is the daemon's `[watch] suite`. `work_dir`: the daemon's work folder
-    (default: $EVALSPAN_WORK_DIR). `rank`: only 0 speaks (default: $RANK, $SLURM_PROCID, $PMI_RANK or
+    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch] suite`.
+    `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0 speaks (default: $RANK, $SLURM_PROCID, $PMI_RANK or
     $OMPI_COMM_WORLD_RANK). `sums`: the thread hashes the files first (needs xxhash) and leaves evalspan.sums.json beside
     them, so that what storage corrupts from then on is caught when it is staged. Returns in well under 5 ms; never raises.
     """
@@ -182,20 +182,18 @@ def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-
         import shutil  # noqa: PLC0415 (milliseconds at import)
 
         root = os.fspath(folder)
-        steps = sorted(
-            int(name[len(prefix) :])
-            for name in os.listdir(root)
-            if name.startswith(prefix) and name[len(prefix) :].isdigit()
-        )
-        left = len(steps)
-        for step in steps[:-1]:
-            path = os.path.join(root, f"{prefix}{step}")
+        names = (name for name in os.listdir(root) if name.startswith(prefix))
+        saved = sorted((int(name[len(prefix) :]), name) for name in names if name[len(prefix) :].isdecimal())
+        left = len(saved)
+        for _step, name in saved[:-1]:
+            path = os.path.join(root, name)
             if left <= keep:
                 break
             if not pinned(path):
                 shutil.rmtree(path, ignore_errors=True)
-                gone.append(path)
-                left -= 1
+                if not os.path.lexists(path):
+                    gone.append(path)
+                    left -= 1
     except Exception as error:  # noqa: BLE001 (the training job is sacred)
         _warn(f"checkpoints in {folder!r} are not rotated: {error!r}")
     return gone
@@ -239,7 +237,7 @@ if hasattr(os, "register_at_fork"):
 def _rank() -> int:
     for name in ("RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
         value = os.environ.get(name, "")
-        if value.isdigit():
+        if value.isdecimal():
             return int(value)
     return 0
 

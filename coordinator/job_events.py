@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coordinator import blame, facts
+from coordinator import blame, facts, indexes
+from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.messages import (
     Action,
     CancelJob,
@@ -40,12 +41,14 @@ def _known_job(state: State, name: str) -> JobInfo:
 
 def submitted(state: State, event: JobSubmitted) -> list[Action]:
     info = _known_job(state, event.job)
+    state.held.pop(event.job, None)
     if info.phase == "ended":
         return [CancelJob(job_id=event.job_id)]
     if info.phase == "submitted" and info.job_id != event.job_id:
         # a submission that timed out had happened after all: the later twin goes
         return [CancelJob(job_id=event.job_id)]
     info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
+    indexes.file_job(state, info)
     return facts.end_jobs(state, [info], event.at) if info.released_at is not None else []
 
 
@@ -54,6 +57,11 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     if info.phase == "ended":
         return []
     info.changed_at = event.at
+    state.held.pop(event.job, None)
+    if event.limited and info.released_at is None and not facts.staged_ahead(state, info):
+        info.phase = "intended"
+        facts.hold_back(state, info, event.error, event.at)
+        return []
     if event.maybe_done and not event.refused:
         info.phase = "uncertain"
         key = f"submit/{info.job.name}"
@@ -62,16 +70,27 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     if facts.staged_ahead(state, info):
         # nothing hangs on it: the node's GPUs come later, and another try with them
         info.refused = event.error
-    elif event.refused:
+    elif event.refused and info.released_at is None:
         info.refused = event.error
-        state.fatal = state.fatal or f"the cluster refused {info.job.name}: {event.error}"
+        _refused(state, info, event)
     elif info.released_at is None:
         info.phase, tries = "intended", state.counters.get(f"submit/{info.job.name}", 0)
         if tries < facts.MAX_SUBMISSIONS:
             return [SubmitJob(job=info.job, specs=info.specs)]
         state.fatal = state.fatal or f"{info.job.name} could not be submitted {tries} times: {event.error}"
     word = "REFUSED" if info.refused else "NOT_SUBMITTED"
-    return _end_members(state, info, list(info.members), word, event.at)
+    waits = [CancelJob(job_id=info.job_id)] if info.job_id else []
+    return [*waits, *_end_members(state, info, list(info.members), word, event.at)]
+
+
+def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> None:
+    """What one node alone may be the reason for sets that node aside; anything else would be refused everywhere."""
+    why = f"the cluster refused {info.job.name}: {event.error}"
+    node = state.nodes.get(info.job.node or "")
+    if event.of_node and node is not None:
+        facts.set_aside(state, node, why)
+    else:
+        state.fatal = state.fatal or why
 
 
 def started(state: State, event: JobStarted) -> list[Action]:
@@ -79,6 +98,7 @@ def started(state: State, event: JobStarted) -> list[Action]:
     if info.members.get(event.index) == "pending":
         info.members[event.index] = "running"
         info.changed_at = event.at
+        indexes.file_job(state, info)
     return []
 
 
@@ -102,12 +122,13 @@ def _end_members(
         hosted = info.job.purpose == "host"
         trials = info.trials if hosted else info.trials[member : member + 1]
         # no account of their own: they were killed
-        dead = [trial for trial in trials if state.live_trials.pop(trial, None) is not None]
+        dead = [trial for trial in trials if indexes.end_trial(state, trial) is not None]
         actions += [ReleaseClaims(trial=trial) for trial in dead]
         if word == facts.TAKEN:
             actions += facts.gpus_taken(state, info, now)
         elif (
             dead
+            and word != COORDINATOR_ENDED
             and not all(state.counters.get(f"cancel/{trial}") for trial in dead)
             and facts.staging_stands(state, info)
         ):
@@ -115,7 +136,7 @@ def _end_members(
             actions += _died(state, info, dead, word, shard)
     if all(phase == "ended" for phase in info.members.values()) and info.live:
         info.phase = "ended"
-        state.live.discard(info.job.name)
+        indexes.file_job(state, info)
         facts.job_over(state, info, word)
     return actions
 

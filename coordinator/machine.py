@@ -10,10 +10,10 @@ It does not know: how long anything takes, Slurm, Redis, files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from coordinator import blame, facts, job_events, rules
+from coordinator import blame, facts, indexes, job_events, rules
 from coordinator.messages import (
     Accepted,
     Action,
@@ -38,11 +38,13 @@ from coordinator.messages import (
     OutcomeSeen,
     PlanFailed,
     Planned,
+    PlannedLeaf,
     PriorityAsked,
     PublishSets,
     QueueLost,
     QueueShards,
     RequestSetsFound,
+    ResponsesFound,
     Restarted,
     RestOver,
     ResultsWritten,
@@ -57,12 +59,16 @@ from coordinator.outcomes import metric_gone, outcome_seen
 from coordinator.specs import Site
 from coordinator.state import EntryState, IllegalEventError, LeafState, NodeUse, ShardState, State
 
+REUSED_LANE = "reused"  # no trial's: others take from it
+
 
 def start(event: Accepted) -> tuple[State, list[Action]]:
     """The state of a newly accepted evaluation."""
     record = event.record
     entries = [EntryState(index=i, name=t.name) for i, t in enumerate(record.suite.tasks)]
     state = State(record=record, entries=entries, batch_size=record.suite.batch_size)
+    for entry in entries:
+        indexes.file_entry(state, entry)
     if record.options.host_why:
         state.warnings.append(
             f"each node is served by one job that holds its GPUs: {record.options.host_why}"
@@ -105,6 +111,7 @@ def _found(state: State, event: RequestSetsFound) -> list[Action]:
         if entry.index in event.sets and not entry.terminal:
             entry.sets = event.sets[entry.index]
             entry.status = "built"
+            indexes.file_entry(state, entry)
     state.looked_up = True
     state.batch_size = event.batch_size
     return []
@@ -130,6 +137,8 @@ def _offered(state: State, event: NodesOffered) -> list[Action]:
             if not known.lanes:
                 _anew(known, offer)
             known.lanes = lanes
+        if (node := state.nodes.get(offer.node)) is not None:
+            indexes.file_node(state, node)
     return []
 
 
@@ -145,6 +154,7 @@ def _memory_offered(state: State, event: MemoryOffered) -> list[Action]:
     for name in event.nodes:
         if name not in state.nodes:
             state.nodes[name] = NodeUse(name=name, lanes=0)
+            indexes.file_node(state, state.nodes[name])
     return []
 
 
@@ -172,20 +182,46 @@ def _planned(state: State, event: Planned) -> list[Action]:
     state.sigma = max(state.sigma, event.sigma)
     where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
     for leaf in event.leaves:
-        known = state.leaves.get(leaf.task)
-        if known is not None:
-            continue  # planned before (a retry): its shards stand
-        per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
-        waiting: dict[int, int] = {}
-        for shard, documents in zip(leaf.shards, per_shard, strict=True):
-            lane, rank, seconds = where[shard]
-            state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
-            for document in documents:
-                waiting[document] = waiting.get(document, 0) + 1
-        state.leaves[leaf.task] = LeafState(planned=leaf, todo=len(leaf.shards), waiting=waiting)
-        state.todo += len(leaf.shards)
+        if leaf.task not in state.leaves:  # planned before (a retry): its shards stand
+            _place(state, leaf, where)
     actions: list[Action] = [_fill(state)]
     return actions + _publish(state)
+
+
+def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
+    """The leaf task's shards are to do. `where`: shard -> lane, rank and seconds."""
+    per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
+    places: dict[int, list[int]] = {}
+    for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
+        lane, rank, seconds = where[shard]
+        state.shards[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
+        for document in documents:
+            places.setdefault(document, []).append(place)
+    waiting = {document: len(its) for document, its in places.items()}
+    todo = len(leaf.shards)
+    state.leaves[leaf.task] = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
+    state.todo += todo
+    indexes.file_leaf(state, state.leaves[leaf.task])
+    indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one task less is to be
+
+
+def _responses_found(state: State, event: ResponsesFound) -> list[Action]:
+    state.planning = False
+    fresh = [leaf for leaf in event.leaves if leaf.task not in state.leaves]
+    for leaf in fresh:
+        # the lane counts only where a record turns out unreadable and its shard runs again
+        _place(state, leaf, dict.fromkeys(leaf.shards, (REUSED_LANE, 0.0, 1.0)))
+        state.reused[leaf.task] = event.sources[leaf.task]
+    for name, frame in event.shards:
+        if state.shards[name].frame is None:
+            facts.count_shard_done(state, name, frame)
+    for index, file in event.scores.items():
+        entry = state.entries[index]
+        if entry.status == "built":
+            entry.status, entry.result_file = "scored", file
+            indexes.file_entry(state, entry)
+            state.reused_scores.add(index)
+    return [_fill(state), *_publish(state)] if fresh else []
 
 
 def _publish(state: State) -> list[Action]:
@@ -326,6 +362,7 @@ def _again(state: State) -> list[Action]:
         state.conversion = "due"  # its result was cleared with the evaluation's end
     for node in state.nodes.values():  # they may be others' by now: whatever is free is offered
         node.status, node.holder, node.aside_until = "withdrawn", None, None
+        indexes.file_node(state, node)
     return _reopen(state)
 
 
@@ -336,6 +373,7 @@ def _reopen(state: State) -> list[Action]:
         if entry.status == "scored" and entry.unscored:
             entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
             entry.score_tries_before = entry.score_tries
+            indexes.file_entry(state, entry)
     requeue = [facts.reopen_entry(state, entry) for entry in state.entries if entry.status == "failed"]
     return [QueueShards(lane=lane, shards=shards) for part in requeue for lane, shards in part.items()]
 
@@ -349,7 +387,7 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
     """Repeat what may be repeated. Jobs still "intended" are looked up by name before they are submitted again."""
     for name in state.live:
         info = state.jobs[name]
-        if info.phase == "intended":
+        if info.phase == "intended" and name not in state.held:
             info.phase, info.changed_at = "uncertain", 0.0
         info.changed_at = min(info.changed_at, event.at)  # a clock that was set back meanwhile
         info.released_at = info.released_at and min(info.released_at, event.at)
@@ -362,6 +400,7 @@ def _restarted(state: State, event: Restarted) -> list[Action]:
     if not state.looked_up and state.conversion in ("none", "done"):
         actions.append(FindRequestSets(record=state.record))
     state.planning = False
+    state.looked_for &= state.leaves.keys()
     state.results_asked = state.results_asked and state.results_written
     if not state.results_asked:
         actions += _publish(state)
@@ -400,6 +439,7 @@ _HANDLERS: dict[type, Callable[[State, Any], list[Action]]] = {
     JobEnded: job_events.ended,
     OutcomeSeen: _outcome,
     Planned: _planned,
+    ResponsesFound: _responses_found,
     PlanFailed: _plan_failed,
     ShardsDumped: _dumped,
     ShardCorrupted: _corrupted,

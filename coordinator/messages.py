@@ -68,11 +68,14 @@ class MemoryOffered(Event):
 
 
 class RestOver(Event):
-    """The time is over for which these nodes were set aside, or no metric workers were sent for."""
+    """The time is over for which these nodes were set aside, no metric workers were sent for, or jobs were held back by
+    a limit.
+    """
 
     kind: Literal["rest-over"] = "rest-over"
     nodes: tuple[str, ...] = ()
     workers: bool = False
+    held: bool = False
 
 
 class NodeWithdrawn(Event):
@@ -90,13 +93,18 @@ class JobSubmitted(Event):
 
 
 class JobNotSubmitted(Event):
-    """Submission failed. maybe_done: it may have happened all the same; refused: asking again is useless."""
+    """Submission failed. maybe_done: it may have happened all the same; refused: asking again is useless, also of a job in
+    the queue that its partition will never start; of_node: for the job's node alone; limited: a limit on jobs is
+    reached, it surely did not happen, and it is tried again after a pause.
+    """
 
     kind: Literal["job-not-submitted"] = "job-not-submitted"
     job: str
     error: str
     maybe_done: bool = False
     refused: bool = False
+    of_node: bool = False
+    limited: bool = False
 
 
 class JobStarted(Event):
@@ -168,6 +176,19 @@ class Planned(Event):
     load_seconds_95: float = 0.0
     workers: int = 0  # for metrics, to start with; 0: not predicted
     sigma: float = 0.0  # spread of the log of predicted seconds; 0: not predicted
+
+
+class ResponsesFound(Event):
+    """Responses of earlier evaluations that answer these requests, in files of this one's folder; none: all are to be asked.
+
+    `scores`: entry -> score file, where the score keys are equal, too. `sources`: leaf task -> the earlier evaluation.
+    """
+
+    kind: Literal["responses-found"] = "responses-found"
+    leaves: tuple[PlannedLeaf, ...] = ()
+    shards: tuple[tuple[str, FrameRef], ...] = ()
+    scores: dict[int, str] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
 
 
 class PlanFailed(Event):
@@ -276,6 +297,7 @@ AnyEvent = (
     | JobEnded
     | OutcomeSeen
     | Planned
+    | ResponsesFound
     | PlanFailed
     | ShardsDumped
     | ShardCorrupted
@@ -320,6 +342,14 @@ class SubmitJob:
 class CancelJob:
     job_id: str
     index: int | None = None  # a member only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindResponses:
+    """Look for responses of earlier evaluations before GPUs are asked for -> ResponsesFound."""
+
+    sets: Mapping[int, Mapping[str, str]]
+    batch_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +437,7 @@ Action = (
     | InspectConverted
     | SubmitJob
     | CancelJob
+    | FindResponses
     | MakePlan
     | FillQueue
     | QueueShards

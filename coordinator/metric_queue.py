@@ -95,7 +95,7 @@ class MetricQueue:
     def _once(self, effect: Callable[[Any], T]) -> T:
         if self._queue is None:
             self._address = redis_address.read(self._file)
-            client = redis_address.client(self._address)
+            client = redis_address.shared(self._address)
             self._queue = metric_jobs.open_queue(client, self.evaluation_id)
         with explained(self._address.where if self._address else "its address"):
             return effect(self._queue)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator import indexes
 from coordinator.facts import submit
 from coordinator.messages import Action, EnqueueMetric
 from coordinator.specs import Site, execute_spec, score_spec, worker_job
@@ -20,13 +21,12 @@ WAITING_SECONDS = 30.0  # that metric jobs wait before more workers are sent for
 
 def metrics(state: State, site: Site, now: float) -> list[Action]:
     actions: list[Action] = []
-    for leaf in state.leaves.values():
-        if leaf.planned.executes and state.entries[leaf.planned.entry].status == "built":
-            actions += _executes(state, site, leaf, now)
-    for entry in state.entries:
-        if entry.status != "built" or not entry.sets or not _answered(state, entry):
-            continue
+    executable = state.index.executable
+    while executable:
+        actions.append(_execute(state, site, next(iter(executable.values())), now))
+    for _, entry in sorted(state.index.entries.get("answered", {}).items()):
         entry.status = "scoring"
+        indexes.file_entry(state, entry)
         name = f"score-{entry.index}-{entry.score_tries}"
         entry.score_tries += 1
         metric = MetricState(
@@ -46,42 +46,28 @@ def metrics(state: State, site: Site, now: float) -> list[Action]:
     return actions
 
 
-def _answered(state: State, entry: EntryState) -> bool:
-    """Every response of the entry is there, and its programs have run."""
-    for task in entry.sets:
-        leaf = state.leaves.get(task)
-        if leaf is None or leaf.todo or leaf.complete or leaf.executes > leaf.executed:
-            return False
-    return True
-
-
 def needs_no_gpu(state: State, entry: EntryState) -> bool:
     """Every response of the entry is there."""
     leaves = [state.leaves.get(task) for task in entry.sets]
     return bool(leaves) and all(leaf is not None and not leaf.todo for leaf in leaves)
 
 
-def _executes(state: State, site: Site, leaf: LeafState, now: float) -> list[Action]:
-    actions: list[Action] = []
-    size, at_once = state.record.options.execute_documents, leaf.planned.executes_at_once
-    while leaf.complete and (len(leaf.complete) >= size or leaf.todo == 0):
-        # past its limit a judge's jobs would only hold workers; one more than that waits ready for its turn
-        if at_once and leaf.executes - leaf.executed > at_once:
-            break
-        documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
-        name = f"execute-{leaf.planned.task}-{leaf.executes}"
-        leaf.executes += 1
-        metric = MetricState(
-            name=name,
-            kind="execute",
-            entry=leaf.planned.entry,
-            task=leaf.planned.task,
-            spec=execute_spec(state, site, leaf, documents, name),
-            seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
-            enqueued_at=now,
-        )
-        actions.append(_enqueue(state, metric))
-    return actions
+def _execute(state: State, site: Site, leaf: LeafState, now: float) -> Action:
+    size = state.record.options.execute_documents
+    documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
+    name = f"execute-{leaf.planned.task}-{leaf.executes}"
+    leaf.executes += 1
+    indexes.file_leaf(state, leaf)
+    metric = MetricState(
+        name=name,
+        kind="execute",
+        entry=leaf.planned.entry,
+        task=leaf.planned.task,
+        spec=execute_spec(state, site, leaf, documents, name),
+        seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
+        enqueued_at=now,
+    )
+    return _enqueue(state, metric)
 
 
 def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
@@ -92,7 +78,7 @@ def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
 
 def workers(state: State, site: Site, now: float) -> list[Action]:
     """Workers start when the first trial does (their imports overlap its load) and are kept while anything is open."""
-    if not state.leaves or not (state.outstanding or _infers(state)):
+    if not state.leaves or not (state.outstanding or state.index.running):
         return []
     there = [phase for i in state.live_jobs("metric") for phase in i.members.values() if phase != "ended"]
     if there:
@@ -110,15 +96,6 @@ def workers(state: State, site: Site, now: float) -> list[Action]:
     state.workers_due_at = now + min(2.0**state.worker_tries, MAX_WORKER_PAUSE_SECONDS)
     state.grown_at = now
     return [submit(state, worker_job(state, site, state.workers or state.record.options.workers), now)]
-
-
-def _infers(state: State) -> bool:
-    """Is a trial running, and not only queued?"""
-    return any(
-        "running" in info.members.values()
-        for i in state.live
-        if (info := state.jobs[i]).job.purpose in ("trial", "host")
-    )
 
 
 def _more_workers(state: State, there: Sequence[str], now: float) -> int:

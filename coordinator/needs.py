@@ -45,6 +45,8 @@ def demands(states: Iterable[State]) -> list[Demand]:
                 gpus_per_trial=options.gpus_per_trial,
                 in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use},
                 avoid=frozenset(hosted | {n.name for n in state.nodes.values() if n.status == "aside"}),
+                holder_mb=_once_mb(state),
+                trial_mb=options.trial_memory_mb,
             )
         )
     return found
@@ -54,15 +56,43 @@ def promised(states: Iterable[State]) -> dict[str, int]:
     """GPUs of each node that an evaluation was offered and that no running job of it holds: free only to look at."""
     gpus: dict[str, int] = {}
     for state in _open(states):
-        in_use = _in_use(state)
-        busy = {n.name: state.running_lanes(n.name) for n in in_use}
-        # towards its end an evaluation has more lanes than shards: those serve the next one
-        wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
-        for node in in_use:
-            lanes = max(0, min(node.lanes - busy[node.name], wanted))
-            wanted -= lanes
+        for node, lanes in _promised_lanes(state):
             gpus[node.name] = gpus.get(node.name, 0) + lanes * state.record.options.gpus_per_trial
     return gpus
+
+
+def promised_mb(states: Iterable[State]) -> dict[str, int]:
+    """MiB of each node that jobs of offers will take and do not hold yet, less what is staged ahead there: that makes way
+    for the evaluation that is given the GPUs (`in_the_way`).
+    """
+    megabytes: dict[str, int] = {}
+    for state in _open(states):
+        for node, lanes in _promised_lanes(state):
+            once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
+            more = once + lanes * state.record.options.trial_memory_mb
+            megabytes[node.name] = megabytes.get(node.name, 0) + more
+        for node in state.nodes.values():
+            if not node.lanes:
+                megabytes[node.name] = megabytes.get(node.name, 0) - _held_mb(state, node)
+    return megabytes
+
+
+def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
+    """Nodes in use, each with its lanes that were offered and run no trial."""
+    in_use = _in_use(state)
+    busy = {n.name: state.running_lanes(n.name) for n in in_use}
+    # towards its end an evaluation has more lanes than shards: those serve the next one
+    wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
+    for node in in_use:
+        lanes = max(0, min(node.lanes - busy[node.name], wanted))
+        wanted -= lanes
+        yield node, lanes
+
+
+def _once_mb(state: State) -> int:
+    """Memory that an evaluation needs once a node, beside its trials: of its precursor, or of the job that hosts them."""
+    options = state.record.options
+    return holder_memory_mb(state.record) if options.stage or options.host_trials else 0
 
 
 def gpus_in_use(states: Iterable[State]) -> int:
@@ -185,7 +215,8 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
     spoken_for = promised(states)
     found: list[tuple[str, str]] = []
     for state in _open(states):
-        per_trial = state.record.options.gpus_per_trial
+        options = state.record.options
+        per_trial = options.gpus_per_trial
         if not state.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
             continue  # who runs takes over what is left
         free = [
@@ -193,6 +224,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
             for n in known.values()
             if n.usable
             and n.gpus_free - spoken_for.get(n.name, 0) >= per_trial
+            and (not n.counts_memory or n.memory_free_mb >= _once_mb(state) + options.trial_memory_mb)
             and (n.name not in state.nodes or state.nodes[n.name].status in ("offered", "withdrawn"))
         ]
         for use in _in_use(state):
@@ -205,9 +237,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
     """All that waits there has waited for long, and for want of what a job of it needs."""
-    jobs = [
-        i for name in state.live if (i := state.jobs[name]).job.node == use.name and i.released_at is None
-    ]
+    jobs = [i for i in state.index.jobs_on.get(use.name, {}).values() if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
         return False

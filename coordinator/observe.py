@@ -26,6 +26,8 @@ from coordinator.messages import (
 from coordinator.state import JobInfo, MetricState, State
 
 MAX_GRACE_SECONDS = 600.0
+NEVER_STARTS = frozenset({"PartitionTimeLimit"})
+"""Slurm's reasons for a pending job that no wait mends; such a job was refused, only later than by `sbatch`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +89,10 @@ def _one_job(
         job_id = members[0].job_id
         events.append(JobSubmitted(at=now, job=name, job_id=job_id))
     by_index = {m.index: m for m in members if m.job_id == job_id}
+    never = next((m.reason for m in members if m.phase == "pending" and m.reason in NEVER_STARTS), None)
+    if never is not None:
+        error = f"{never}: it asks for more time than its partition allows, and would never start"
+        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True)]
     for index, phase in info.members.items():
         if phase == "ended":
             continue
@@ -196,18 +202,19 @@ def hung_trials(
 
 
 def rests_over(state: State, now: float) -> list[AnyEvent]:
-    """Nodes whose time aside is over, and metric workers that may be sent for again: told, since an evaluation that has
-    nothing but them hears of nothing else. Told once: `rules` acts on it, and where it would not, nothing is told.
+    """Nodes whose time aside is over, and metric workers or jobs held back that may be submitted again: told, since an
+    evaluation that has nothing but them has no other event. Told once: `rules` acts on it, and where it would not, nothing is told.
     """
+    held = any(now >= h.due_at for h in state.held.values())
     if not state.can_work:
-        return []
+        return [RestOver(at=now, held=True)] if held else []
     over = tuple(
         n.name
         for n in state.nodes.values()
         if n.status == "aside" and n.aside_until is not None and now >= n.aside_until
     )
     workers = state.waits_for_workers and now >= state.workers_due_at
-    return [RestOver(at=now, nodes=over, workers=workers)] if over or workers else []
+    return [RestOver(at=now, nodes=over, workers=workers, held=held)] if over or workers or held else []
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:

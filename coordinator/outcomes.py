@@ -6,7 +6,7 @@ It does not know: how outcomes are found.
 
 from __future__ import annotations
 
-from coordinator import blame, facts
+from coordinator import blame, facts, indexes
 from coordinator.messages import Action, InspectConverted, ReleaseClaims
 from coordinator.state import State
 from evaljobs.outcomes import (
@@ -61,6 +61,7 @@ def _built(state: State, outcome: Built) -> list[Action]:
     entry.sets = outcome.sets
     entry.status = "built"
     entry.error = ""
+    indexes.file_entry(state, entry)
     state.barren_builds = 0
     return []
 
@@ -86,6 +87,7 @@ def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
         node.status = "ready"
     if info.job.purpose == "stage":
         node.rung = outcome.rung
+    indexes.file_node(state, node)
     if outcome.rung == "storage":
         state.warnings.append(f"{node.name} reads the weights from storage: {outcome.why}")
     return []
@@ -96,18 +98,19 @@ def _cleared(state: State, outcome: Cleared) -> list[Action]:
     info = state.jobs.get(outcome.name)
     if outcome.lingers and info is not None and info.live and info.released_at is not None:
         info.members, info.phase = dict.fromkeys(info.members, "ended"), "ended"
-        state.live.discard(info.job.name)
+        indexes.file_job(state, info)
         facts.job_over(state, info, "CLEARED")
     return []
 
 
 def _trial_ended(state: State, outcome: TrialEnded) -> list[Action]:
-    where = state.live_trials.pop(outcome.name, None)
+    where = indexes.end_trial(state, outcome.name)
     if where is None:
         return []
     job = state.jobs[where[0]].job
     if job.purpose == "host" and job.node in state.nodes and outcome.shards:
         state.nodes[job.node].attempts = 0  # this node does host trials
+        indexes.file_node(state, state.nodes[job.node])
     if outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
     if outcome.shards == 0 and outcome.reason == "queue-lost":
@@ -125,6 +128,7 @@ def _probed(state: State, outcome: Probed) -> list[Action]:
         if entry.status == "built":
             entry.status = "unbuilt"  # requests are there; the batches of this size are added
             entry.build_tries = 0
+            indexes.file_entry(state, entry)
     return []
 
 
@@ -144,6 +148,7 @@ def _metric_done(state: State, name: str) -> bool:
     state.worker_tries = 0
     if metric.kind == "execute":
         state.leaves[metric.task].executed += 1
+        indexes.file_leaf(state, state.leaves[metric.task])
     return True
 
 
@@ -152,6 +157,7 @@ def _scored(state: State, outcome: Scored) -> list[Action]:
     if _metric_done(state, outcome.name) and entry.status == "scoring":
         entry.status, entry.result_file = "scored", outcome.result_file
         entry.unscored = outcome.unscored
+        indexes.file_entry(state, entry)
         for item, why in list(outcome.unscored.items())[:5]:
             task, _, document = item.rpartition(" ")
             state.warnings.append(_item_failed(task, document, why))
@@ -189,6 +195,7 @@ def _build_failed(state: State, outcome: Failed) -> list[Action]:
     if outcome.blame == "operator" or entry.build_tries >= facts.MAX_BUILDS:
         return facts.fail_entry(state, entry, outcome.error)
     entry.status = "unbuilt"
+    indexes.file_entry(state, entry)
     return []
 
 
@@ -204,7 +211,7 @@ def _stage_failed(state: State, outcome: Failed) -> list[Action]:
 
 
 def _trial_failed(state: State, outcome: Failed, at: float) -> list[Action]:
-    where = state.live_trials.pop(outcome.name, None)
+    where = indexes.end_trial(state, outcome.name)
     actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if where is not None else []
     node = state.nodes.get(outcome.node or "")
     if outcome.unstaged and node is not None:  # news even where the job's end was seen first
@@ -248,4 +255,5 @@ def _metric_failed(state: State, outcome: Failed) -> list[Action]:
         facts.fail_entry(state, entry, outcome.error)
     elif entry.status == "scoring":
         entry.status = "built"
+        indexes.file_entry(state, entry)
     return []

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from coordinator import clock, request_sets
+from coordinator import clock, request_sets, reuse
 from coordinator.checkpoint import CheckpointError, inspect
-from coordinator.cluster import Cluster, ClusterError, RefusedError
+from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
 from coordinator.ending import write_results
+from coordinator.inputs import inputs_of
 from coordinator.messages import (
     Action,
     AnyEvent,
@@ -28,6 +29,7 @@ from coordinator.messages import (
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
+    FindResponses,
     InspectConverted,
     JobNotSubmitted,
     JobSubmitted,
@@ -94,6 +96,11 @@ class Performer:
             self._metric_queues[evaluation_id] = MetricQueue(self.site.paths.redis_address, evaluation_id)
         return self._metric_queues[evaluation_id]
 
+    def forget(self, evaluation_id: str) -> None:
+        """Let go of what is kept for an evaluation that is over; it is made again where it is asked for."""
+        self._queues.pop(evaluation_id, None)
+        self._metric_queues.pop(evaluation_id, None)
+
     def perform(self, state: State, action: Action) -> list[AnyEvent]:
         """Do it; the events of what came of it."""
         handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")
@@ -106,12 +113,14 @@ class Performer:
 
     def _find_request_sets(self, _state: State, action: FindRequestSets) -> list[AnyEvent]:
         record: EvaluationRecord = action.record
-        version = self.lm_eval_version()
+        inputs = record.inputs or inputs_of(
+            record.suite, record.model, self.site, self.lm_eval_version(), lambda _suite, _site: None
+        )
         sets: dict[int, dict[str, str]] = {}
         folders: dict[int, str] = {}
         batch_size = record.suite.batch_size
         for index in range(len(record.suite.tasks)):
-            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, version)
+            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
             folder = self.site.paths.request_sets / name
             folders[index] = str(folder)
             there = request_sets.found(folder, batch_size)
@@ -135,6 +144,9 @@ class Performer:
         except PlanningError as error:
             return [PlanFailed(at=clock.now(), error=str(error))]
         return [planned]
+
+    def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:
+        return [reuse.find(state, action, self.site.paths, clock.now())]
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
         text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
@@ -169,7 +181,14 @@ class Performer:
         try:
             job_id = self.cluster.submit(action.job)
         except RefusedError as error:
-            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), refused=True)]
+            return [
+                JobNotSubmitted(
+                    at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node
+                )
+            ]
+        except LimitError as error:
+            log.warning("submitting %s: %s", name, error)
+            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), limited=True)]
         except ClusterError as error:
             log.warning("submitting %s: %s", name, error)
             return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
@@ -203,6 +222,7 @@ class Performer:
             self.metric_queue(evaluation_id).remove()
         except QueueUnavailable as error:
             log.warning("queues of %s: %s", evaluation_id, error)
+        self.forget(evaluation_id)
 
     def cancel_again(self) -> None:
         """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""

@@ -9,27 +9,34 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from coordinator import request_sets
 from coordinator.checkpoint import inspect
 from coordinator.errors import OperatorError
+from coordinator.records import Inputs
 from coordinator.specs import Site
 from coordinator.suites import load_suite
-from evaljobs.contract import BuildSpec, ModelOptions
+from evaljobs.contract import BuildSpec, ModelOptions, SuiteSpec
 
 
 def prepare(
-    suite_name: str, tokenizer: str, *, site: Site, model: ModelOptions, lm_eval_version: str
+    suite_name: str,
+    tokenizer: str,
+    *,
+    site: Site,
+    model: ModelOptions,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
 ) -> dict[str, dict[str, str]]:
     """Entry -> {leaf task: folder}; what is there already is kept. OperatorError with the build's own last line."""
     suite = load_suite(suite_name)
     checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
+    made_of = inputs(suite, model)
     sets: dict[str, dict[str, str]] = {}
     for index, task in enumerate(suite.tasks):
-        folder = site.paths.request_sets / request_sets.folder_name(
-            suite, index, checkpoint, model, lm_eval_version
-        )
+        name = request_sets.folder_name(suite, index, checkpoint, model, made_of)
+        folder = site.paths.request_sets / name
         there = request_sets.found(folder, suite.batch_size)
         if there is None:
             spec = BuildSpec(
@@ -42,8 +49,12 @@ def prepare(
                 model=model,
                 out_dir=str(folder),
                 offline=False,
+                source=made_of.entries[index].files,
             )
             _build(spec, site)
+            folder = _as_looked_up(
+                folder, request_sets.folder_name(suite, index, checkpoint, model, inputs(suite, model))
+            )
             there = request_sets.found(folder, suite.batch_size)
         if there is None:
             raise OperatorError(
@@ -51,6 +62,14 @@ def prepare(
             )
         sets[task.name] = there
     return sets
+
+
+def _as_looked_up(folder: Path, name: str) -> Path:
+    """Where an evaluation will look for it: a data set that was fetched for the build has a revision only now."""
+    place = folder.with_name(name)
+    if place != folder and not place.exists():
+        folder.rename(place)
+    return place
 
 
 def _build(spec: BuildSpec, site: Site) -> None:

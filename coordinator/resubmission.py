@@ -8,6 +8,7 @@ It does not know: how the daemon is told.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from coordinator.state import State
@@ -21,6 +22,25 @@ class Submitted:
     said: str = ""
     announce: bool = False
     again: bool = False
+
+
+def day(at: float) -> str:
+    """Local date and time of unix seconds."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def nothing_run(state: State) -> str:
+    """What a person is to know of an evaluation that had ended before it was asked for again."""
+    failed, at = len(state.failed_entries()), day(state.ended_at or 0.0)
+    if failed:
+        return (
+            f"ended on {at} from the same inputs, {failed} of {len(state.entries)} tasks failed; nothing was run: "
+            f"`evalspan retry {state.evaluation_id}` tries again"
+        )
+    again = (
+        f": `evalspan retry {state.evaluation_id}` scores what lacks a score" if state.unscored_items else ""
+    )
+    return f"scored on {at} from the same inputs; nothing was run{again}"
 
 
 def submitted(known: State | None, priority: int) -> Submitted:
@@ -43,7 +63,9 @@ def submitted(known: State | None, priority: int) -> Submitted:
             )
             return Submitted(what="ended", said=f"{said}: `evalspan retry {known.evaluation_id}` tries again")
         return Submitted(
-            what="ended", said=f"it has ended, all is scored: `evalspan report {known.evaluation_id}`"
+            what="ended",
+            said=f"it was scored on {day(known.ended_at)} from the same inputs, and nothing is run: "
+            f"`evalspan report {known.evaluation_id}`",
         )
     if raised:
         return Submitted(what="priority-raised", said=raised, announce=True)

@@ -1,13 +1,13 @@
 """What is due, given what is known: the rules that `machine.step` applies after every event. Pure.
 
 Rule: each rule reads the state, records its intent in it, and returns the actions of that intent; applied twice it
-does nothing the second time. None of them counts all shards (the state keeps counters).
+does nothing the second time. None of them looks at all that was ever run: `state.index` has what is due.
 It does not know: the order of events, clocks, files.
 """
 
 from __future__ import annotations
 
-from coordinator import metric_rules
+from coordinator import indexes, metric_rules
 from coordinator.facts import (
     MAX_HOLDERS,
     MAX_NODE_FAILURES,
@@ -20,9 +20,11 @@ from coordinator.facts import (
 from coordinator.messages import (
     Action,
     CancelJob,
+    FindResponses,
     MakePlan,
     RemoveQueue,
     StopWorkers,
+    SubmitJob,
     WriteResults,
 )
 from coordinator.specs import (
@@ -33,7 +35,7 @@ from coordinator.specs import (
     host_job,
     trial_job,
 )
-from coordinator.state import JobInfo, NodeUse, State
+from coordinator.state import NodeUse, State
 
 ASIDE_SECONDS = 60.0  # that a failing node rests the first time; doubled each time
 MAX_ASIDE_SECONDS = 3600.0
@@ -44,12 +46,12 @@ def due(state: State, site: Site, now: float) -> list[Action]:
     if state.ended_at is not None:
         return []
     actions: list[Action] = []
-    if state.fatal or state.cancelled:
+    if (state.fatal or state.cancelled) and not state.all_terminal:
         actions += _close_entries(state)
     if state.conversion == "due" and not state.results_asked and not state.fatal and not state.cancelled:
         state.conversion = "running"
         actions.append(submit(state, convert_job(state, site), now))
-    if state.can_work and not all(e.terminal for e in state.entries):
+    if state.can_work and not state.all_terminal:
         actions += _builds(state, site, now)
         _return_nodes(state, now)
         actions += _nodes(state, site, now)
@@ -59,13 +61,22 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         actions += metric_rules.workers(state, site, now)
         actions += _release_holders(state, now)
     actions += _finish(state, now)
-    return actions
+    return actions + _submit_held(state, now)
+
+
+def _submit_held(state: State, now: float) -> list[Action]:
+    """Jobs whose pause is over. One that shall end is not submitted: its turn comes at once, and says so."""
+    due = [n for n, h in state.held.items() if now >= h.due_at or state.jobs[n].released_at is not None]
+    for name in due:
+        del state.held[name]
+    return [SubmitJob(job=state.jobs[n].job, specs=state.jobs[n].specs) for n in due]
 
 
 def _builds(state: State, site: Site, now: float) -> list[Action]:
-    waiting = [e for e in state.entries if e.status == "unbuilt"]
-    if not waiting:
+    unbuilt = state.index.entries.get("unbuilt")
+    if not unbuilt:
         return []
+    waiting = [unbuilt[i] for i in sorted(unbuilt)]
     parts = min(state.record.options.build_jobs, len(waiting))
     actions: list[Action] = []
     for part in range(parts):
@@ -73,19 +84,14 @@ def _builds(state: State, site: Site, now: float) -> list[Action]:
         info = build_job(state, site, entries)
         for entry in entries:
             entry.status, entry.build_job = "building", info.job.name
+            indexes.file_entry(state, entry)
         actions.append(submit(state, info, now))
     return actions
 
 
-def _lanes_in_use(state: State) -> int:
-    return sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
-
-
 def _return_nodes(state: State, now: float) -> None:
     """A node that was set aside is tried again after a minute, then two, then four …; one more failure is enough then."""
-    for node in state.nodes.values():
-        if node.status != "aside":
-            continue
+    for node in list(state.index.nodes.get("aside", {}).values()):
         if node.aside_until is None:
             node.aside_until = now + min(ASIDE_SECONDS * 2**node.asides, MAX_ASIDE_SECONDS)
             node.asides += 1
@@ -97,21 +103,15 @@ def _return_nodes(state: State, now: float) -> None:
 def _nodes(state: State, site: Site, now: float) -> list[Action]:
     """Take offered nodes into use, as many as there is work for: stage on each, before any GPU is held."""
     options = state.record.options
-    actions: list[Action] = []
-    for node in state.nodes.values():
-        if node.status != "offered":
-            continue
-        if not node.lanes:  # its GPUs are busy: once, ahead of them
-            if node.attempts == 0:
-                actions.append(_submit_holder(state, site, node, now))
-            continue
-        in_use = _lanes_in_use(state)
-        nodes_in_use = sum(1 for n in state.nodes.values() if n.lanes and n.status in ("staging", "ready"))
+    ahead = list(state.index.nodes.get("ahead", {}).values())  # their GPUs are busy: once, ahead of them
+    actions = [_submit_holder(state, site, node, now) for node in ahead]
+    for node in list(state.index.nodes.get("offered", {}).values()):
+        in_use, nodes_in_use = state.index.lanes_in_use, len(state.index.in_use)
         most = options.max_trials if options.max_trials is not None else in_use + node.lanes
         if in_use >= most or (options.max_nodes is not None and nodes_in_use >= options.max_nodes):
-            continue
-        if state.leaves and state.todo - len(state.live_trials) <= _free_lanes(state):
-            continue  # what is in use already suffices
+            break
+        if state.leaves and state.todo - len(state.live_trials) <= in_use - len(state.live_trials):
+            break  # what is in use already suffices
         node.lanes = min(node.lanes, most - in_use)
         if options.host_trials or node.hosted:
             if not state.leaves and (state.batch_size != "auto" or nodes_in_use):
@@ -121,6 +121,7 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
             actions.append(_submit_holder(state, site, node, now))
         else:
             node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source
+            indexes.file_node(state, node)
     return actions
 
 
@@ -129,6 +130,7 @@ def _submit_holder(state: State, site: Site, node: NodeUse, now: float) -> Actio
     info = holder_job(state, site, node)
     node.attempts += 1
     node.holder = info.job.name
+    indexes.file_node(state, node)
     return submit(state, info, now)
 
 
@@ -139,34 +141,25 @@ def _submit_host(state: State, site: Site, node: NodeUse, now: float) -> Action:
     info = host_job(state, site, node, [f"{node.name}/{i}" for i in range(node.lanes)])
     node.attempts += 1
     node.holder = info.job.name
-    _register_trials(state, info)
+    indexes.begin_trials(state, info)
     return submit(state, info, now)
-
-
-def _free_lanes(state: State) -> int:
-    return _lanes_in_use(state) - len(state.live_trials)
-
-
-def _register_trials(state: State, info: JobInfo) -> None:
-    for member, (trial, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
-        state.live_trials[trial] = (info.job.name, member)
-        state.trial_lane[trial] = lane
 
 
 def _plan(state: State) -> list[Action]:
     if state.planning or state.batch_size == "auto":
         return []
-    fresh = {}
-    for entry in state.entries:  # plain loops here and in _metrics: they run after each of 100,000 events
-        if entry.status == "built":
-            for task in entry.sets:
-                if task not in state.leaves:
-                    fresh[entry.index] = entry.sets
-                    break
-        elif entry.status in {"unbuilt", "building"}:
-            return []
-    if not fresh:
+    entries = state.index.entries
+    if "unbuilt" in entries or "building" in entries or "unplanned" not in entries:
         return []
+    fresh = {
+        index: {task: folder for task, folder in entry.sets.items() if task not in state.leaves}
+        for index, entry in sorted(entries["unplanned"].items())
+    }
+    unsought = {task for sets in fresh.values() for task in sets} - state.looked_for
+    if unsought:
+        state.looked_for |= unsought
+        state.planning = True
+        return [FindResponses(sets=fresh, batch_size=state.batch_size)]
     lanes = tuple(
         (f"{n.name}/{i}", n.name)
         for n in state.nodes.values()
@@ -193,8 +186,6 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
     for node in _least_in_doubt(state) if need > 0 else ():
         if need <= 0:
             break
-        if node.status != "ready" or node.rung == "host":
-            continue
         busy = state.live_lanes(node.name)
         free = [
             lane
@@ -206,39 +197,34 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
         if free:
             info = trial_job(state, site, node, free)
             info.holder = node.holder
-            _register_trials(state, info)
+            indexes.begin_trials(state, info)
             need -= len(free)
             actions.append(submit(state, info, now))
     return actions
 
 
 def _least_in_doubt(state: State) -> list[NodeUse]:
-    """Nodes where trials have died lately come last."""
-    return sorted(state.nodes.values(), key=lambda n: n.failures + sum(n.doubts.values()))
+    """Nodes with a free lane; those where trials have died lately come last."""
+    free = state.index.nodes.get("free", {})
+    return sorted(free.values(), key=lambda n: n.failures + sum(n.doubts.values()))
 
 
 def _shunned(state: State) -> set[str]:
     """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
-    if not state.stragglers:
+    if not state.stragglers or not state.index.running:
         return set()
-    runs = any(state.running_lanes(node) for node in state.nodes)
-    return {state.trial_lane[trial] for trial in state.stragglers} if runs else set()
+    return {state.trial_lane[trial] for trial in state.stragglers}
 
 
 def _cancel_pending(state: State, surplus: int) -> list[Action]:
-    """Pending trials for which no shard is left hold nothing yet: they go."""
+    """Pending trials for which no shard is left hold nothing yet: they go, the last that were called for before others."""
     actions: list[Action] = []
-    for trial, (job, member) in sorted(state.live_trials.items()):
-        if surplus <= 0:
-            break
-        info = state.jobs[job]
-        if info.job.purpose != "trial" or info.phase != "submitted" or info.members[member] != "pending":
-            continue
-        key = f"cancel/{trial}"
-        if state.counters.get(key):
-            continue
-        state.counters[key] = 1
+    while surplus > 0 and state.index.cancellable:
+        trial = next(reversed(state.index.cancellable))
+        indexes.mark_cancelled(state, trial)
         surplus -= 1
+        job, member = state.live_trials[trial]
+        info = state.jobs[job]
         actions.append(CancelJob(job_id=info.job_id, index=member if info.job.count > 1 else None))
     return actions
 
@@ -249,23 +235,22 @@ def _release_holders(state: State, now: float) -> list[Action]:
     """
     if state.todo or state.live_trials or not state.leaves or state.planning:
         return []
-    if any(e.status in ("unbuilt", "building") for e in state.entries):
-        return []
-    if any(task not in state.leaves for e in state.entries if e.status == "built" for task in e.sets):
+    if not state.index.entries.keys().isdisjoint({"unbuilt", "building", "unplanned"}):
         return []  # a plan is to come
     actions: list[Action] = []
-    for node in state.nodes.values():
+    for node in list(state.index.held.values()):
         info = state.jobs.get(node.holder or "")
         if info is None or not info.live or info.job.purpose != "stage" or info.released_at is not None:
             continue
         node.holder, node.path = None, ""
         node.status = "offered" if node.status in ("staging", "ready") else node.status
+        indexes.file_node(state, node)
         actions += let_go(state, info, now)
     return actions
 
 
 def _finish(state: State, now: float) -> list[Action]:
-    if not all(e.terminal for e in state.entries):
+    if not state.all_terminal:
         return []
     actions: list[Action] = []
     if not state.results_asked:
@@ -273,9 +258,9 @@ def _finish(state: State, now: float) -> list[Action]:
         actions.append(StopWorkers())
         actions += _cancel_live(state, now)
         actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
-    for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
-        if info.released_at is None:
-            actions += let_go(state, info, now)
+        for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
+            if info.released_at is None:
+                actions += let_go(state, info, now)
     if state.results_written and not state.live:
         state.ended_at = now
     return actions
@@ -309,4 +294,5 @@ def _close_entries(state: State) -> list[Action]:
             actions += fail_entry(state, entry, why)
         else:
             entry.status, entry.error = "failed", why  # its shards go with the queue
+            indexes.file_entry(state, entry)
     return actions

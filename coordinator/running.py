@@ -30,6 +30,7 @@ from coordinator.messages import (
     CancelJob,
     OutcomeSeen,
     QueueLost,
+    ReleaseClaims,
     Restarted,
     ShardCorrupted,
     ShardsDumped,
@@ -98,10 +99,14 @@ class Running:
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
         event = Accepted(at=clock.now(), record=record)
-        journal.append([event])
-        state, actions = machine.start(event)
-        running = cls(state, journal, performer, grace)
-        running._perform(actions)
+        try:
+            journal.append([event])
+            state, actions = machine.start(event)
+            running = cls(state, journal, performer, grace)
+            running._perform(actions)
+        except BaseException:
+            journal.close()
+            raise
         return running
 
     @classmethod
@@ -381,13 +386,18 @@ class Running:
             return
         try:
             queue = self.performer.queue(self.state.evaluation_id)
-            stray = observe.stray_shards(self.state, queue.unclaimed(), self.snapshot.claims)
+            claims = self.snapshot.claims
+            stray = observe.stray_shards(self.state, queue.unclaimed(), claims)
             if not stray:
                 return
             if stray == self._refused:
                 self._perform(machine.requeue(self.state, stray))
             else:
-                again = tuple(s for s in stray if s in self._queued_again)
+                holders = {s: claims[s] for s in stray if s in claims}
+                # a Redis that came back empty has forgotten which trials were released
+                self._perform([ReleaseClaims(trial=t) for t in sorted(set(holders.values()))])
+                # a shard that a trial is running has not been run in vain
+                again = tuple(s for s in stray if s in self._queued_again and s not in holders)
                 self.take([ShardsStray(at=now, shards=stray, again=again)])
             taken = set(stray) & set(queue.unclaimed())
         except QueueUnavailable:

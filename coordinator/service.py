@@ -2,7 +2,8 @@
 
 Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so a killed daemon hears it
 again; a checkpoint that is seen while it is being written is looked at again until it is whole and has stopped changing.
-What an announced checkpoint raises is its own refusal; what storage or the site raises is waited for.
+What an announced checkpoint raises is its own refusal; what storage or the site raises is waited for. A notice that names
+what the settings do not allow is refused at once (`admission`).
 It does not know: how evaluations run.
 """
 
@@ -21,19 +22,21 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from coordinator import clock, gate, intake, setup, triggers
+from coordinator import admission, clock, gate, intake, setup, triggers
+from coordinator.admission import NotAdmittedError
 from coordinator.asked import obey_commands
 from coordinator.backlog import Seen, stale
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.contained import Contained
 from coordinator.daemon import Coordinator
-from coordinator.errors import EvalspanError, OperatorError
+from coordinator.errors import EvalspanError
 from coordinator.gate import Gate, may_pass
 from coordinator.hook import PIN_PREFIX
-from coordinator.records import EvaluationRecord
+from coordinator.records import EvaluationRecord, Inputs
 from coordinator.site_rules import Hosting
 from coordinator.state import State
+from evaljobs.contract import ModelOptions, SuiteSpec
 from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class Service:
         self._gates: dict[tuple[str, str], Gate] = {}
         self._book = gate.Book(self.paths.gate)
         self._looked_at = 0.0
+        self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = triggers.FolderWatch(
             self.paths.watched, watched, any_format=config.checkpoint.convert is not None
@@ -66,6 +70,7 @@ class Service:
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
         self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
+        self._made_of: dict[str, Inputs] = {}
         self._contained = Contained(log)
 
     @property
@@ -78,6 +83,7 @@ class Service:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
+        self._made_of.clear()
         self._contained("what is announced", self._hear, now)
         for key, each in list(self._gates.items()):
             if self._dealt_with(each, now):
@@ -89,10 +95,16 @@ class Service:
 
     def _hear(self, now: float) -> None:
         for delivery in self._deliveries():
+            each = Gate(delivery.notice, since=now)
+            if delivery.wrong:
+                each.add(delivery)
+                self._refuse(each, delivery.wrong, now)
+                continue
             key = (delivery.notice.checkpoint, delivery.notice.suite)
-            self._gates.setdefault(key, Gate(delivery.notice, since=now)).add(delivery)
+            self._gates.setdefault(key, each).add(delivery)
 
     def _deliveries(self) -> Iterator[triggers.Delivery]:
+        yield from triggers.from_submissions(self.paths)
         yield from triggers.from_spool(self.paths)
         yield from triggers.from_stream(self.paths)
         yield from self._watch.look()
@@ -102,19 +114,29 @@ class Service:
     def _dealt_with(self, each: Gate, now: float) -> bool:
         """True once the notice is dealt with: accepted, or refused for good. Whatever one checkpoint raises is its own."""
         try:
-            return self._pass(each, now)
+            return not self._lacks_lm_eval(each) and self._pass(each, now)
         except Exception as error:
             log.exception("%s", each.notice.checkpoint)
             return self._refuse(each, f"a fault of ours, in the daemon's log: {error!r}", now)
 
+    def _lacks_lm_eval(self, each: Gate) -> bool:
+        """Without it nothing could be begun: the checkpoint waits."""
+        try:
+            self.coordinator.performer.lm_eval_version()
+        except EvalspanError as error:
+            each.wait(str(error))
+            return True
+        return False
+
     def _pass(self, each: Gate, now: float) -> bool:
         try:
-            record = self._record(each.notice)
+            record = self._record(each)
         except (EvalspanError, OSError, ValueError) as error:
             each.signature = ""
             why = " ".join(str(error).split())
             young = now - each.since < WAIT_SECONDS  # not whole yet, perhaps, or somebody mends the suite
-            if may_pass(error) or (young and _may_be_there(each.notice.checkpoint)):
+            passing = may_pass(error) or (young and _may_be_there(each.notice.checkpoint))
+            if passing and not isinstance(error, NotAdmittedError):
                 each.wait(why)
                 return False
             return self._refuse(each, why, now)
@@ -127,29 +149,40 @@ class Service:
             return False
         return self._accept(record, each)
 
-    def _record(self, notice: triggers.Notice) -> EvaluationRecord:
-        suite = self.config.watch.suite if notice.suite == "default" else notice.suite
-        if suite is None:
-            raise OperatorError("no suite was named and [watch] suite is not set")
-        step = notice.step
+    def _record(self, each: Gate) -> EvaluationRecord:
+        notice, watch = each.notice, self.config.watch
+        suite = notice.suite
+        if not each.own or suite == "default":
+            suite = admission.admitted_suite(suite, watch, self._suite_files)
+        if not each.own:
+            admission.check_place(notice.checkpoint, watch)
         return intake.make_record(
             notice.checkpoint,
             suite,
             model=setup.model_options(self.config),
             options=setup.run_options(self.config),
+            inputs=self._inputs,
             judge=partial(setup.judge_options, self.config),
             priority=notice.priority,
-            step=step if step is not None else triggers.step_of(Path(notice.checkpoint).name),
+            step=notice.step,
             allow_bin=self.config.checkpoint.allow_bin,
             convert=self.config.checkpoint.convert,
         )
+
+    def _inputs(self, suite: SuiteSpec, model: ModelOptions) -> Inputs:
+        """What a suite is made of, looked at once a tick."""
+        key = suite.model_dump_json()
+        if key not in self._made_of:
+            performer = self.coordinator.performer
+            look = setup.inputs_for(performer.site, performer.lm_eval_version)
+            self._made_of[key] = look(suite, model)
+        return self._made_of[key]
 
     def _accept(self, record: EvaluationRecord, each: Gate) -> bool:
         """Nothing is wrong with the checkpoint: what keeps it back now is the site, and is waited for."""
         try:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = setup.hosting(self.config, self.coordinator.cluster)
-            self.coordinator.performer.lm_eval_version()  # without it nothing could be begun
             self.coordinator.accept_or_wait(setup.at_site(record, self._hosting, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
             if (

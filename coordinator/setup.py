@@ -20,6 +20,7 @@ import sys
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import coordinator.config
@@ -34,14 +35,16 @@ from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config import Config
 from coordinator.daemon import Coordinator, Keeper, Pace
 from coordinator.errors import OperatorError, RetryError
+from coordinator.inputs import inputs_of
+from coordinator.intake import check_tasks
 from coordinator.lm_eval_version import LmEvalVersion, own_version
 from coordinator.observe import Grace
 from coordinator.perform import Performer
-from coordinator.records import EvaluationRecord, RunOptions
+from coordinator.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.redis_server import RedisServer, SiteRedis, local_address_towards
 from coordinator.site_rules import FEW_WORKERS, Hosting, Wants, ask_hosting
 from coordinator.specs import Site, holder_memory_mb
-from evaljobs.contract import JudgeOptions, ModelOptions
+from evaljobs.contract import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
 from evaljobs.judges.endpoint import read_key
 from evaljobs.paths import WorkPaths
@@ -105,6 +108,7 @@ def site_of(config: Config) -> Site:
         worker_command=(sys.executable,),
         trial_env=env,
         stage_roots=config.stage.roots,
+        redis_patience_seconds=config.trial.redis_patience_seconds,
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
         prefetch=config.stage.prefetch,
@@ -307,9 +311,10 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
             raise OperatorError(str(error)) from error
         return SiteRedis(work, address)
     bind: str | Callable[[], str] = config.redis.bind or "127.0.0.1"
-    if config.redis.bind is None and not isinstance(cluster, LocalCluster):
+    local = isinstance(cluster, LocalCluster)
+    if config.redis.bind is None and not local:
         bind = lambda: local_address_towards(controller_host())  # noqa: E731 (once it is needed: the controller may be away)
-    return RedisServer(work, bind, port=config.redis.port)
+    return RedisServer(work, bind, port=config.redis.port, ends_with_coordinator=local)
 
 
 def _tls_files(config: Config) -> dict[str, str]:
@@ -347,17 +352,27 @@ def controller_host() -> str:
     return match.group(2) or match.group(1)
 
 
+def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:
+    """Says which lm_eval trials run."""
+    own = config.trial.python is None and config.trial.container is None
+    return own_version if own else LmEvalVersion(site.trial_command, site.trial_env)
+
+
+def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:
+    """What finds the source keys of a suite, asking lm-eval where it must (`inputs.inputs_of`)."""
+    return lambda suite, model: inputs_of(suite, model, site, version(), partial(check_tasks, prepare=""))
+
+
 def coordinator_of(config: Config) -> Coordinator:
     """A coordinator for this work folder, not yet in charge of it."""
     site = site_of(config)
     cluster = cluster_of(config)
     local = isinstance(cluster, LocalCluster)
 
-    own = config.trial.python is None and config.trial.container is None
     performer = Performer(
         site=site,
         cluster=cluster,
-        lm_eval_version=own_version if own else LmEvalVersion(site.trial_command, site.trial_env),
+        lm_eval_version=lm_eval_version(config, site),
         observations=site.paths.observations,
         at_once=SUBMISSIONS_AT_ONCE if isinstance(cluster, SlurmCli) else 1,
     )

@@ -1,13 +1,17 @@
-"""Signals that ask a loop to end.
+"""Signals that ask a loop to end, and what SIGTERM means within a Slurm job.
 
 Rule: a signal is noted and nothing else, so that no write is torn by an exception; the loop asks between two ticks.
 """
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from types import FrameType
+
+SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after KillWait, 30 s by default
 
 
 class Signals:
@@ -29,3 +33,32 @@ class Signals:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
+
+
+def cancelled_by_slurm(environment: Mapping[str, str]) -> bool:
+    """Did `scancel` end the Slurm job that this process belongs to? False outside a job, and where Slurm does not answer."""
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        return False
+    argv = ["scontrol", "--oneliner", "show", "job", job]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=SCONTROL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return shows_cancelled(done.stdout, int(environment.get("SLURM_RESTART_COUNT") or 0))
+
+
+def shows_cancelled(text: str, restarts: int) -> bool:
+    """Does `scontrol --oneliner show job` show a job that was cancelled? `restarts`: how often it had been requeued when
+    it started. Pure.
+
+    Slurm sends SIGTERM for `scancel`, requeue, preemption and the time limit alike, and prints COMPLETING for each while
+    the job ends. A requeue has counted one more restart by then, the time limit has its own Reason, and a job that is
+    warned of its preemption is still RUNNING.
+    """
+    fields = dict(re.findall(r"(\S+?)=(\S*)", text))
+    return (
+        fields.get("JobState") in ("COMPLETING", "CANCELLED")
+        and fields.get("Reason") == "None"
+        and fields.get("Restarts") == str(restarts)
+    )

@@ -16,10 +16,11 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
+from coordinator.cluster.slurm_text import seconds_of
 
 SCONTROL_SECONDS = 30.0
 HOLDER_MEMORY_MB = 512
@@ -86,7 +87,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 default=row.get("Default") == "YES",
                 up=row.get("State", "UP") == "UP",
                 exclusive=row.get("OverSubscribe", "").startswith("EXCLUSIVE"),
-                max_seconds=seconds(row.get("MaxTime", "")),
+                max_seconds=seconds_of(row.get("MaxTime", "")),
                 max_memory_per_cpu_mb=_positive(row.get("MaxMemPerCPU", "")),
                 max_memory_per_node_mb=_positive(row.get("MaxMemPerNode", "")),
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
@@ -99,15 +100,6 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
-
-
-def seconds(text: str) -> int | None:
-    """Seconds of Slurm's [days-]hours:minutes:seconds; None for UNLIMITED and what is no time."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if match is None:
-        return None
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def private_memory(config: Mapping[str, str]) -> str:
@@ -202,25 +194,27 @@ def ask_rules() -> SiteRules:
     )
 
 
-def precursor_refusal(cluster: Cluster, nodes: Sequence[str]) -> str:
-    """The cluster's words where it refuses a one-CPU job without GPUs on a GPU node; empty where it takes it.
+PRECURSOR = Job(
+    name="evalspan-check-stage", argv=("true",), log="/dev/null", memory_mb=HOLDER_MEMORY_MB, purpose="stage"
+)
 
-    Raises ClusterError where it cannot be asked.
+
+def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
+    """The cluster's words where it refuses a precursor on a GPU node for want of a GPU; empty where it takes it.
+
+    A node that refuses the same job with a GPU as well (a reservation, too little memory, a limit on jobs) tells nothing:
+    then another one is asked. Raises ClusterError where the cluster cannot be asked.
     """
-    if not nodes:
+    for node in nodes[:2]:
+        try:
+            cluster.check(replace(job, node=node))
+        except RefusedError as error:
+            try:
+                cluster.check(replace(job, node=node, gpus=1))
+            except RefusedError:
+                continue
+            return str(error)
         return ""
-    job = Job(
-        name="evalspan-check-stage",
-        argv=("true",),
-        log="/dev/null",
-        node=nodes[0],
-        memory_mb=HOLDER_MEMORY_MB,
-        purpose="stage",
-    )
-    try:
-        cluster.check(job)
-    except RefusedError as error:
-        return str(error)
     return ""
 
 

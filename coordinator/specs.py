@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TypedDict
 
-from coordinator.cluster import Job
-from coordinator.records import EvaluationRecord, job_token
+from coordinator.cluster import Job, Purpose
+from coordinator.records import EvaluationRecord, RunOptions, job_detail, job_token
 from coordinator.state import EntryState, JobInfo, LeafState, NodeUse, State
 from evaljobs.contract import (
     BuildSpec,
@@ -44,6 +45,7 @@ class Site:
     worker_command: tuple[str, ...]  # interpreter of metric workers: ours
     trial_env: dict[str, str] = field(default_factory=dict)
     stage_roots: tuple[str, ...] = ("/dev/shm",)
+    redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
     lease_seconds: float = 900.0
     readers: int = 16
     prefetch: float = (
@@ -62,10 +64,67 @@ class Site:
         return self.paths.evaluation(state.evaluation_id)
 
 
+class Asked(TypedDict):
+    """What each member of a job asks of the cluster."""
+
+    gpus: int
+    cpus: int
+    memory_mb: int
+    time_limit_seconds: int
+
+
+def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: int = 1) -> Asked:
+    """The most that a job of this purpose asks for. `checkpoint_bytes`: of what it converts or stages; `lanes`: trials that
+    a host runs. What is beyond a partition's MaxTime is left away at submission.
+    """
+    trial = options.trial_memory_mb
+    seconds = options.trial_time_limit_seconds
+    holder = int(checkpoint_bytes * options.holder_memory_slack / MIB) + options.requests_mb + 512
+    match purpose:
+        case "build":
+            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
+        case "convert":
+            memory_mb = options.convert_memory_mb or checkpoint_bytes * 2 // MIB + 4096
+            return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
+        case "stage":
+            return Asked(gpus=0, cpus=1, memory_mb=holder, time_limit_seconds=seconds + 1800)
+        case "host":
+            return Asked(
+                gpus=options.gpus_per_trial * lanes,
+                cpus=options.trial_cpus * lanes,
+                memory_mb=trial * lanes + holder,
+                time_limit_seconds=seconds,
+            )
+        case "metric":
+            memory_mb = options.worker_memory_mb
+            return Asked(
+                gpus=0, cpus=options.worker_cpus, memory_mb=memory_mb, time_limit_seconds=seconds + 3600
+            )
+        case _:
+            return Asked(
+                gpus=options.gpus_per_trial,
+                cpus=options.trial_cpus,
+                memory_mb=trial,
+                time_limit_seconds=seconds,
+            )
+
+
+def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
+    return asked(purpose, state.record.options, state.record.checkpoint.bytes, lanes)
+
+
 def _info(job: Job, specs: dict[str, Spec], **more: tuple[str, ...] | tuple[int, ...]) -> JobInfo:
     info = JobInfo(job=job, specs=specs, **more)  # type: ignore[arg-type]
     info.members = dict.fromkeys(range(job.count), "pending")
     return info
+
+
+def _new_name(state: State, kind: str, detail: str) -> str:
+    """A name that no job of the evaluation has had: attempts are counted by the text that stands in it."""
+    attempt = state.next_attempt(kind, job_detail(detail))
+    name = job_token(state.evaluation_id, kind, detail, attempt)
+    assert name not in state.jobs, f"two jobs of one name: {name}"
+    return name
 
 
 def _argv(
@@ -74,12 +133,16 @@ def _argv(
     return (*command, "-m", "evaljobs", verb, *(str(paths.spec(n)) for n in names))
 
 
+def _source(state: State, entry: int) -> str:
+    inputs = state.record.inputs
+    return inputs.entries[entry].files if inputs is not None else ""
+
+
 def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInfo:
     """One CPU job that builds the request sets of these entries, one after the other."""
-    options = state.record.options
     paths = site.of(state)
     detail = slug_of(entries[0].name)
-    name = job_token(state.evaluation_id, "build", detail, state.next_attempt("build", detail))
+    name = _new_name(state, "build", detail)
     specs: dict[str, Spec] = {}
     for entry in entries:
         spec_name = f"{name}.{entry.index}"
@@ -93,14 +156,13 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
             model=state.record.model,
             out_dir=entry.folder,
             offline=site.offline,
+            source=_source(state, entry.index),
         )
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "build", paths, list(specs)),
         log=str(paths.log(name)),
-        cpus=options.trial_cpus,
-        memory_mb=options.trial_memory_mb,
-        time_limit_seconds=4 * 3600,
+        **_asked(state, "build"),
         comment=state.evaluation_id,
         env=site.trial_env,
         purpose="build",
@@ -110,10 +172,9 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInf
 
 def convert_job(state: State, site: Site) -> JobInfo:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
-    options, source = state.record.options, state.announced or state.record.checkpoint
+    source = state.announced or state.record.checkpoint
     paths = site.of(state)
-    attempt = state.next_attempt("convert", "checkpoint")
-    name = job_token(state.evaluation_id, "convert", "checkpoint", attempt)
+    name = _new_name(state, "convert", "checkpoint")
     spec = ConvertSpec(
         name=name,
         evaluation_dir=str(paths.root),
@@ -125,9 +186,7 @@ def convert_job(state: State, site: Site) -> JobInfo:
         name=name,
         argv=_argv(site.trial_command, "convert", paths, [name]),
         log=str(paths.log(name)),
-        cpus=options.trial_cpus,
-        memory_mb=options.convert_memory_mb or source.bytes * 2 // MIB + 4096,
-        time_limit_seconds=4 * 3600,
+        **asked("convert", state.record.options, source.bytes),
         comment=state.evaluation_id,
         env=site.trial_env,
         purpose="convert",
@@ -159,22 +218,19 @@ def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
 
 def holder_memory_mb(record: EvaluationRecord) -> int:
     """What a precursor asks of a node."""
-    weights = int(record.checkpoint.bytes * record.options.holder_memory_slack / MIB)
-    return weights + record.options.requests_mb + 512
+    return asked("stage", record.options, record.checkpoint.bytes)["memory_mb"]
 
 
 def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when told."""
-    options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "stage", node.name, state.next_attempt("stage", node.name))
+    name = _new_name(state, "stage", node.name)
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "stage", paths, [name]),
         log=str(paths.log(name)),
         node=node.name,
-        memory_mb=holder_memory_mb(state.record),
-        time_limit_seconds=options.trial_time_limit_seconds + 1800,
+        **_asked(state, "stage"),
         comment=state.evaluation_id,
         env=site.trial_env,
         best_effort=node.best_effort,
@@ -201,6 +257,7 @@ def trial_spec(
         request_sets_file=str(paths.request_sets) if probing else None,
         seed=record.suite.seed if record.suite.seed is not None else 1234,
         redis_file=str(site.paths.redis_address),
+        redis_patience_seconds=site.redis_patience_seconds,
         lanes=tuple(LaneSpec(lane=lane, trial=f"{name}.{i}") for i, lane in enumerate(lanes)),
         idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
         sampled_tasks=tuple(t for t, leaf in state.leaves.items() if leaf.planned.sampled),
@@ -217,18 +274,15 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     most = state.record.options.trial_time_limit_seconds
     if not state.work_seconds_95:
         return most
-    sharing = sum(n.lanes for n in state.nodes.values() if n.status in ("staging", "ready"))
-    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, sharing) + ENDING_SECONDS
-    before = list(state.trial_lane.values())
-    attempt = max(before.count(lane) for lane in lanes)
+    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
+    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
     return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
 
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
     """An array of trials on one node, a member per lane."""
-    options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "trial", node.name, state.next_attempt("trial", node.name))
+    name = _new_name(state, "trial", node.name)
     spec = trial_spec(state, site, node, name, lanes, path=node.path)
     job = Job(
         name=name,
@@ -236,10 +290,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         log=str(paths.logs / f"{name}.%i.log") if len(lanes) > 1 else str(paths.log(name)),
         count=len(lanes),
         node=node.name,
-        gpus=options.gpus_per_trial,
-        cpus=options.trial_cpus,
-        memory_mb=options.trial_memory_mb,
-        time_limit_seconds=trial_limit_seconds(state, lanes),
+        **_asked(state, "trial") | {"time_limit_seconds": trial_limit_seconds(state, lanes)},
         comment=state.evaluation_id,
         env=site.trial_env,
         best_effort=node.best_effort,
@@ -253,7 +304,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
     """Rung 2: one long job that stages into its own memory and runs the node's trials as its children."""
     options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "host", node.name, state.next_attempt("host", node.name))
+    name = _new_name(state, "host", node.name)
     spec = HostSpec(
         name=name,
         stage=stage_spec(state, site, node, name),
@@ -265,10 +316,7 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
         argv=_argv(site.trial_command, "host", paths, [name]),
         log=str(paths.log(name)),
         node=node.name,
-        gpus=options.gpus_per_trial * len(lanes),
-        cpus=options.trial_cpus * len(lanes),
-        memory_mb=options.trial_memory_mb * len(lanes) + holder_memory_mb(state.record),
-        time_limit_seconds=options.trial_time_limit_seconds,
+        **_asked(state, "host", len(lanes)),
         comment=state.evaluation_id,
         env=site.trial_env,
         best_effort=node.best_effort,
@@ -280,9 +328,8 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
 
 def worker_job(state: State, site: Site, count: int) -> JobInfo:
     """CPU jobs that score: an array of `count` RQ workers."""
-    options = state.record.options
     paths = site.of(state)
-    name = job_token(state.evaluation_id, "metric", "workers", state.next_attempt("metric", "workers"))
+    name = _new_name(state, "metric", "workers")
     job = Job(
         name=name,
         argv=(
@@ -305,9 +352,7 @@ def worker_job(state: State, site: Site, count: int) -> JobInfo:
         ),
         log=str(paths.logs / f"{name}.%i.log"),
         count=count,
-        cpus=options.worker_cpus,
-        memory_mb=options.worker_memory_mb,
-        time_limit_seconds=options.trial_time_limit_seconds + 3600,
+        **_asked(state, "metric"),
         comment=state.evaluation_id,
         purpose="metric",
     )
@@ -338,12 +383,8 @@ def execute_spec(
 ) -> ExecuteSpec:
     """Programs of these whole documents; only the records that hold them are named."""
     record = state.record
-    wanted = set(documents)
-    frames = [
-        shard.frame
-        for s in leaf.planned.shards
-        if (shard := state.shards[s]).frame is not None and not wanted.isdisjoint(shard.documents)
-    ]
+    places = sorted({place for document in documents for place in leaf.places[document]})
+    frames = [state.shards[leaf.planned.shards[place]].frame for place in places]
     return ExecuteSpec(
         name=name,
         evaluation_dir=str(site.of(state).root),
@@ -351,7 +392,7 @@ def execute_spec(
         entry=leaf.planned.entry,
         task=leaf.planned.task,
         request_set=leaf.planned.folder,
-        documents=tuple(sorted(wanted)),
+        documents=tuple(sorted(documents)),
         frames=tuple(f for f in frames if f is not None),
         model_dir=record.checkpoint.source,
         model=record.model,
@@ -372,6 +413,7 @@ def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreS
         frames={t: _frames(state, state.leaves[t]) for t in entry.sets},
         model_dir=record.checkpoint.source,
         model=record.model,
+        source=_source(state, entry.index),
         bootstrap_iters=record.options.bootstrap_iters,
         item_seconds=record.options.item_seconds,
         allow_unsafe=record.options.allow_unsafe,

@@ -1,14 +1,15 @@
 """What is known of one evaluation: the memory that `machine.step` changes and everything else only reads.
 
 Rule: state holds facts and intents, never effects; it is rebuilt by replaying the journal. Counters kept here
-(`todo`, `live_trials`) exist because 100,000 shards must not be recounted on every event; `validate` recounts them.
+(`todo`, `index`) exist because what was ever run must not be looked at on every event; `indexes` keeps the index, and
+its `validate` recounts them.
 
 It does not know: time of day, files, Redis, Slurm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,6 +57,7 @@ class LeafState:
     planned: PlannedLeaf
     todo: int
     waiting: dict[int, int] = field(default_factory=dict)
+    places: dict[int, list[int]] = field(default_factory=dict)  # document -> its shards' places in the plan
     complete: list[int] = field(default_factory=list)  # whole documents not yet given to an execute job
     executes: int = 0  # execute jobs enqueued so far
     executed: int = 0
@@ -122,6 +124,14 @@ class JobInfo:
         return self.phase != "ended"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldJob:
+    """Why a job was not taken yet, in the cluster's words, and when it is tried again (unix seconds)."""
+
+    why: str
+    due_at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class MetricState:
     """An execute or score job given to RQ. `done` once its outcome was seen."""
@@ -139,6 +149,30 @@ class MetricState:
 
 
 @dataclass(slots=True, kw_only=True)
+class Index:
+    """What the rules look at next, by what is due for it: a function of the state that `coordinator.indexes` keeps."""
+
+    jobs: dict[str, dict[str, JobInfo]] = field(default_factory=dict)  # purpose -> jobs not ended, by name
+    jobs_on: dict[str, dict[str, JobInfo]] = field(default_factory=dict)  # node -> the same
+    lanes: dict[str, dict[str, str]] = field(default_factory=dict)  # node -> living trials there -> lane
+    lane_trials: dict[str, int] = field(default_factory=dict)  # lane -> trials that it has had
+    running: set[str] = field(default_factory=set)  # living trials that the cluster has started
+    # living trials that the cluster has not started and that nothing has cancelled, the oldest first
+    cancellable: dict[str, None] = field(default_factory=dict)
+    # "aside"; "offered": with lanes; "ahead": without, not tried yet; "free": ready, and a lane of it has no trial
+    nodes: dict[str, dict[str, NodeUse]] = field(default_factory=dict)
+    held: dict[str, NodeUse] = field(default_factory=dict)  # nodes that have a holder
+    in_use: dict[str, int] = field(default_factory=dict)  # node that is staging or ready -> lanes, where any
+    lanes_in_use: int = 0  # their sum
+    # not terminal, by status; of those built, "unplanned" lack a plan and "answered" lack neither response nor verdict
+    entries: dict[str, dict[int, EntryState]] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)  # leaf tasks that lack neither
+    executable: dict[str, LeafState] = field(
+        default_factory=dict
+    )  # leaf tasks of which an execute job is due
+
+
+@dataclass(slots=True, kw_only=True)
 class State:
     """All of one evaluation."""
 
@@ -153,12 +187,18 @@ class State:
     nodes: dict[str, NodeUse] = field(default_factory=dict)
     jobs: dict[str, JobInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)  # names of jobs not ended
+    held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
     live_trials: dict[str, tuple[str, int]] = field(default_factory=dict)  # trial -> (job, member)
     trial_lane: dict[str, str] = field(default_factory=dict)
     leaves: dict[str, LeafState] = field(default_factory=dict)
     shards: dict[str, ShardState] = field(default_factory=dict)
     todo: int = 0  # shards neither done nor quarantined nor withdrawn
-    planning: bool = False
+    planning: bool = False  # also while responses of earlier evaluations are looked for
+    looked_for: set[str] = field(default_factory=set)  # leaf tasks whose responses were looked for there
+    reused: dict[str, str] = field(default_factory=dict)  # leaf task -> evaluation that its responses are of
+    reused_scores: set[int] = field(
+        default_factory=set
+    )  # entries whose scores are an earlier evaluation's, too
     planned_at: float | None = None
     plans: int = 0
     predicted_makespan_seconds: float = 0.0
@@ -192,6 +232,7 @@ class State:
     retry_waits: bool = False  # asked for while it was ending: it is tried again once it has
     ended_at: float | None = None
     warnings: list[str] = field(default_factory=list)
+    index: Index = field(default_factory=Index)
 
     @property
     def evaluation_id(self) -> str:
@@ -216,7 +257,7 @@ class State:
         """Metric jobs are open, and no worker is there or on its way."""
         if not self.outstanding or not self.can_work:
             return False
-        return not any(self.jobs[name].job.purpose == "metric" for name in self.live)
+        return "metric" not in self.index.jobs
 
     @property
     def queue_epoch(self) -> str:
@@ -228,27 +269,20 @@ class State:
         self.counters[key] = attempt + 1
         return attempt
 
-    def live_jobs(self, purpose: str) -> Iterator[JobInfo]:
-        for name in sorted(self.live):
-            info = self.jobs[name]
-            if info.job.purpose == purpose:
-                yield info
+    @property
+    def all_terminal(self) -> bool:
+        """Every entry is scored or has failed."""
+        return not self.index.entries
+
+    def live_jobs(self, purpose: str) -> list[JobInfo]:
+        return list(self.index.jobs.get(purpose, {}).values())
 
     def live_lanes(self, node: str) -> set[str]:
-        prefix = f"{node}/"
-        return {
-            lane
-            for trial, lane in self.trial_lane.items()
-            if trial in self.live_trials and lane.startswith(prefix)
-        }
+        return set(self.index.lanes.get(node, {}).values())
 
     def running_lanes(self, node: str) -> int:
         """Lanes of a node whose trials the cluster has started: a job that hosts trials runs with all of its own."""
-        members = ((self.jobs[job], member) for job, member in self.live_trials.values())
-        return sum(
-            info.job.node == node and info.members[0 if info.job.purpose == "host" else member] == "running"
-            for info, member in members
-        )
+        return sum(trial in self.index.running for trial in self.index.lanes.get(node, ()))
 
     @property
     def cpu_slots(self) -> int:
@@ -272,28 +306,3 @@ class State:
 
     def failed_entries(self) -> dict[int, str]:
         return {e.index: e.error for e in self.entries if e.status == "failed"}
-
-
-def validate(state: State) -> None:
-    """Every invariant of the state, recounted; AssertionError names the first that does not hold. For tests."""
-    todo = sum(1 for s in state.shards.values() if s.frame is None and not s.quarantined)
-    assert state.todo == todo, f"todo is {state.todo}, counted {todo}"
-    for task, leaf in state.leaves.items():
-        missing = sum(1 for s in leaf.planned.shards if state.shards[s].frame is None)
-        assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
-        at_once = leaf.planned.executes_at_once
-        ahead = leaf.executes - leaf.executed
-        assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
-    assert state.live == {n for n, j in state.jobs.items() if j.live}, "live jobs"
-    for trial, (job, member) in state.live_trials.items():
-        info = state.jobs[job]
-        assert info.live, f"{trial} lives in the ended job {job}"
-        assert info.trials[member] == trial, f"{trial} is not member {member} of {job}"
-    assert state.outstanding == {n for n, m in state.metrics.items() if not m.done}, "outstanding metric jobs"
-    for entry in state.entries:
-        if entry.status == "scored":
-            assert entry.result_file, f"{entry.name} is scored without a result file"
-            assert all(state.leaves[t].todo == 0 for t in entry.sets), f"{entry.name} is scored in part"
-    if state.ended_at is not None:
-        assert not state.live, f"ended with live jobs {sorted(state.live)}"
-        assert all(e.terminal for e in state.entries), "ended with entries open"

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from coordinator.errors import OperatorError
 from coordinator.messages import EVENT, AnyEvent
 
+DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
 ASKING_SECONDS = 0.5  # for which somebody who asks whether the lock is held may hold it
 
 
@@ -115,6 +116,11 @@ def _event(line: bytes, where: str) -> AnyEvent:
         ) from error
 
 
+def is_daemon(holder: str) -> bool:
+    """Does this holder of a work folder's lock, as `WorkLock.holder` names it, take submissions?"""
+    return holder.startswith(DAEMON)
+
+
 class WorkLock:
     """One coordinator per work folder. The kernel frees the lock when its owner dies, however it dies."""
 
@@ -122,34 +128,41 @@ class WorkLock:
         self.path = path
         self._fd: int | None = None
 
-    def acquire(self) -> None:
-        """Take the lock; OperatorError names who holds it."""
+    def acquire(self, command: str = "evalspan") -> None:
+        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         if not _locked(fd):
-            owner = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+            owner = _owner(fd)
             os.close(fd)
+            now = "submit to it (`evalspan submit`), end it" if is_daemon(owner) else "wait until it ends"
             raise OperatorError(
-                f"{self.path.parent} is in use by {owner}: submit to it (`evalspan submit`), end it, or give --work-dir another folder"
+                f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
             )
-        with suppress(OSError):  # for people only; on a full disk the lock holds without it
+        with suppress(OSError):  # on a full disk the lock holds without it
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+            os.pwrite(fd, f"{command}, pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._fd = fd
 
-    def held(self) -> bool:
-        """Does anybody hold it? Whoever asks at the same moment does not."""
+    def holder(self) -> str:
+        """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
+        only asks the same holds nothing.
+        """
         try:
             fd = os.open(self.path, os.O_RDWR)
         except OSError:
-            return False
+            return ""
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return _owner(fd)
         finally:
             os.close(fd)
-        return False
+        return ""
+
+    def held(self) -> bool:
+        """Does any command hold it?"""
+        return bool(self.holder())
 
     @property
     def there(self) -> bool:
@@ -163,6 +176,10 @@ class WorkLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _owner(fd: int) -> str:
+    return os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
 
 
 def _locked(fd: int) -> bool:

@@ -54,6 +54,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.toml"))
 
 
+def is_file_name(text: str) -> bool:
+    """Does it name a suite file, and no shipped suite?"""
+    return "/" in text or text.endswith(".toml")
+
+
 def load_suite(name_or_file: str | Path) -> SuiteSpec:
     """The suite of that name, or in that file (a name with a slash, or ending in ".toml").
 
@@ -61,8 +66,8 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     or a wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
-    data, lines = toml_file.read(path)
-    where = toml_file.in_file(path, lines)
+    data, text = toml_file.read(path)
+    where = toml_file.in_file(path, text)
     suite = toml_file.check(_SuiteFile, data, where)
     _refuse_twins(suite, where)
     return SuiteSpec(
@@ -78,7 +83,7 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
 
 
 def _find(text: str) -> Path:
-    if "/" in text or text.endswith(".toml"):
+    if is_file_name(text):
         path = Path(text).expanduser()
         if not path.is_file():
             raise OperatorError(f"no suite file {text}: give a TOML file, or one of {', '.join(names())}")

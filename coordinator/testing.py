@@ -227,9 +227,9 @@ class FakeCluster:
     def _refuse(self, job: Job) -> None:
         names = {node.name for node in self.fleet}
         if job.node is not None and job.node not in names:
-            raise RefusedError("Invalid node name specified")
+            raise RefusedError("Invalid node name specified", of_node=True)
         if not any(_fits(job, node) for node in self.fleet):
-            raise RefusedError("Requested node configuration is not available")
+            raise RefusedError("Requested node configuration is not available", of_node=True)
 
     def _start(self, member: FakeMember) -> None:
         for node in map(self._node, self.fleet):

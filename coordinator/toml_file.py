@@ -1,17 +1,15 @@
 """A TOML file to a checked record; every complaint names file, line and key.
 
 Rule: what a person wrote is read strictly (no "4" for 4, no unknown key) and refused in one line that says where and
-what to write instead. Python's own parser gives values without lines, so lines are found by a second, shallow scan.
-It does not know: what the keys mean.
+what to write instead. Python's own parser gives values without lines: the line of a key is searched for after a fault.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,16 +21,12 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
 Where = Callable[[Location], str]  # says whence the value at a location came, e.g. "evalspan.toml, line 3"
 
-_HEADER = re.compile(r"(\[\[?)([^\]]*)\]")
-_KEY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)\s*""")
-_QUOTES = ('"""', "'''", '"', "'")
 
-
-def read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
-    """Values of a TOML file, and the line (from 1) of each key and table. OperatorError where it is no TOML."""
+def read(path: Path) -> tuple[dict[str, Any], str]:
+    """Values of a TOML file, and its text. OperatorError where it is no TOML."""
     try:
         text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text), lines_of(text)
+        return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
         raise OperatorError(f"{path} is not TOML: {error}") from error
     except UnicodeDecodeError as error:
@@ -50,106 +44,31 @@ def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
         raise OperatorError(_complaint(model, data, error, where)) from error
 
 
-def lines_of(text: str) -> dict[Location, int]:
-    """Line of every key and table header, by its location, e.g. ("task", 0, "limit"). Inline tables count as a value."""
-    found: dict[Location, int] = {}
-    arrays: dict[Location, int] = {}
-    table: Location = ()
-    for line, statement in _statements(text):
-        header = _HEADER.match(statement)
-        if header:
-            table = _resolve(_keys(header[2]), arrays)
-            if header[1] == "[[":
-                arrays[table] = arrays.get(table, -1) + 1
-                table = (*table, arrays[table])
-            found.setdefault(table, line)
-        else:
-            for part in _prefixes(_keys(statement)):
-                found.setdefault((*table, *part), line)
-    return found
+def line_of(text: str, location: Location) -> int | None:
+    """Line (from 1) at which the statement begins that sets `location`, e.g. ("task", 0, "limit"); None: no such key.
+
+    Python's parser decides: the statement ends with the first line up to which the text parses and has the key.
+    """
+    lines = text.splitlines(keepends=True)
+    start = 0
+    for end in range(1, len(lines) + 1):
+        try:
+            data = tomllib.loads("".join(lines[:end]))
+        except tomllib.TOMLDecodeError:
+            continue  # inside a value of several lines
+        if _known(location, data) == location:
+            return start + 1
+        start = end
+    return None
 
 
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """(line, text up to the line's end) of every statement; lines inside a value are passed over."""
-    position, line = 0, 1
-    while position < len(text):
-        end = _value_end(text, position)
-        statement = text[position:end].strip()
-        if statement and not statement.startswith("#"):
-            yield line, statement
-        line += text.count("\n", position, end + 1)
-        position = end + 1
-
-
-def _value_end(text: str, position: int) -> int:
-    """Index of the line end that closes the statement at `position`: outside of strings, brackets and comments."""
-    depth = 0
-    while position < len(text):
-        char = text[position]
-        if char == "#":
-            position = _find(text, "\n", position)
-            continue
-        if char in "\"'":
-            position = _string_end(text, position)
-            continue
-        if char in "[{":
-            depth += 1
-        elif char in "]}":
-            depth -= 1
-        elif char == "\n" and depth <= 0:
-            return position
-        position += 1
-    return position
-
-
-def _string_end(text: str, position: int) -> int:
-    quote = next(q for q in _QUOTES if text.startswith(q, position))
-    position += len(quote)
-    while position < len(text) and not text.startswith(quote, position):
-        position += 2 if quote[0] == '"' and text[position] == "\\" else 1
-    return position + len(quote)
-
-
-def _find(text: str, what: str, position: int) -> int:
-    found = text.find(what, position)
-    return len(text) if found < 0 else found
-
-
-def _keys(text: str) -> tuple[str, ...]:
-    """Parts of a dotted key at the start of `text`."""
-    parts: list[str] = []
-    position = 0
-    while match := _KEY.match(text, position):
-        raw = match[1]
-        parts.append(json.loads(raw) if raw[0] == '"' else raw.strip("'"))
-        position = match.end()
-        if text[position : position + 1] != ".":
-            break
-        position += 1
-    return tuple(parts)
-
-
-def _resolve(keys: tuple[str, ...], arrays: Mapping[Location, int]) -> Location:
-    """A header's keys with the index of the last element wherever they pass through an array of tables."""
-    location: Location = ()
-    for number, key in enumerate(keys):
-        location = (*location, key)
-        if location in arrays and number < len(keys) - 1:
-            location = (*location, arrays[location])
-    return location
-
-
-def _prefixes(keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    return (keys[: n + 1] for n in range(len(keys)))
-
-
-def in_file(path: Path, lines: Mapping[Location, int]) -> Where:
-    """Says "FILE, line N" of the nearest known location."""
+def in_file(path: Path, text: str) -> Where:
+    """Says "FILE, line N" of the nearest key or table that is in the file."""
 
     def where(location: Location) -> str:
         for length in range(len(location), 0, -1):
-            if location[:length] in lines:
-                return f"{path}, line {lines[location[:length]]}"
+            if (line := line_of(text, location[:length])) is not None:
+                return f"{path}, line {line}"
         return str(path)
 
     return where
@@ -185,12 +104,16 @@ def _known(location: Location, data: Any) -> Location:
     for part in location:
         if isinstance(data, Mapping) and part in data:
             data = data[str(part)]
-        elif isinstance(data, Sequence) and not isinstance(data, str) and isinstance(part, int):
+        elif _is_list(data) and isinstance(part, int) and part < len(data):
             data = data[part]
         else:
             break
         known.append(part)
     return tuple(known)
+
+
+def _is_list(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, str)
 
 
 def name(location: Location) -> str:

@@ -2,8 +2,8 @@
 
 Rule: delivery is at least once and every way ends in the same `Notice`; since an evaluation's id is a function of
 what is evaluated, a checkpoint announced a hundred times is evaluated once. A notice is acknowledged only after it was
-accepted or refused for good.
-It does not know: what an evaluation is.
+accepted or refused for good. Anyone may have written to the stream and the spool folder: only what comes from the
+user's own submissions folder, or from a watched folder, is marked as `own`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
 from pydantic import ValidationError
 
+from coordinator.checkpoint import step_of
 from coordinator.contained import Contained
+from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from evaljobs.contract import Record
-from evaljobs.files import write_atomic
+from evaljobs.files import FrameError, read_plain, write_atomic
 from evaljobs.paths import WorkPaths
 from evaljobs.redis_address import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)
 
 AGAIN = 10  # reported checkpoints that a look looks into again: cheap however many there are
+MOST_NOTICE_BYTES = 1 << 16
+MOST_ERRORS = 3  # of a malformed notice, that are shown
+MOST_SHOWN = 500  # characters of what a malformed notice holds
 GROUP = "daemon"
 CONSUMER = "coordinator"
 
@@ -52,34 +58,91 @@ class Delivery:
     """A notice and how to say that it need not come again. `key`: the same each time it comes until then.
 
     `announced`: whoever saved the checkpoint said so; otherwise it was seen in a watched folder, perhaps half-written.
+    `own`: the user of the daemon, or the settings, named it. `wrong`: why it is no notice; `notice` is then what it claims.
     """
 
     key: str
     notice: Notice
-    acknowledge: Callable[[], None]
+    acknowledge: Callable[[], object]
     announced: bool = True
+    own: bool = False
+    wrong: str = ""
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
     """Leave a notice for the daemon in the spool folder: works with Redis and daemon away."""
-    paths.spool.mkdir(parents=True, exist_ok=True)
-    write_atomic(paths.spool / f"{time.time_ns()}-{os.getpid()}.json", notice.model_dump_json().encode())
+    _leave(paths.spool, notice)
+
+
+def submit(paths: WorkPaths, notice: Notice) -> None:
+    """Leave a person's own submission for the daemon. OperatorError where the work folder is another user's."""
+    try:
+        paths.submissions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _leave(paths.submissions, notice)
+    except PermissionError as error:
+        raise OperatorError(
+            f"{paths.submissions} cannot be written: a work folder takes submissions of its own user alone; "
+            "announce the checkpoint with coordinator.hook.notify"
+        ) from error
+
+
+def _leave(folder: Path, notice: Notice) -> None:
+    write_atomic(folder / f"{time.time_ns()}-{os.getpid()}.json", notice.model_dump_json().encode())
+
+
+def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
+    """What `evalspan submit` left, oldest first. In a folder that others own or may write, it counts as a notice."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        stat = paths.submissions.lstat()
+        own = stat.st_uid == os.geteuid() and stat.st_mode & 0o022 == 0
+        yield from _from_folder(paths.submissions, own=own)
 
 
 def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first; a file that is none is set aside as `*.bad` and named."""
-    for path in sorted(paths.spool.glob("*.json")) if paths.spool.is_dir() else ():
+    """Notices in the spool folder, oldest first. Nothing is changed before they are acknowledged."""
+    yield from _from_folder(paths.spool, own=False)
+
+
+def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
+    """What is no notice, or no plain file, goes by as `*.bad` when it is acknowledged."""
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        unlink = partial(path.unlink, missing_ok=True)
+        set_aside = partial(path.rename, path.with_suffix(".bad"))
         try:
-            notice = Notice.model_validate_json(path.read_bytes())
-        except OSError as error:  # storage that is away for a moment makes no notice bad
-            log.warning("%s cannot be read yet: %s", path, error)
+            text = read_plain(path, MOST_NOTICE_BYTES)
+        except (OSError, FrameError) as error:
+            if isinstance(error, OSError) or isinstance(error.__cause__, PermissionError):
+                log.warning("%s cannot be read yet: %s", path, error)  # storage may be away for a moment
+                continue
+            yield Delivery(str(path), Notice(checkpoint=str(path)), set_aside, own=own, wrong=str(error))
             continue
-        except ValidationError as error:
-            log.warning("%s is no notice and is set aside: %s", path, error)
-            with contextlib.suppress(OSError):
-                path.rename(path.with_suffix(".bad"))
-            continue
-        yield Delivery(str(path), notice, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
+        notice, wrong = parse(text, claimed=str(path))
+        yield Delivery(str(path), notice, set_aside if wrong else unlink, own=own, wrong=wrong)
+
+
+def parse(text: bytes, claimed: str) -> tuple[Notice, str]:
+    """The notice, and ""; else what it claims to be of, with the reason why it is none. `claimed`: for where it names none."""
+    try:
+        return Notice.model_validate_json(text), ""
+    except ValidationError as error:
+        why = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'all of it'}: {e['msg']}" for e in error.errors()[:MOST_ERRORS]
+        )
+    try:
+        named = json.loads(text)
+    except (ValueError, RecursionError):
+        named = None
+    fields = named if isinstance(named, dict) else {}
+    notice = Notice(
+        checkpoint=_printable(fields.get("checkpoint", claimed)),
+        suite=_printable(fields.get("suite", "default")),
+    )
+    return notice, _printable(f"it is no notice of this version ({why})")
+
+
+def _printable(value: object) -> str:
+    """What a stranger wrote, as one line that any file or terminal takes."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:MOST_SHOWN])
 
 
 def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
@@ -96,13 +159,9 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
     except (redis.RedisError, OSError, QueueUnavailable):
         return
     for entry_id, fields in entries:
-        acknowledge = _acknowledge(client, entry_id)
-        text = fields.get(b"notice", fields.get("notice", b""))
-        try:
-            yield Delivery(f"stream/{entry_id!r}", Notice.model_validate_json(text), acknowledge)
-        except ValidationError as error:
-            log.warning("entry %s of the stream is no notice and is dropped: %s", entry_id, error)
-            acknowledge()
+        key = f"stream/{entry_id!r}"
+        notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
+        yield Delivery(key, notice, _acknowledge(client, entry_id), wrong=wrong)
 
 
 def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
@@ -162,7 +221,7 @@ class FolderWatch:
         notice = Notice(
             checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
         )
-        return Delivery(f"watch/{key}", notice, lambda: self._remember(key, held), announced=False)
+        return Delivery(f"watch/{key}", notice, lambda: self._remember(key, held), announced=False, own=True)
 
     def _is_checkpoint(self, folder: Path) -> bool:
         # `Path.exists` raises where it may not look, as in a folder that is not for us
@@ -197,14 +256,3 @@ def _checkpoints(pattern: str) -> list[Path]:
         return [root, *sorted(p for p in root.iterdir() if os.path.isdir(p))] if root.is_dir() else []  # noqa: PTH112
     anchor = Path(root.anchor or ".")
     return sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern))
-
-
-def step_of(name: str) -> int | None:
-    """The training step in a checkpoint folder's name: its last run of digits."""
-    digits = ""
-    for char in reversed(name):
-        if char.isdecimal():
-            digits = char + digits
-        elif digits:
-            break
-    return int(digits) if digits else None

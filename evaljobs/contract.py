@@ -47,6 +47,16 @@ class SuiteSpec(Record):
     tasks: tuple[TaskEntry, ...]
 
 
+class Sources(Record):
+    """The source key of one suite entry, in two parts (`evaljobs.sources.entry_files`).
+
+    `files`: the suite's own files, which a build and a score check again; `installed`: what the installation holds.
+    """
+
+    files: str = ""
+    installed: str = ""
+
+
 class CheckpointFile(Record):
     """A file of a checkpoint: name relative to its folder, bytes, and mtime in ns as seen on shared storage."""
 
@@ -119,14 +129,15 @@ class JudgeJob(Record):
 class RequestSetManifest(Record):
     """A leaf task's requests, built and tokenised once. Written last: a set with a manifest is whole.
 
-    `key` digests everything that decides a prompt or a token (task config, data, lm-eval version, tokenizer, seeds,
-    chat template, system instruction, max_length, add_bos_token, prefix token, limit). `data_files` are local files
-    the task read; a later reuse checks that they have not changed.
+    `key` is the request digest, over all that decides an answer besides the weights: the requests with their generation
+    settings, the tokenizer, the engine with its arguments and versions. `score_key` is over all that makes a score of
+    answers: filters, metrics, gold answers, their code and versions.
     """
 
     schema_version: int = SCHEMA_VERSION
     task: str
     key: str
+    score_key: str = ""
     output_type: str
     executes: bool = False  # its metric runs programs or asks a judge: work divisible by document
     documents: int
@@ -135,7 +146,6 @@ class RequestSetManifest(Record):
     sampled: bool = False  # any generation with do_sample or a temperature
     prompt_tokens: int  # of all turns of a conversation, answers in later prompts at their cap
     generation_cap_tokens: int
-    data_files: tuple[CheckpointFile, ...] = ()
 
 
 class EntryManifest(Record):
@@ -185,6 +195,7 @@ class BuildSpec(Record):
     model: ModelOptions
     out_dir: str  # request_sets/<lookup digest of this entry>
     offline: bool = True
+    source: str = ""  # `Sources.files` that the entry's files must have; "": not checked
 
 
 class ConvertSpec(Record):
@@ -250,6 +261,9 @@ class TrialSpec(Record):
     request_sets_file: str | None = None  # where the probe finds them later
     seed: int = 1234
     redis_file: str
+    redis_patience_seconds: float = (
+        600.0  # Redis away for longer: the trial ends, its GPU is of use to others
+    )
     lanes: tuple[LaneSpec, ...]
     idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
     sampled_tasks: tuple[str, ...] = ()
@@ -304,6 +318,7 @@ class ScoreSpec(Record):
     frames: dict[str, tuple[FrameRef, ...]]  # leaf task -> every shard's record
     model_dir: str
     model: ModelOptions
+    source: str = ""  # as in BuildSpec
     bootstrap_iters: int = 100_000
     item_seconds: float = 60.0
     allow_unsafe: bool = False

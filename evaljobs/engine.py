@@ -129,9 +129,11 @@ def probe_batch_size(lm: Any) -> int:
 
 
 def fix_batch_size(lm: Any, batch_size: int) -> None:
-    """Give a model loaded with "auto" the size that the evaluation has settled on."""
-    if hasattr(lm, "batch_size_per_gpu"):
-        lm.batch_size_per_gpu = batch_size
+    """Give a model loaded with "auto" the size that the evaluation has settled on. lm-eval's hf classes keep it in
+    `batch_size_per_gpu` (there `batch_size` is read-only), those of engines that batch by themselves in `batch_size`.
+    """
+    name = "batch_size_per_gpu" if hasattr(lm, "batch_size_per_gpu") else "batch_size"
+    setattr(lm, name, batch_size)
 
 
 def seed_batch(seed: int, key: str, number: int) -> None:
@@ -169,7 +171,8 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         elif batch.kind == "loglikelihood_rolling" and not batch.text:
             pairs.append((piece.index, [piece.window, float(answer[0])]))
         elif batch.kind == "loglikelihood_rolling":
-            pairs.append((piece.index, float(answer)))
+            # the engine cut the text into windows of its own length and added them up: one term is all there is
+            pairs.append((piece.index, [0, float(answer)]))
         else:
             pairs.append((piece.index, answer))
     return pairs

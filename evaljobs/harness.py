@@ -12,15 +12,18 @@ import contextlib
 import difflib
 import functools
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs import seam
+from evaljobs import seam, sources, task_paths
 from evaljobs.contract import ModelOptions, SuiteSpec, TaskEntry
-from evaljobs.errors import OperatorError, one_line
+from evaljobs.errors import JobError, OperatorError, one_line
+
+log = logging.getLogger(__name__)
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
@@ -54,9 +57,20 @@ class Tasks:
     def task_index(self) -> Any:
         return self.manager.task_index
 
+    def shipped(self, name: str) -> sources.Shipped | None:
+        """Where lm-eval has this task, group or tag."""
+        entry = self.task_index.get(name)
+        if entry is None:
+            return None
+        path = getattr(entry, "yaml_path", None)
+        return sources.Shipped(path, () if path else tuple(sorted(entry.tags)))
+
     def load(self, names: Any) -> dict[str, Any]:
         try:
-            self.loaded = self.manager.load(names)
+            with task_paths.relative_to_yaml():
+                self.loaded = self.manager.load(names)
+        except JobError:
+            raise
         except Exception as error:
             raise _explained(error, names) from error
         if self.on_load is not None:
@@ -90,9 +104,10 @@ def _explained(error: Exception, names: Any) -> Exception:
 def _manager(include_path: tuple[str, ...], metadata: str, *, defaults: bool) -> Any:
     from lm_eval.tasks import TaskManager  # noqa: PLC0415
 
-    return TaskManager(
-        include_path=list(include_path) or None, include_defaults=defaults, metadata=json.loads(metadata)
-    )
+    with task_paths.relative_to_yaml():
+        return TaskManager(
+            include_path=list(include_path) or None, include_defaults=defaults, metadata=json.loads(metadata)
+        )
 
 
 def task_manager(
@@ -114,24 +129,91 @@ def _check_folders(include_path: Sequence[str]) -> None:
             raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
 
 
-def folder_names(include_path: Sequence[str]) -> Sequence[str]:
-    """Names of the tasks, groups and tags that the folders define by themselves."""
+def folder_index(include_path: Sequence[str]) -> dict[str, Any]:
+    """What the folders define by themselves: name -> lm-eval's index entry."""
     _check_folders(include_path)
-    names: Sequence[str] = _manager(tuple(include_path), "{}", defaults=False).all_tasks
-    return names
+    index: dict[str, Any] = _manager(tuple(include_path), "{}", defaults=False).task_index
+    return index
 
 
-def folder_configs(include_path: Sequence[str], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """What the YAML files of these folders say of the named tasks, and of members of the named groups and tags."""
-    index = _manager(tuple(include_path), "{}", defaults=False).task_index
-    found: dict[str, Mapping[str, Any]] = {}
+def self_contained(include_path: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the folders define these names and all that they name."""
+    index = folder_index(include_path)
+    return all(_self_contained(index, name) for name in names)
+
+
+def reached(index: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+    """These names and those of all members of their groups and tags, whether lm-eval knows them or not."""
+    found: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [m for m in _members(index[name]) if isinstance(m, str)] if name in index else []
+    return found
+
+
+def leaf_configs(index: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """What YAML files say of the leaf tasks of these names, with what groups say of their members; functions not imported."""
+    from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
+
+    found: dict[str, Mapping[str, Any]] = {}
+
+    def visit(item: Any, said: Mapping[str, Any], above: frozenset[str]) -> None:
+        own = item if isinstance(item, dict) else {"task": item}
+        name = str(own.get("group") or own.get("task"))
         entry = index.get(name)
-        if entry is not None and name not in found:
-            found[name] = entry.cfg or {}
-            waiting += [child for child in _members(entry) if isinstance(child, str)]
+        if name in above or (entry is None and own is not item):
+            return
+        said = {**said, **{key: value for key, value in own.items() if key not in ("group", "task")}}
+        if entry is not None and entry.kind.name == "TAG":
+            for member in sorted(entry.tags):
+                visit(member, said, above | {name})
+            return
+        config = own if entry is None else _config_of(entry)
+        if "group" not in config:
+            found[name] = {**config, **said}
+            return
+        listed = config.get("task")
+        more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
+        for member in listed if isinstance(listed, list) else []:
+            visit(member, {**more, **said}, above | {name})
+
+    for name in names:
+        visit(name, {}, frozenset())
+    return found
+
+
+def _config_of(entry: Any) -> Mapping[str, Any]:
+    if entry.cfg is None:
+        from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
+
+        with task_paths.relative_to_yaml():
+            entry.cfg = load_yaml(entry.yaml_path, resolve_func=False)
+    return entry.cfg or {}
+
+
+def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
+    """Names in these folders that lm-eval passes over since a YAML includes a file that is not there -> which."""
+    from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
+
+    read = {entry.yaml_path for entry in folder_index(include_path).values()}
+    found: dict[str, str] = {}
+    for folder in include_path:
+        for yaml in sorted(Path(folder).glob("**/*.yaml")):
+            if yaml in read:
+                continue
+            try:
+                with task_paths.relative_to_yaml():
+                    load_yaml(yaml, resolve_func=False)
+            except task_paths.MissingIncludeError as error:
+                tags = error.config.get("tag") or []
+                names = [error.config.get("task"), error.config.get("group")]
+                names += tags if isinstance(tags, list) else [tags]
+                found |= {name: str(error) for name in names if isinstance(name, str)}
+            except Exception:  # lm-eval passes over a YAML that it cannot read
+                log.debug("%s is passed over", yaml, exc_info=True)
     return found
 
 
@@ -141,7 +223,7 @@ def _members(entry: Any) -> list[Any]:
     if entry.kind.name == "TAG":
         members = sorted(entry.tags)
     elif entry.kind.name == "GROUP":
-        listed = (entry.cfg or {}).get("task", [])
+        listed = _config_of(entry).get("task", [])
         members = listed if isinstance(listed, list) else [listed]
     return [m if isinstance(m, str) else m.get("task") or m.get("group") for m in members]
 

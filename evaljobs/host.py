@@ -20,6 +20,7 @@ from pathlib import Path
 
 from evaljobs import stage
 from evaljobs.contract import HostSpec, TrialSpec
+from evaljobs.coordinator_lease import is_there
 from evaljobs.errors import JobError, OperatorError
 from evaljobs.files import write_outcome, write_record
 from evaljobs.outcomes import Failed
@@ -132,8 +133,11 @@ def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], 
     for index, (lane, child) in enumerate(zip(trial.lanes, children, strict=False)):
         if index in told or child.poll() is None:
             continue
+        left = [is_there(paths.outcome(kind, lane.trial)) for kind in ("trial-ended", "failed")]
+        if not any(left) and None in left:
+            continue  # the storage cannot say: asked again
         told.add(index)
-        if any(paths.outcome(kind, lane.trial).exists() for kind in ("trial-ended", "failed")):
+        if any(left):
             continue
         code = child.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"

@@ -11,6 +11,7 @@ It does not know: RQ, queues, which GPU answered. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import logging
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs import bootstrap, harness, replay, seam
+from evaljobs import bootstrap, harness, replay, seam, sources
 from evaljobs.contract import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome
@@ -29,7 +30,7 @@ from evaljobs.items import Items
 from evaljobs.judges.asking import Judges, judges_of
 from evaljobs.judges.records import Ask, Reply
 from evaljobs.outcomes import Executed, Failed, Scored
-from evaljobs.paths import EvaluationPaths, request_set_manifest, slug
+from evaljobs.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
 from evaljobs.recording import record_programs
 from evaljobs.requests import read_head
 from evaljobs.results import BY_NAME
@@ -137,6 +138,9 @@ def _score(spec: ScoreSpec, items: Items) -> Scored:
     paths = EvaluationPaths(spec.evaluation_dir)
     entry = spec.suite.tasks[spec.entry]
     harness.quiet_environment(offline=True)
+    cache = WorkPaths(paths.root.parent).digests
+    unchanged = functools.partial(sources.unchanged, spec.suite.include_path, entry.name, spec.source, cache)
+    unchanged()
     leaves = {
         task: _answers(paths, folder, spec.frames.get(task, ())) for task, folder in spec.request_sets.items()
     }
@@ -167,6 +171,7 @@ def _score(spec: ScoreSpec, items: Items) -> Scored:
     unasked = set(leaves) - set(results["configs"])
     if unasked:
         raise replay.ReplayError(f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again")
+    unchanged()  # while it was scored, either
     return Scored(
         name=spec.name,
         entry=spec.entry,

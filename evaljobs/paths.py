@@ -96,13 +96,20 @@ class WorkPaths:
         self.observations = self.priors / "observations.jsonl"
         self.cache = self.root / "cache"
         self.judgements = self.cache / "judgements"
+        self.digests = self.cache / "digests.json"
         self.spool = self.root / "spool"
+        self.submissions = self.root / "submissions"
         self.kept_back = self.root / "kept_back.json"
         self.gate = self.root / "gate.json"
         self.watched = self.root / "watched.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:
         return EvaluationPaths(self.root / evaluation_id)
+
+
+def shipped_index(cache: Path, lm_eval_version: str) -> Path:
+    """lm-eval's own tasks: {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that a tag holds]}}."""
+    return cache / f"lm_eval-{lm_eval_version}-index.json"
 
 
 def request_set_manifest(folder: str | Path) -> Path:

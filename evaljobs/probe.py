@@ -8,6 +8,7 @@ It does not know: other nodes, and what the answers mean.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs import node_probe
+from evaljobs.errors import one_line
 from evaljobs.files import write_atomic
 from evaljobs.own_files import Refused
 
@@ -32,6 +34,20 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def engine_trouble(engine: str) -> str:
+    """Why this interpreter cannot import lm-eval's class of an engine, or the hf class that builds the requests of every
+    engine; empty where it can. Takes as long as importing them.
+    """
+    from evaljobs.engine import import_engine  # noqa: PLC0415 (torch and lm-eval: only where asked for)
+
+    try:
+        import_engine(engine)
+        importlib.import_module("lm_eval.models.huggingface")
+    except Exception as error:  # noqa: BLE001 (whatever a library raises while it is imported is the answer)
+        return one_line(error)
+    return ""
 
 
 def sandbox_levels() -> list[dict[str, Any]]:

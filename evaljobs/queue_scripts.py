@@ -14,6 +14,7 @@ Keys below `evalspan:{evaluation}:`
   copies    hash    claimed shard -> trial that runs it a second time; '': one of the two has done it
   trials    hash    trial -> progress (JSON)
   slow      hash    straggling trial -> times as long as the others it takes
+  gone      set     released trials: one that lives after all claims nothing more, and its heartbeat registers nothing
 
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
 Rule of stealing, in `steal` alone: from the lane with the most predicted seconds left, its head. Lanes are longest
@@ -50,6 +51,8 @@ local function owner(shard)
   if not text then return nil end
   return cjson.decode(text)[1]
 end
+
+local function gone(trial) return redis.call('SISMEMBER', key('gone'), trial) == 1 end
 
 local function claim(trial, shard)
   redis.call('HSET', key('claims'), shard, cjson.encode({trial, stamp(now())}))
@@ -204,6 +207,7 @@ for i = 1, #copies, 2 do
 end
 redis.call('HDEL', key('trials'), ARGV[1])
 redis.call('HDEL', key('slow'), ARGV[1])
+redis.call('SADD', key('gone'), ARGV[1])
 return mine
 """
 )
@@ -213,6 +217,7 @@ CLAIM = (
     _COMMON
     + """
 local trial, lane = ARGV[1], ARGV[2]
+if gone(trial) then return {'drained'} end
 
 local function steal()
   local richest = redis.call('ZREVRANGE', key('load'), 0, 0)[1]
@@ -322,6 +327,7 @@ HEARTBEAT = (
     _COMMON
     + """
 local trial, shard = ARGV[1], ARGV[2]
+if gone(trial) then return 0 end
 note(trial, cjson.decode(ARGV[3]))
 if shard == '' then return 1 end
 if cjson.decode(redis.call('HGET', key('trials'), trial))['last_done'] == shard and owner(shard) ~= trial then
@@ -343,7 +349,7 @@ REMOVE = (
     + """
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
-  key('held'), key('withdrawn'), key('copies'), key('trials'), key('slow'))
+  key('held'), key('withdrawn'), key('copies'), key('trials'), key('slow'), key('gone'))
 """
 )
 

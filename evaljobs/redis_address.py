@@ -11,6 +11,7 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import redis
@@ -150,6 +151,15 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
         **common,  # type: ignore[arg-type]
         **more,  # type: ignore[arg-type]
     )
+
+
+@lru_cache(maxsize=1)
+def shared(address: RedisAddress) -> redis.Redis:
+    """The one client of this address in this process: a daemon's connections do not grow with its evaluations.
+
+    Its pool is safe to use from threads and after a fork. Nothing closes it; a new address takes its place.
+    """
+    return client(address)
 
 
 def connect(file: Path, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:

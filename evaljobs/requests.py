@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
-import hashlib
-import importlib.metadata
 import json
 import logging
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs import conversations, harness, seam, weightless
+from evaljobs import conversations, harness, keys, seam, sources, weightless
 from evaljobs.batches import (
     Kind,
     Piece,
@@ -31,13 +27,14 @@ from evaljobs.batches import (
     encode_batches,
     encode_requests,
 )
-from evaljobs.contract import BuildSpec, CheckpointFile, EntryManifest, RequestSetManifest
+from evaljobs.contract import BuildSpec, EntryManifest, RequestSetManifest
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.files import read_record, write_atomic, write_outcome, write_record
 from evaljobs.instances import instances_digest
 from evaljobs.outcomes import Built
 from evaljobs.paths import (
     EvaluationPaths,
+    WorkPaths,
     batch_file,
     batch_index_file,
     entry_manifest,
@@ -57,9 +54,13 @@ def build(spec: BuildSpec) -> Built:
     harness.quiet_environment(offline=spec.offline)
     folder = Path(spec.out_dir)
     sets = _sets_on_disk(folder)
+    entry = spec.suite.tasks[spec.entry]
+    cache = WorkPaths(folder.parents[1]).digests
+    unchanged = functools.partial(sources.unchanged, spec.suite.include_path, entry.name, spec.source, cache)
     if sets is None:
-        sets = _build_entry(spec, folder)
-        entry = spec.suite.tasks[spec.entry]
+        unchanged()
+        sets = _build_entry(spec)
+        unchanged()  # while it was built, either: the folder's name says what is in it
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     if spec.batch_size != "auto":
@@ -108,31 +109,20 @@ def add_batches(folder: Path, batch_size: int) -> None:
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:
-    """Leaf task -> folder name, where every set is whole and the files it was made from are unchanged."""
+    """Leaf task -> folder name, where every set is whole. `folder` is named by what the sets are made of."""
     try:
         entry = read_record(entry_manifest(folder), EntryManifest)
-        manifests = [
+        for name in entry.sets.values():
             read_record(request_set_manifest(folder / name), RequestSetManifest)
-            for name in entry.sets.values()
-        ]
     except (FileNotFoundError, ValueError):
         return None
-    files = {file.name: file for manifest in manifests for file in manifest.data_files}
-    return entry.sets if all(_describe(Path(f.name)) == f for f in files.values()) else None
-
-
-def _describe(path: Path) -> CheckpointFile | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return CheckpointFile(name=str(path), size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+    return entry.sets
 
 
 # --- one entry ---------------------------------------------------------------------------------------------------
 
 
-def _build_entry(spec: BuildSpec, folder: Path) -> dict[str, str]:
+def _build_entry(spec: BuildSpec) -> dict[str, str]:
     entry = spec.suite.tasks[spec.entry]
     seam.install()
     tasks = harness.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
@@ -159,13 +149,15 @@ def _build_entry(spec: BuildSpec, folder: Path) -> dict[str, str]:
         raise
     except ValueError as error:  # lm-eval's word for settings that do not go together
         raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
+    files = sources.files_of(spec.suite.include_path, entry.name, tasks.shipped)
     sets: dict[str, str] = {}
     for name, task in tasks.loaded["tasks"].items():
-        sets[name] = _write_set(spec, lm, name, task, folder)
+        score_key = keys.score_key(task, tasks.loaded.get("groups", {}), files)
+        sets[name] = _write_set(spec, lm, name, task, score_key)
     return sets
 
 
-def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> str:
+def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -> str:
     instances = list(task.instances)
     judged = asks_judge(task)
     if judged and not spec.suite.tasks[spec.entry].judge:
@@ -174,24 +166,24 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, folder: Path) -> 
         )
     head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
     body = encode_requests(head, pieces)
-    key = _key(spec, lm, task, body)
+    sampled = any(_sampled(s) for s in head.settings)
+    key = keys.request_digest(lm, spec.suite, spec.model, body, sampled=sampled, follow_up=head.follow_up)
     relative = f"{slug(name)}-{key[:12]}"
-    place = folder / relative
-    data_files = tuple(_data_files(task))
+    place = Path(spec.out_dir) / relative
     caps = [head.max_gen_tokens[p.settings] if p.settings >= 0 else 0 for p in pieces]
     turns = [(cap, p.lengths(cap)) for p, cap in zip(pieces, caps, strict=True)]
     manifest = RequestSetManifest(
         task=name,
         key=key,
+        score_key=score_key,
         output_type=str(task.OUTPUT_TYPE),
         executes=runs_programs(task) or judged,
         documents=len({i.doc_id for i in instances}),
         requests=head.requests,
         repeats=max(int(i.repeats or 1) for i in instances),
-        sampled=any(_sampled(s) for s in head.settings),
+        sampled=sampled,
         prompt_tokens=sum(length for _, lengths in turns for length in lengths),
         generation_cap_tokens=sum(cap * len(lengths) for cap, lengths in turns),
-        data_files=data_files,
     )
     there = request_set_manifest(place)
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -315,86 +307,3 @@ def _sampled(settings: dict[str, Any]) -> bool:
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
     return bool(normalize_gen_kwargs(settings).get("do_sample"))
-
-
-# --- what decides a set ------------------------------------------------------------------------------------------
-
-
-def _key(spec: BuildSpec, lm: Any, task: Any, body: bytes) -> str:
-    """Digest over everything that decides a prompt, a token or a batch. The requests themselves are most of it."""
-    import transformers  # noqa: PLC0415
-
-    config = task.dump_config()
-    # where the model and the YAML lie does not change a prompt
-    metadata = config.get("metadata")
-    if isinstance(metadata, dict):
-        config["metadata"] = {k: v for k, v in metadata.items() if k not in ("pretrained", "config_source")}
-    what = {
-        "requests": hashlib.sha256(body).hexdigest(),
-        "config": config,
-        "lm_eval": importlib.metadata.version("lm_eval"),
-        "transformers": transformers.__version__,
-        "tokenizer": _tokenizer_digest(lm.tokenizer),
-        "engine": spec.model.engine,
-        "seed": spec.suite.seed,
-        "chat": spec.suite.apply_chat_template,
-        "template": getattr(lm.tokenizer, "chat_template", None) if spec.suite.apply_chat_template else None,
-        "system": spec.suite.system_instruction,
-        "multiturn": spec.suite.fewshot_as_multiturn,
-        "limit": spec.suite.tasks[spec.entry].limit,
-        "max_length": lm.max_length,
-        "add_bos_token": lm.add_bos_token,
-        "prefix_token": lm.prefix_token_id,
-        "backend": lm.backend,
-    }
-    text = json.dumps(what, sort_keys=True, default=_stable)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _stable(value: Any) -> str:
-    """A text of a value that does not name its address in memory."""
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
-    return str(value)
-
-
-def _tokenizer_digest(tokenizer: Any) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
-    special = json.dumps([tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id])
-    return hashlib.sha256((text + special).encode()).hexdigest()
-
-
-def _data_files(task: Any) -> Iterator[CheckpointFile]:
-    """Local files that the task's data come from."""
-    config = task.config
-    keywords = config.dataset_kwargs or {}
-    named = list(_strings(keywords.get("data_files")))
-    if config.dataset_path and Path(config.dataset_path).exists():
-        named.append(config.dataset_path)
-    source = (config.metadata or {}).get("config_source") if isinstance(config.metadata, dict) else None
-    folders = [Path.cwd(), *([Path(source).parent] if source and source != "inline" else [])]
-    if isinstance(keywords.get("data_dir"), str):
-        folders.append(Path(keywords["data_dir"]))
-    found: dict[str, CheckpointFile] = {}
-    for name in named:
-        for folder in folders:
-            for match in sorted(glob.glob(os.path.join(folder, name), recursive=True)):  # noqa: PTH118, PTH207
-                path = Path(match).resolve()
-                files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
-                for file in files:
-                    described = _describe(file)
-                    if described is not None:
-                        found[described.name] = described
-    yield from found.values()
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for member in value.values():
-            yield from _strings(member)
-    elif isinstance(value, list | tuple):
-        for member in value:
-            yield from _strings(member)

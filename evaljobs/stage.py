@@ -27,7 +27,7 @@ from typing import Literal
 
 from evaljobs import copying, node_memory, own_files, publishing
 from evaljobs.contract import CheckpointSpec, Release, StageSpec
-from evaljobs.coordinator_lease import CoordinatorLease
+from evaljobs.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.files import write_outcome
 from evaljobs.node_memory import Slot
@@ -217,7 +217,7 @@ def hold(holding: Holding, stop: threading.Event) -> str:
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
     renewed = time.monotonic()
     while True:
-        if release.exists():
+        if is_there(release):
             return RELEASED
         if stop.is_set():
             return "terminated"

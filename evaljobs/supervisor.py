@@ -23,7 +23,7 @@ from typing import Any
 import redis
 
 from evaljobs import metric_jobs, redis_address
-from evaljobs.coordinator_lease import CoordinatorLease
+from evaljobs.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.redis_address import QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Supervisor:
 
     def _over(self, at: float) -> bool:
         options = self.options
-        if options.stop_file is not None and options.stop_file.exists():
+        if options.stop_file is not None and is_there(options.stop_file):
             return True
         idle = (
             self._answered_at - self._worked_at

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
 BEAT_SECONDS = 10.0  # the most that a heartbeat under way is waited for: Redis may be away
-QUEUE_PATIENCE_SECONDS = 120.0  # Redis away for longer: the trial ends, its GPU is of use to somebody else
 FILL_PATIENCE_SECONDS = 600.0  # queue or request sets not there yet
 STAGING_PATIENCE_SECONDS = 600.0
 # Trials are submitted once the weights are there: where nothing of them is seen, another /dev/shm is looked at.
@@ -117,7 +116,15 @@ def main(spec: TrialSpec) -> int:
 class Trial:
     """One array member: its claims, its response file, its account."""
 
-    def __init__(self, spec: TrialSpec, lane: LaneSpec) -> None:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        lane: LaneSpec,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._monotonic, self._sleep = monotonic, sleep  # the clock by which patience with Redis is measured
         self.spec = spec
         self.lane = lane
         self.paths = EvaluationPaths(spec.evaluation_dir)
@@ -216,7 +223,7 @@ class Trial:
     def _wait_for_sets(self, place: Path) -> dict[str, Any]:
         deadline = time.monotonic() + FILL_PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # not there yet, or storage is away
                 told: dict[str, Any] = json.loads(place.read_text())
                 return told
             time.sleep(POLL_SECONDS)
@@ -304,7 +311,8 @@ class Trial:
 
     def _insist(self, effect: Callable[[WorkQueue], T]) -> T:
         """An effect on the queue, again and again with growing pauses while Redis is away."""
-        deadline = time.monotonic() + QUEUE_PATIENCE_SECONDS
+        patience = self.spec.redis_patience_seconds
+        deadline = self._monotonic() + patience
         pause = 0.2
         while True:
             try:
@@ -312,13 +320,11 @@ class Trial:
                     self._queue = WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
                 return effect(self._queue)
             except QueueUnavailable as error:
-                if time.monotonic() + pause > deadline:
-                    raise QueueLostError(
-                        f"Redis was away for {QUEUE_PATIENCE_SECONDS:g} s: {one_line(error)}"
-                    ) from error
+                if self._monotonic() + pause > deadline:
+                    raise QueueLostError(f"Redis was away for {patience:g} s: {one_line(error)}") from error
                 log.warning("queue: %s; again in %.1f s", one_line(error), pause)
             with self.seconds.spent("idle"):
-                time.sleep(pause)
+                self._sleep(pause)
             pause = min(pause * 2, 10.0)
 
     def _drop_shard(self, beating: threading.Thread) -> None:

@@ -89,7 +89,7 @@ class WorkQueue:
         Follows the address: where Redis has moved, calls go to the new place.
         """
         address = redis_address.read(redis_file)
-        queue = cls(redis_address.client(address), evaluation_id, address=address)
+        queue = cls(redis_address.shared(address), evaluation_id, address=address)
         queue._file = redis_file
         return queue
 
@@ -122,7 +122,10 @@ class WorkQueue:
             self._run(queue_scripts.WITHDRAW, *shards[start : start + CHUNK])
 
     def release_claims(self, trial: str) -> tuple[str, ...]:
-        """A trial is dead: what it had claimed is queued again where it was planned. Returns those shards."""
+        """Queue the shards that a dead trial had claimed where they were planned, and return them.
+
+        The release is for good: should the trial live after all, its heartbeats answer False and it claims nothing more.
+        """
         return tuple(_text(s) for s in self._run(queue_scripts.RELEASE, trial))
 
     def mark_slow(self, trials: Mapping[str, float]) -> None:
@@ -198,8 +201,8 @@ class WorkQueue:
     ) -> bool:
         """Say where the trial stands; registers its claim of `shard` where Redis has lost it.
 
-        False where `shard` was given to someone else, or was done by the other of two that ran it: dropping it saves
-        work, finishing it does no harm.
+        False where `shard` was given to someone else, or was done by the other of two that ran it, or where the trial was
+        released: dropping it saves work, finishing it does no harm.
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
         return bool(self._run(queue_scripts.HEARTBEAT, trial, shard or "", json.dumps(progress)))
@@ -253,8 +256,7 @@ class WorkQueue:
             return
         address = redis_address.read(self._file)
         if address != self._address:
-            self._client.close()
-            self._use(redis_address.client(address), address)
+            self._use(redis_address.shared(address), address)
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:

@@ -80,7 +80,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     partial.replace(folder)
 
 
-def train(runs: Path, suite: Path, work: Path, steps: int, checkpoints: int) -> list[Path]:
+def train(runs: Path, suite: str, work: Path, steps: int, checkpoints: int) -> list[Path]:
     """`steps` steps with a checkpoint before the first and `checkpoints` more, each announced; the folders."""
     import torch  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
@@ -113,7 +113,7 @@ def train(runs: Path, suite: Path, work: Path, steps: int, checkpoints: int) -> 
             folder = runs / f"step-{step}"
             save(model, tokenizer, folder)
             t = time.perf_counter()
-            hook.notify(folder, step, suite=str(suite), work_dir=work)
+            hook.notify(folder, step, suite=suite, work_dir=work)
             took = (time.perf_counter() - t) * 1000
             say(f"step {step}: saved and announced in {took:.2f} ms, {time.monotonic() - began:.0f} s in")
             saved.append(folder)
@@ -204,7 +204,8 @@ def main() -> int:
     suite = write_suite(folder / "suite")
     config = folder / "evalspan.toml"
     config.write_text(
-        f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n[watch]\nsuite = "{suite}"\n'
+        f'work_dir = "{work}"\n\n[cluster]\nkind = "local"\nslots = 1\n\n'
+        f'[watch]\nroots = ["{runs}"]\nsuites = ["{suite}"]\n'
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
@@ -214,7 +215,7 @@ def main() -> int:
         )
     say(f"daemon started, its log is {folder / 'daemon.log'}")
     try:
-        saved = train(runs, suite, work, chosen.steps, chosen.checkpoints)
+        saved = train(runs, suite.stem, work, chosen.steps, chosen.checkpoints)
         whole = wait(runs, config, daemon, len(saved), chosen.timeout)
     finally:
         daemon.send_signal(signal.SIGTERM)

@@ -14,13 +14,14 @@ from coordinator import machine
 from coordinator.config import Config
 from coordinator.ended import read_ended
 from coordinator.errors import OperatorError
-from coordinator.intake import check_tasks
+from coordinator.intake import check_tasks, prepare_command
 from coordinator.messages import Accepted, AnyEvent
+from coordinator.records import EvaluationRecord
 from coordinator.setup import site_of
+from coordinator.shared_storage import check_shared
 from coordinator.specs import Site
 from coordinator.state import IllegalEventError, State
 from coordinator.store import events_after, read_events
-from evaljobs.contract import SuiteSpec
 from evaljobs.paths import EvaluationPaths
 
 app = typer.Typer(
@@ -45,10 +46,20 @@ def stdout() -> Console:
     return Console()
 
 
-def ask_for_tasks(suite: SuiteSpec, site: Site) -> None:
-    """`check_tasks`, with a word to whoever watches: the first time lm-eval reads thousands of files."""
+def check_suite(
+    record: EvaluationRecord, settings: Config, suite: str, *, config: Path | None, work_dir: Path | None
+) -> None:
+    """Refuse a suite whose tasks or data jobs would not find; `suite`, `config`, `work_dir`: as they were typed.
+
+    Says that it waits: the first time lm-eval reads thousands of files.
+    """
+    site = site_of(settings)
+    named = record.checkpoint.source
+    prepare = prepare_command(named, suite, config=config, work_dir=work_dir, convert=record.convert)
     with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
-        check_tasks(suite, site)
+        files = check_tasks(record.suite, site, prepare)
+    if settings.cluster.kind == "slurm":
+        check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
 
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:

@@ -45,7 +45,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         _say(f"{command.command} of {name} is asked for")
         return
     coordinator = setup.coordinator_of(config)
-    with coordinator.in_charge(), Watcher(Console(stderr=True)) as watcher:
+    with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
         try:
             coordinator.revive(name)
         except KeyError as error:

@@ -14,17 +14,19 @@ from rich.console import Console
 
 from coordinator import preparing, setup
 from coordinator.asked import obey_commands
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, ask_for_tasks, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, check_suite, stdout
 from coordinator.cli.interrupt import Interrupt
 from coordinator.cluster import ClusterError
 from coordinator.config import Config
 from coordinator.daemon import Coordinator
 from coordinator.errors import OperatorError
 from coordinator.intake import check_cluster, make_record
+from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
 from coordinator.report.live import Watcher
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
+from coordinator.resubmission import nothing_run
 from coordinator.running import Running
 from coordinator.signals import Signals
 from coordinator.state import State
@@ -48,7 +50,10 @@ def evaluate(
     batch_size: Annotated[
         str | None, typer.Option(help='Overrides the suite\'s: a number or "auto".')
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Training step, for reports and trackers.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Evaluate one checkpoint on one suite and print the scores and the makespan.
@@ -68,30 +73,42 @@ def evaluate(
             "cluster.slots": slots,
         },
     )
-    record = _record(
-        settings, checkpoint, suite, slots=slots, shards=shards_per_task, batch_size=batch_size, step=step
-    )
     coordinator = setup.coordinator_of(settings)
-    site = coordinator.performer.site
+    performer = coordinator.performer
+    record = _record(
+        performer,
+        settings,
+        checkpoint,
+        suite,
+        slots=slots,
+        shards=shards_per_task,
+        batch_size=batch_size,
+        step=step,
+    )
+    site = performer.site
     known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
     if not known:
-        ask_for_tasks(record.suite, site)
-        check_cluster(coordinator.cluster, record)
+        check_suite(record, settings, suite, config=config, work_dir=work_dir)
         try:
             record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
+        check_cluster(coordinator.cluster, record)
+    paths = site.paths.evaluation(record.evaluation_id)
+    before = _written_at(paths.results)
     running = _drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
     _finish(
         running.state,
-        Path(site.work_dir) / record.evaluation_id,
+        paths.root,
+        ran=before is None or _written_at(paths.results) != before,
         as_json=as_json,
         gpu_hour_price=settings.gpu_hour_price,
     )
 
 
 def _record(
+    performer: Performer,
     settings: Config,
     checkpoint: str,
     suite: str,
@@ -109,6 +126,7 @@ def _record(
         suite,
         model=setup.model_options(settings),
         options=options,
+        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
         judge=partial(setup.judge_options, settings),
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
@@ -118,8 +136,10 @@ def _record(
 
 
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
-    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels; so does SIGTERM, at once."""
-    with Signals() as signals, coordinator.in_charge(), Watcher(console) as watcher:
+    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels. At SIGTERM this process ends with
+    exit code 143 and the evaluation's jobs go on.
+    """
+    with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
         coordinator.accept_or_wait(record)
         interrupt = Interrupt(signals, watcher, sys.stdin)
         # of an earlier run: whoever asks for the same again wants it to go on; None: not yet known
@@ -165,13 +185,23 @@ def _cancel(coordinator: Coordinator) -> None:
                 coordinator.cancel(evaluation_id, "interrupted")
 
 
-def _finish(state: State, root: Path, *, as_json: bool, gpu_hour_price: float | None) -> None:
+def _written_at(file: Path) -> int | None:
+    """Mtime in ns; None where it is not there."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_price: float | None) -> None:
     results = json.loads((root / "results.json").read_text())
+    if not ran:
+        typer.echo(nothing_run(state), err=as_json)
     if as_json:
         stdout().print_json(json.dumps(results))
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
-        show(stdout(), report, results, gpu_hour_price)
+        show(stdout(), report, results, gpu_hour_price, ran=ran)
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )
@@ -204,7 +234,7 @@ def prepare(
         checkpoint,
         site=performer.site,
         model=setup.model_options(settings),
-        lm_eval_version=performer.lm_eval_version(),
+        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
     )
     if as_json:
         stdout().print_json(json.dumps(built))

@@ -1,22 +1,27 @@
 """Ctrl-C at a one-shot evaluation: it asks once whether to cancel, and the evaluation goes on while it asks.
 
-Rule: the question is read without waiting, so the loop stands still for nobody; Ctrl-C once more says yes, as does
-SIGTERM at any time. Where nobody can be asked (no terminal), Ctrl-C means yes.
+Rule: the question is read without waiting, so the loop goes on; Ctrl-C once more says yes. Without a terminal Ctrl-C
+means yes. SIGTERM leaves the evaluation's jobs to the next run, but that of a `scancel` cancels.
 It does not know: how an evaluation is cancelled.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 from collections.abc import Sequence
 from typing import TextIO
 
+import typer
+
 from coordinator.report.live import Watcher
 from coordinator.running import Running
-from coordinator.signals import Signals
+from coordinator.signals import Signals, cancelled_by_slurm
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
+LEFT = "SIGTERM: the evaluation's jobs go on; the same command takes them up"
+TERMINATED = 143  # exit code, as a shell reports SIGTERM
 
 
 class Interrupt:
@@ -36,11 +41,14 @@ class Interrupt:
             self._watcher.show(runnings, trouble)
 
     def wanted(self) -> bool:
-        """True once, when it is to be cancelled."""
+        """True once, when it is to be cancelled. typer.Exit where this process is to end and the evaluation's jobs go on."""
         new = self._signals.received[self._heard :]
         self._heard += len(new)
         if self.cancelled:
             return False
+        if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
+            self._watcher.console.print(LEFT, soft_wrap=True)
+            raise typer.Exit(TERMINATED)
         if new and (signal.SIGTERM in new or self._asking or len(new) > 1 or not self._keyboard.isatty()):
             return self._close(cancel=True)
         if new:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
-from coordinator import gate, kept_back, setup
+from coordinator import admission, gate, kept_back, setup, triggers
 from coordinator.asked import Command, leave_command
 from coordinator.cli.app import (
     CONFIG,
@@ -23,7 +23,7 @@ from coordinator.cli.app import (
     WORK_DIR,
     Follower,
     app,
-    ask_for_tasks,
+    check_suite,
     find_evaluation,
     find_folder,
     stdout,
@@ -40,10 +40,10 @@ from coordinator.resubmission import submitted
 from coordinator.running import Running
 from coordinator.service import Service
 from coordinator.signals import Signals
-from coordinator.store import Journal, WorkLock
+from coordinator.store import DAEMON, Journal, WorkLock, is_daemon
 from coordinator.suites import load_suite
 from coordinator.trackers.live import Exporter
-from coordinator.triggers import Notice, spool
+from coordinator.triggers import Notice
 from evaljobs.paths import WorkPaths
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def daemon(
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         try:
-            stack.enter_context(coordinator.in_charge(lambda: wait and not signals.received))
+            stack.enter_context(coordinator.in_charge(DAEMON, lambda: wait and not signals.received))
         except OperatorError:
             if signals.received:
                 return  # told to stop while it waited
@@ -109,11 +109,11 @@ def daemon(
 
 
 def _check_watch(settings: Config) -> None:
-    """The suite of checkpoints that come without one is there, with the judge that it needs: nobody reads a log for that."""
+    """The suites that [watch] names are there, with the judges that they need: a log is no place to learn of a lack."""
     watch = settings.watch
-    if watch.suite is not None:
-        judge_for(load_suite(watch.suite), partial(setup.judge_options, settings))
-    elif watch.folders:
+    for suite in dict.fromkeys((*filter(None, [watch.suite]), *admission.suite_files(watch).values())):
+        judge_for(load_suite(suite), partial(setup.judge_options, settings))
+    if watch.suite is None and watch.folders:
         raise OperatorError(
             "[watch] folders are set without [watch] suite: name the suite for what appears there"
         )
@@ -135,7 +135,7 @@ def submit(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
-    step: Annotated[int | None, typer.Option(help="Training step.")] = None,
+    step: Annotated[int | None, typer.Option(help="Training step; default: by the folder's name.")] = None,
     as_json: JSON = False,
 ) -> None:
     """Hand a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
@@ -146,11 +146,13 @@ def submit(
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
     settings = setup.load(config, {"work_dir": work_dir})
+    site = setup.site_of(settings)
     record = make_record(
         checkpoint,
         suite,
         model=setup.model_options(settings),
         options=setup.run_options(settings),
+        inputs=setup.inputs_for(site, setup.lm_eval_version(settings, site)),
         judge=partial(setup.judge_options, settings),
         priority=priority,
         step=step,
@@ -162,29 +164,31 @@ def submit(
     if Journal.begun(paths.evaluation(record.evaluation_id).journal):
         known, _, _ = find_evaluation(settings, record.evaluation_id)
     else:
-        ask_for_tasks(record.suite, setup.site_of(settings))
+        check_suite(record, settings, suite, config=config, work_dir=work_dir)
     answer = submitted(known, priority)
     if answer.announce:
         named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
-        spool(
-            paths,
-            Notice(
-                checkpoint=record.checkpoint.source,
-                step=step,
-                suite=named,
-                priority=priority,
-                noticed_at=time.time(),
-            ),
+        notice = Notice(
+            checkpoint=record.checkpoint.source,
+            step=record.checkpoint.step,
+            suite=named,
+            priority=priority,
+            noticed_at=time.time(),
         )
+        triggers.submit(paths, notice)
     if answer.again:
         leave_command(paths, Command(command="retry", evaluation_id=record.evaluation_id))
-    alive = WorkLock(paths.lock).held()
+    holder = WorkLock(paths.lock).holder()
+    waits = ""
+    if not is_daemon(holder) and (answer.announce or answer.again or (answer.what == "known" and not holder)):
+        waits = _without_daemon(holder)
     if as_json:
         shown = {
             "evaluation_id": record.evaluation_id,
-            "daemon": alive,
+            "daemon": is_daemon(holder),
             "what": answer.what,
             "note": answer.said,
+            "waits": waits,
         }
         stdout().print_json(json.dumps(shown))
         return
@@ -192,9 +196,18 @@ def submit(
     screen = Console(stderr=True)
     if answer.said:
         screen.print(answer.said, soft_wrap=True, highlight=False, markup=False)
-    if not alive and answer.what != "ended":
-        note = f"no daemon runs on {paths.root}: it is taken up when one starts"
-        screen.print(note, style="yellow", soft_wrap=True)
+    if waits:
+        screen.print(waits, style="yellow", soft_wrap=True, highlight=False, markup=False)
+
+
+def _without_daemon(holder: str) -> str:
+    """What a submission waits for, where `holder` of the work folder is no daemon; "" for none."""
+    if not holder:
+        return "no daemon runs for this work folder: it waits until one is started: `evalspan daemon`"
+    return (
+        f"no daemon runs for this work folder, which {holder} has: it waits until one is started: "
+        "`evalspan daemon --wait`"
+    )
 
 
 @app.command()
@@ -215,14 +228,19 @@ def status(
     settings = setup.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
     rows = rows_of(settings, find_folder(settings, evaluation) if evaluation else None)
-    alive = WorkLock(paths.lock).held()
+    holder = WorkLock(paths.lock).holder()
+    alive = is_daemon(holder)
     now = time.time()
     at_gate = gate.read(paths.gate)
+    if not alive:
+        deliveries = [*triggers.from_submissions(paths), *triggers.from_spool(paths)]
+        at_gate = gate.with_left(at_gate, deliveries, _without_daemon(holder), now)
     kept = {node: until - now for node, until in sorted(kept_back.read(paths.kept_back, now).items())}
     if as_json:
         shown = {
             "schema_version": 1,
             "daemon": alive,
+            "holder": holder or None,
             "evaluations": rows,
             "kept_back_seconds": kept,
             **at_gate.model_dump(mode="json", include={"waiting", "refused"}),
@@ -235,7 +253,12 @@ def status(
         again = f"evalspan release {node} --minutes 0"
         said = f"{node} was given back and is not taken for {seconds(left)} more (`{again}` lets it be taken)"
         stdout().print(said, style="yellow", soft_wrap=True, highlight=False, markup=False)
-    stdout().print(f"daemon: {'running' if alive else 'not running'}")
+    stdout().print(
+        f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 @app.command()

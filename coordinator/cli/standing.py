@@ -25,7 +25,7 @@ from coordinator.records import EvaluationRecord
 from coordinator.report.listing import failed_jobs
 from coordinator.report.live import done_shards, stage_of
 from coordinator.report.terminal import seconds
-from coordinator.state import NodeUse, State
+from coordinator.state import HeldJob, NodeUse, State
 from coordinator.store import read_events
 from coordinator.trackers.live import failures
 from evaljobs.paths import EvaluationPaths
@@ -88,6 +88,7 @@ def _of_state(state: State, fault: Fault | None) -> dict[str, Any]:
         "entries": len(state.entries),
         "age_seconds": time.time() - state.record.accepted_at,
         "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
+        "held_jobs": {name: _held(job) for name, job in sorted(state.held.items())},
         "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
         "stragglers": {
             t: _straggles(times, ended=t not in state.live_trials) for t, times in state.stragglers.items()
@@ -111,6 +112,7 @@ def _of_ended(ended: Ended) -> dict[str, Any]:
         "entries": ended.entries,
         "age_seconds": time.time() - ended.accepted_at,
         "nodes_aside": {},
+        "held_jobs": {},
         "waits_seconds": None,
         "stragglers": {t: _straggles(times, ended=True) for t, times in ended.stragglers.items()},
         "errors": dict(ended.errors),
@@ -136,6 +138,7 @@ def _of_record(paths: EvaluationPaths, fault: Fault | None, told: str) -> dict[s
         "entries": len(record.suite.tasks) if record is not None else 0,
         "age_seconds": time.time() - record.accepted_at if record is not None else 0.0,
         "nodes_aside": {},
+        "held_jobs": {},
         "waits_seconds": None,
         "stragglers": {},
         "errors": {},
@@ -157,3 +160,8 @@ def _aside(node: NodeUse) -> str:
         "" if node.aside_until is None else f" for {seconds(max(0.0, node.aside_until - time.time()))} more"
     )
     return f"set aside{left} (time {node.asides}): {node.why}"
+
+
+def _held(job: HeldJob) -> str:
+    left = max(0.0, job.due_at - time.time())
+    return f"a limit on jobs keeps it out ({job.why}); submitted again in {seconds(left)}"

@@ -107,10 +107,10 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
     if tokenizer is not None:
         performer = setup.coordinator_of(settings).performer
         checkpoint = inspect(tokenizer, allow_bin=True, step=None)
+        model = setup.model_options(settings)
+        made_of = setup.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         for index, task in enumerate(loaded.tasks):
-            folder = request_sets.folder_name(
-                loaded, index, checkpoint, setup.model_options(settings), performer.lm_eval_version()
-            )
+            folder = request_sets.folder_name(loaded, index, checkpoint, model, made_of)
             there = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
             if there is not None:
                 sets[task.name] = there

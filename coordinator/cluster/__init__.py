@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 JobPhase = Literal["pending", "running", "ended", "unknown"]
+Purpose = Literal["build", "convert", "stage", "trial", "metric", "host", "probe"]
+COORDINATOR_ENDED = "COORDINATOR_ENDED"
+"""The local cluster's word for a job that ended with the coordinator that had submitted it: no fault of job or node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Job:
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     best_effort: bool = False  # where it may be preempted at any time
-    purpose: Literal["build", "convert", "stage", "trial", "metric", "host", "probe"] = "trial"
+    purpose: Purpose = "trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class NodeState:
     gpu_type: str = ""
     partitions: tuple[str, ...] = ()
     best_effort: bool = False  # ours only for jobs that may be preempted
+    counts_memory: bool = True  # the cluster keeps jobs apart from memory that they do not fit into
 
 
 class ClusterError(Exception):
@@ -79,14 +83,27 @@ class ClusterError(Exception):
 
 
 class RefusedError(ClusterError):
-    """The cluster refused for good, in its own words: partition, account, limits. The operator must act."""
+    """The cluster refused for good, in its own words: partition, account, QOS. The operator must act.
+
+    `of_node`: the reason may be the node that the job names alone (its memory, its GPUs, its absence).
+    """
+
+    def __init__(self, message: str, *, of_node: bool = False) -> None:
+        super().__init__(message)
+        self.of_node = of_node
+
+
+class LimitError(ClusterError):
+    """A limit on this user's jobs is reached: the job was surely not submitted, and may be taken later."""
 
 
 class Cluster(Protocol):
     """Five methods in domain words. All raise ClusterError; a failed listing is "no news", never "gone"."""
 
     def submit(self, job: Job) -> str:
-        """Submit `job`; returns the cluster's job id. RefusedError where asking again is useless."""
+        """Submit `job`; returns the cluster's job id. RefusedError where asking again is useless, LimitError where it
+        helps later.
+        """
         ...
 
     def jobs(self) -> list[JobState]:

@@ -1,40 +1,51 @@
 """One machine as a cluster: subprocesses on N slots. A slot is a GPU where there are GPUs, else a share of the CPU.
 
-Rule: how far a job got is in files written once (local_files), so a coordinator that was killed at any moment finds its
-jobs again: those that wait, those that run, those that ended meanwhile (of these last the exit code is not known:
-"EXITED"). GPU jobs start in the order of their submission, and none overtakes. Nothing here waits: jobs move when the
-coordinator looks.
-It does not know: what the jobs do. A state folder belongs to one coordinator at a time, on one machine.
+Rule: jobs end with their coordinator. Each runs below a guardian (local_guardian.py), which ends all of its processes by
+SIGTERM and then by SIGKILL when the job is cancelled and when the coordinator is gone. `jobs.jsonl` keeps the names of
+what was submitted: the next coordinator lists it as ended, and starts nothing before the last guardian is gone. GPU
+jobs start in the order of their submission, and none overtakes. Nothing here waits: jobs move when the coordinator looks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
+import json
 import logging
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from coordinator import processes
-from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
-from coordinator.cluster import local_process as process
-from coordinator.cluster.local_files import Entry, LocalFiles, Member, Stop
+from coordinator.cluster import (
+    COORDINATOR_ENDED,
+    ClusterError,
+    Job,
+    JobPhase,
+    JobState,
+    NodeState,
+    RefusedError,
+    local_guardian,
+)
 from coordinator.cluster.script import INDEX, log_file
-from coordinator.processes import Process
 
 log = logging.getLogger(__name__)
 
 NODE = "local"
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
+KEEP_SECONDS = 86_400.0  # for which the jobs of an earlier coordinator are listed
 SIDE_JOBS_A_CPU = (
     4  # jobs without GPUs wait for one another mostly; the bound is there for arrays of hundreds
 )
 LEAST_SIDE_JOBS = 16
+SIGNALLED = 128  # exit codes above it name a signal
 
 
 def gpu_names() -> list[str]:
@@ -71,8 +82,34 @@ def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
     )
 
 
+@dataclass(slots=True, kw_only=True)
+class _Member:
+    """One process of a job. Times in unix seconds; `guardian` and `since` (monotonic seconds) while it runs."""
+
+    index: int
+    phase: JobPhase = "pending"
+    state: str = "PENDING"
+    reason: str = ""
+    guardian: subprocess.Popen[bytes] | None = None
+    since: float = 0.0
+    slots: tuple[int, ...] = ()
+    stop: str = ""  # the state's word for why it was told to end
+    started_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """A submitted job; `job` is None where an earlier coordinator submitted it."""
+
+    job: Job | None
+    name: str
+    job_id: str
+    submitted_at: float
+    members: list[_Member] = field(default_factory=list)
+
+
 class LocalCluster:
-    """The Cluster protocol on this machine. `state_dir` belongs to one work folder.
+    """The Cluster protocol on this machine. `state_dir` belongs to one work folder and one coordinator at a time.
 
     `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU slots.
     `kill_seconds`: between SIGTERM and SIGKILL.
@@ -92,40 +129,42 @@ class LocalCluster:
         if self.gpus and self.slots > len(self.gpus):
             raise RefusedError(f"{self.slots} slots are more than this machine's {len(self.gpus)} GPUs")
         self.kill_seconds = kill_seconds
-        self._files = LocalFiles(state_dir.absolute())
+        self._folder = state_dir.absolute()
         self._lock = threading.RLock()
-        self._in_charge = False
-        self._entries: dict[str, Entry] = {}
-        self._live: dict[tuple[str, int], tuple[Entry, Member]] = {}  # in the order of submission
-        with self._disk():
-            self._files.folder.mkdir(parents=True, exist_ok=True)
-            self._learn()
+        self._entries: dict[str, _Entry] = {}
+        self._live: dict[tuple[str, int], tuple[_Entry, _Member]] = {}  # in the order of submission
+        self._alive: int | None = None  # read end of the guardians' pipe, once this coordinator is in charge
+        self._guardians = -1  # locked by every guardian that lives
+        self._alone = False
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> str:
         self.check(job)
-        with self._lock:
+        with self._lock, self._disk():
             self._take_charge()
-            with self._disk():
-                entry = self._files.create(job, after=max((int(i) for i in self._entries), default=0))
-            self._know(entry)
+            job_id = str(max((int(i) for i in self._entries), default=0) + 1)
+            entry = _Entry(job=job, name=job.name, job_id=job_id, submitted_at=time.time())
+            entry.members = [_Member(index=i) for i in range(job.count)]
+            self._record(entry)
+            self._entries[job_id] = entry
+            self._live |= {(job_id, member.index): (entry, member) for member in entry.members}
             self._advance()
-            return entry.job_id
+            return job_id
 
     def jobs(self) -> list[JobState]:
-        with self._lock:
+        with self._lock, self._disk():
             self._take_charge()
             self._advance()
             return [_state(entry, member) for entry in self._entries.values() for member in entry.members]
 
     def nodes(self) -> list[NodeState]:
-        """Whoever asks nothing else may not be in charge: a command beside the daemon moves no job."""
+        """Also for a command beside the daemon: that one moves no job."""
         with self._lock:
-            if self._in_charge:
+            if self._alive is not None:
                 self._advance()
             memory = _memory_mb()
-            busy = sum(entry.job.cpus for entry, member in self._live.values() if member.phase == "running")
+            running = [entry.job for entry, member in self._live.values() if member.phase == "running"]
             return [
                 NodeState(
                     name=NODE,
@@ -134,23 +173,23 @@ class LocalCluster:
                     gpus=self.slots,
                     gpus_free=len(self._free_slots()),
                     cpus=self.cpus,
-                    cpus_free=max(0, self.cpus - busy),
+                    cpus_free=max(0, self.cpus - sum(job.cpus for job in running if job is not None)),
                     memory_mb=memory["MemTotal"],
                     memory_free_mb=memory["MemAvailable"],
                     gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else "cpu-slot",
+                    counts_memory=False,
                 )
             ]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """SIGTERM now; SIGKILL when the coordinator looks again after `kill_seconds`."""
-        with self._lock:
+        """SIGTERM now; the guardian sends SIGKILL after `kill_seconds`."""
+        with self._lock, self._disk():
             self._take_charge()
             for target in job_ids:
                 job_id, _, index = target.partition("_")
                 for entry, member in list(self._live.values()):
                     if entry.job_id == job_id and index in ("", str(member.index)):
-                        with self._disk():
-                            self._tell(entry, member, "CANCELLED")
+                        self._tell(entry, member, "CANCELLED")
             self._advance()
 
     def check(self, job: Job) -> None:
@@ -161,161 +200,148 @@ class LocalCluster:
         if job.node not in (None, NODE):
             raise RefusedError(f"the local cluster has one node, {NODE!r}, and none named {job.node!r}")
 
-    # --- who moves the jobs ------------------------------------------------------------------------------------------
+    # --- earlier coordinators ----------------------------------------------------------------------------------------
 
     def _take_charge(self) -> None:
-        """What whoever was in charge until now has submitted since we first looked (`daemon --wait`) is on record, too."""
-        if not self._in_charge:
-            with self._disk():
-                self._learn()
-            self._in_charge = True
+        """List what earlier coordinators submitted; from now on guardians depend on this process."""
+        if self._alive is not None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for line in self._earlier():
+            entry = _Entry(
+                job=None, name=line["name"], job_id=line["job_id"], submitted_at=line["submitted_at"]
+            )
+            for index in range(line["count"]):
+                member = _Member(index=index, phase="running", state="RUNNING", stop=COORDINATOR_ENDED)
+                entry.members.append(member)
+                self._live[entry.job_id, index] = (entry, member)
+            self._entries[entry.job_id] = entry
+        self._guardians = os.open(self._folder / "guardians.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._alive, self._alive_end = os.pipe()
 
-    def _learn(self) -> None:
-        for entry in self._files.load():
-            if entry.job_id not in self._entries:
-                self._know(entry)
+    def _earlier(self) -> list[dict[str, Any]]:
+        """Lines of `jobs.jsonl` less those that are a day old; a line that was cut short is of a job that never ran."""
+        path = self._folder / "jobs.jsonl"
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for text in path.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    found.append(json.loads(text))
+        return [line for line in found if line["submitted_at"] > time.time() - KEEP_SECONDS]
 
-    def _know(self, entry: Entry) -> None:
-        self._entries[entry.job_id] = entry
-        for member in entry.members:
-            if member.phase != "ended":
-                self._live[entry.job_id, member.index] = (entry, member)
+    def _record(self, entry: _Entry) -> None:
+        line = {"job_id": entry.job_id, "name": entry.name, "count": len(entry.members)}
+        with (self._folder / "jobs.jsonl").open("a") as file:
+            file.write(json.dumps({**line, "submitted_at": entry.submitted_at}) + "\n")
+
+    def _earlier_are_gone(self) -> bool:
+        """Has the last guardian of an earlier coordinator ended? The guardians of this one hold the lock from then on."""
+        if not self._alone:
+            try:
+                fcntl.flock(self._guardians, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self._alone = True
+            for entry, member in list(self._live.values()):
+                if entry.job is None:
+                    self._end(entry, member, None)
+        return True
 
     # --- what moves the jobs -----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        if not self._earlier_are_gone():
+            return
         for entry, member in list(self._live.values()):
-            if member.phase == "running":
-                self._look_after(entry, member)
+            if member.guardian is None or entry.job is None:
+                continue
+            code = member.guardian.poll()
+            if code is not None:
+                self._end(entry, member, code)
+            elif time.monotonic() - member.since > entry.job.time_limit_seconds:
+                self._tell(entry, member, "TIMEOUT")
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        side = sum(not entry.job.gpus for entry, m in self._live.values() if m.phase == "running")
+        running = [entry.job for entry, m in self._live.values() if m.phase == "running"]
+        side = sum(job is not None and not job.gpus for job in running)
         overtaking = False
         for entry, member in list(self._live.values()):
-            if member.phase != "pending" or self._files.adopt(entry, member):
+            if member.phase != "pending" or entry.job is None:
                 continue
-            if member.stop is not None:
-                self._end(entry, member, None)
-            elif entry.job.gpus:
+            if entry.job.gpus:
                 free = self._free_slots()
                 overtaking = overtaking or len(free) < entry.job.gpus
                 if not overtaking:
-                    self._start(entry, member, free[: entry.job.gpus])
+                    self._start(entry.job, entry, member, free[: entry.job.gpus])
             elif side < max(LEAST_SIDE_JOBS, SIDE_JOBS_A_CPU * self.cpus):
                 side += 1
-                self._start(entry, member, [])
+                self._start(entry.job, entry, member, [])
 
     def _free_slots(self) -> list[int]:
         taken = {s for _, member in self._live.values() if member.phase == "running" for s in member.slots}
         return [s for s in range(self.slots) if s not in taken]
 
-    def _start(self, entry: Entry, member: Member, slots: Sequence[int]) -> None:
+    def _start(self, job: Job, entry: _Entry, member: _Member, slots: Sequence[int]) -> None:
+        guardian = (sys.executable, "-I", "-S", local_guardian.__file__, str(self.kill_seconds))
         try:
-            member.child = process.start(
-                entry.job.argv,
-                claim=self._files.path(entry, member, "run"),
-                note=",".join(map(str, slots)),
-                log=Path(log_file(entry.job, member.index)),
-                env=self._environment(entry, member, slots),
-            )
+            file = Path(log_file(job, member.index))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("ab") as out:
+                member.guardian = subprocess.Popen(
+                    [*guardian, *job.argv],
+                    stdin=self._alive,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment(job, member, slots),
+                    start_new_session=True,
+                    pass_fds=(self._guardians,),
+                )
         except (OSError, ValueError) as error:
             member.reason = f"cannot start yet: {error}"
-            log.warning("job %s (%s) %s", entry.job_id, entry.job.name, member.reason)
+            log.warning("job %s (%s) %s", entry.job_id, entry.name, member.reason)
             return
         member.phase, member.state, member.reason = "running", "RUNNING", ""
-        member.slots, member.started_at = tuple(slots), time.time()
+        member.slots, member.started_at, member.since = tuple(slots), time.time(), time.monotonic()
 
-    def _environment(self, entry: Entry, member: Member, slots: Sequence[int]) -> dict[str, str]:
-        own = {INDEX: str(member.index), process.MARK: self._files.mark(entry, member)}
+    def _environment(self, job: Job, member: _Member, slots: Sequence[int]) -> dict[str, str]:
+        own = {INDEX: str(member.index)}
         if self.gpus:  # a job without a slot shall find no GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
-        return {**os.environ, **entry.job.env, **own}
+        return {**os.environ, **job.env, **own}
 
-    def _look_after(self, entry: Entry, member: Member) -> None:
-        """Has it ended? Is its time up? Was it told to end, long ago?"""
-        child = member.child
-        # Looked at before the claim: of a child that gave way, the claim that it met is there by then.
-        over = child is not None and process.has_exited(child)
-        if member.process is None:
-            self._files.adopt(entry, member)
-        leader = member.process
-        if child is not None and leader is not None and leader.pid != child.pid:
-            # Another start of this member was first and ours gave way: it is reaped, the other is the job.
-            if child.poll() is not None:
-                member.child = None
+    def _tell(self, entry: _Entry, member: _Member, why: str) -> None:
+        """End it: at once where it waits, by SIGTERM where it runs."""
+        if member.stop:
             return
-        mark = self._files.mark(entry, member)
-        if child is not None and over:
-            process.kill_all(mark, session=child.pid)
-            self._end(entry, member, child.wait())
-        elif child is None and leader is not None and not processes.alive(leader):
-            process.kill_all(mark)
+        member.stop = why
+        if member.guardian is None:
             self._end(entry, member, None)
-        elif leader is not None:
-            self._insist(entry, member, leader)
-
-    def _insist(self, entry: Entry, member: Member, leader: Process) -> None:
-        if member.stop is None and leader.age_seconds > entry.job.time_limit_seconds:
-            with contextlib.suppress(OSError):  # a full disk: the next look tries again
-                self._tell(entry, member, "TIMEOUT")
-        stop = member.stop
-        if stop is not None and processes.uptime() - stop.at > self.kill_seconds:
-            process.kill_all(self._files.mark(entry, member), session=leader.pid)
-
-    def _tell(self, entry: Entry, member: Member, why: str) -> None:
-        """Put on record that it shall end, then end it: at once where it waits, by SIGTERM where it runs.
-
-        OSError where it cannot be put on record.
-        """
-        if member.stop is not None:
-            return
-        stop = Stop(why=why, boot=processes.boot_id(), at=processes.uptime())
-        self._files.write_stop(entry, member, stop)
-        member.stop = stop
-        # Who claims after this look sees the order to stop; who claimed before is seen here.
-        claimed = member.process is not None or self._files.adopt(entry, member)
-        if member.phase == "pending" and not claimed:
-            self._end(entry, member, None)
-            return
-        # Where our start was not the first, the child and the process that claimed are two.
-        if member.process is not None and processes.alive(member.process):
-            process.tell(member.process.pid)
-        if member.child is not None and not process.has_exited(member.child):
-            process.tell(member.child.pid)
-
-    def _end(self, entry: Entry, member: Member, code: int | None) -> None:
-        """`code`: of the process where we are its parent; negative for a signal."""
-        if member.stop is not None:
-            member.state = member.stop.why
-        elif code is not None:
-            member.state = "COMPLETED" if code == 0 else "FAILED"
-        elif member.process is not None and member.process.boot != processes.boot_id():
-            member.state, member.reason = "NODE_FAIL", "the machine was restarted"
         else:
-            member.state = "EXITED"
+            member.guardian.terminate()
+
+    def _end(self, entry: _Entry, member: _Member, code: int | None) -> None:
+        """`code`: of the guardian; None where none ran, or an earlier coordinator's did."""
+        member.state = member.stop or ("COMPLETED" if code == 0 else "FAILED")
         if code:
-            member.reason = f"signal {-code}" if code < 0 else f"exit code {code}"
-        member.phase, member.child, member.ended_at = "ended", None, time.time()
+            number = code - SIGNALLED if code > SIGNALLED else -code
+            member.reason = f"signal {number}" if number > 0 else f"exit code {code}"
+        member.phase, member.guardian = "ended", None
         self._live.pop((entry.job_id, member.index), None)
-        try:
-            self._files.write_end(entry, member)
-        except OSError as error:  # a successor finds its process gone instead
-            log.warning("the end of job %s cannot be put on record: %s", entry.job_id, error)
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise ClusterError(f"{self._files.folder} cannot be read or written: {error}") from error
+            raise ClusterError(f"{self._folder} cannot be read or written: {error}") from error
 
 
-def _state(entry: Entry, member: Member) -> JobState:
+def _state(entry: _Entry, member: _Member) -> JobState:
     return JobState(
         job_id=entry.job_id,
-        name=entry.job.name,
+        name=entry.name,
         index=member.index,
         phase=member.phase,
         state=member.state,

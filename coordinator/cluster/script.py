@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.cluster import Job, RefusedError
 
@@ -55,6 +55,13 @@ class SlurmOptions:
 
     def qos_of(self, job: Job) -> str | None:
         return self.best_effort_qos or self.qos if job.best_effort else self.qos
+
+
+def within_limits(job: Job, options: SlurmOptions, limits: Mapping[str | None, int]) -> Job:
+    """The job with a time limit that every partition that it may go to allows. `limits`: MaxTime of those that have one."""
+    names = options.partition_of(job)
+    most = [limits[n] for n in (names.split(",") if names else (None,)) if n in limits]
+    return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 
 
 def comment_of(job: Job, token: str) -> str:

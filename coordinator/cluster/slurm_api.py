@@ -97,17 +97,14 @@ class SlurmApi:
 
     def submit(self, job: Job) -> str:
         """One RPC. A failure that may have happened all the same says so."""
-        fields = description(job, self.options)
+        fields = description(self._commands.within_limits(job), self.options)
         request = self._pyslurm.JobSubmitDescription(**fields)
         try:
             if self.options.extra_args:
                 request.load_sbatch_options(overwrite=True)
             return str(request.submit())
         except self._pyslurm.PyslurmError as error:
-            words = str(error)
-            if text.refused(words):
-                raise RefusedError(words) from error
-            raise ClusterError(words, maybe_done=not text.says(words, text.NOT_ASKED)) from error
+            raise text.failure(str(error)) from error
         except ValueError as error:  # an extra argument that pyslurm does not know
             raise RefusedError(f"pyslurm: {error}") from error
 

@@ -15,7 +15,13 @@ from collections.abc import Sequence
 
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_text as text
-from coordinator.cluster.script import SlurmOptions, batch_script, client_environment, sbatch_arguments
+from coordinator.cluster.script import (
+    SlurmOptions,
+    batch_script,
+    client_environment,
+    sbatch_arguments,
+    within_limits,
+)
 
 IDS_A_CALL = 1000  # keeps a command line far below the kernel's limit
 
@@ -25,15 +31,15 @@ class SlurmCli:
 
     def __init__(self, options: SlurmOptions) -> None:
         self.options = options
+        self._limits: dict[str | None, int] | None = None  # MaxTime of partitions, by the last look at nodes
 
     def submit(self, job: Job) -> str:
         """`sbatch`. A failure that may have happened all the same says so: look for the name before asking again."""
+        arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
-            out = self._run(["sbatch", *sbatch_arguments(job, self.options)], stdin=batch_script(job))
+            out = self._run(arguments, stdin=batch_script(job))
         except _FailedError as error:
-            if text.refused(error.words):
-                raise RefusedError(error.words) from error
-            raise ClusterError(error.words, maybe_done=not text.says(error.words, text.NOT_ASKED)) from error
+            raise text.failure(error.words) from error
         job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
         if not job_id.isdigit():
             raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}", maybe_done=True)
@@ -47,7 +53,15 @@ class SlurmCli:
     def nodes(self) -> list[NodeState]:
         """One `sinfo`: the nodes of our partitions (of the site's default one where none is named)."""
         argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
-        return text.parse_nodes(self._ask(argv), self.options)
+        said = self._ask(argv)
+        self._limits = text.parse_limits(said)
+        return text.parse_nodes(said, self.options)
+
+    def within_limits(self, job: Job) -> Job:
+        """The job with a time limit within its partition's MaxTime, which the first call asks for by `nodes`."""
+        if self._limits is None:
+            self.nodes()
+        return within_limits(job, self.options, self._limits or {})
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """One `scancel` for up to a thousand jobs; ids that are gone are fine."""
@@ -60,7 +74,11 @@ class SlurmCli:
 
     def check(self, job: Job) -> None:
         """`sbatch --test-only`: validated, not submitted."""
-        arguments = ["sbatch", "--test-only", *sbatch_arguments(job, self.options)]
+        arguments = [
+            "sbatch",
+            "--test-only",
+            *sbatch_arguments(self.within_limits(job), self.options),
+        ]
         try:
             self._run(arguments, stdin=batch_script(job))
         except _FailedError as error:

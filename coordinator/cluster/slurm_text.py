@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime
 
-from coordinator.cluster import ClusterError, JobPhase, JobState, NodeState
+from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
 from coordinator.cluster.script import SlurmOptions, is_ours
 
 FIELD_END, RECORD_END = (
@@ -27,6 +27,7 @@ NODE_FIELDS = (
     "NodeList",
     "Partition",
     "Available",
+    "Time",
     "StateLong",
     "Gres",
     "GresUsed",
@@ -94,6 +95,7 @@ REFUSALS = (
     "invalid numeric value",
     "invalid time limit",
     "requested node configuration is not available",
+    "requested nodes not in this partition",
     "requested reservation is invalid",
     "requested time limit is invalid",
     "requested gres option unsupported",
@@ -109,6 +111,20 @@ REFUSALS = (
     "option requires an argument",
     "requires an argument",
 )
+# Of these, what one node may be the only reason for: its memory, its CPUs, its GPUs, or that it is gone.
+OF_A_NODE = (
+    "invalid node name",
+    "invalid generic resource",
+    "invalid gres",
+    "requested gres option unsupported",
+    "requested node configuration is not available",
+    "requested nodes not in this partition",
+    "more processors requested than permitted",
+    "memory specification can not be satisfied",
+    "memory required by task is not available",
+)
+# A limit of association or QOS (MaxSubmitJobs and the like): the job was not taken, and may be once others have ended.
+LIMITS = ("violates accounting/qos policy",)
 # The controller was not reached, or not in time; nothing is known of the job itself.
 AWAY = (
     "unable to contact slurm",
@@ -144,6 +160,15 @@ def says(words: str, phrases: Iterable[str]) -> bool:
 def refused(words: str) -> bool:
     """Would asking again be useless? A controller that is away never refused anything."""
     return says(words, REFUSALS) and not says(words, AWAY)
+
+
+def failure(words: str) -> ClusterError:
+    """The error that a failed submission's words mean."""
+    if says(words, LIMITS):
+        return LimitError(words)
+    if refused(words):
+        return RefusedError(words, of_node=says(words, OF_A_NODE))
+    return ClusterError(words, maybe_done=not says(words, NOT_ASKED))
 
 
 def own_words(stderr: str) -> str:
@@ -215,6 +240,20 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
     return nodes
 
 
+def parse_limits(text: str) -> dict[str | None, int]:
+    """MaxTime of each partition in seconds, of the same `sinfo`; under None that of the default one. Those without a
+    limit are left out.
+    """
+    limits: dict[str | None, int] = {}
+    for fields in _records(text, len(NODE_FIELDS), "sinfo"):
+        limit = seconds_of(fields[3])
+        if limit is not None:
+            limits[fields[1].rstrip("*")] = limit
+            if fields[1].endswith("*"):
+                limits[None] = limit
+    return limits
+
+
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
     """Whether only partitions that preempt our jobs let us use this node."""
     usable = {row.partitions[0] for row in rows if row.usable}
@@ -226,7 +265,7 @@ def _names(partitions: str | None) -> set[str]:
 
 
 def _node(fields: list[str], partition: str, *, reserved: bool) -> NodeState:
-    name, _, available, state, gres, gres_used, cpus, memory, allocated = fields
+    name, _, available, _, state, gres, gres_used, cpus, memory, allocated = fields
     gpus, gpu_type = parse_gres(gres)
     used, _ = parse_gres(gres_used)
     counts = cpus.split("/")  # allocated / idle / other / total
@@ -266,6 +305,15 @@ def parse_gres(text: str) -> tuple[int, str]:
             count += 1
             types += words[1:]
     return count, "+".join(dict.fromkeys(types))
+
+
+def seconds_of(text: str) -> int | None:
+    """Seconds of Slurm's [[days-]hours:]minutes:seconds; None for UNLIMITED and what is no time."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)", text, re.ASCII)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def _seconds(text: str) -> float | None:

@@ -14,11 +14,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.report.keys import MARK, WHAT, difference, keys_of
+
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per task and metric: each evaluation's value, last minus first, and whether that is a real drop.
 
-    A drop is real beyond two standard errors of the difference.
+    A drop is real beyond two standard errors of the difference, and only where both were asked and scored alike: `differs`
+    says of each evaluation how it differs from the first ("requests" or "score").
     """
     scores = [column["results"] for column in columns]
     rows = []
@@ -33,9 +36,18 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             change = values[-1] - values[0] if values[0] is not None and values[-1] is not None else None
             higher = columns[-1].get("higher_is_better", {}).get(task, {}).get(name, True)
             drop = change is not None and (change < 0 if higher else change > 0)
-            regressed = drop and change is not None and abs(change) > 2 * spread
+            keys = [keys_of(column, task) for column in columns]
+            differs = [difference(keys[0], key) for key in keys]
+            regressed = drop and change is not None and abs(change) > 2 * spread and not differs[-1]
             rows.append(
-                {"task": task, "metric": metric, "values": values, "change": change, "regressed": regressed}
+                {
+                    "task": task,
+                    "metric": metric,
+                    "values": values,
+                    "change": change,
+                    "regressed": regressed,
+                    "differs": differs,
+                }
             )
     return rows
 
@@ -56,6 +68,7 @@ def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mappi
             console.print(f"{task} {metric}", style=style, soft_wrap=True, highlight=False, markup=False)
             console.print(f"    {' -> '.join(values)}", style=style, highlight=False, markup=False)
             console.print(f"    {change}", style=style, highlight=False, markup=False)
+        _show_differences(console, digests, rows)
         return
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, head in enumerate(heads):
@@ -63,10 +76,25 @@ def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mappi
     for row, cell in zip(rows, cells, strict=True):
         table.add_row(*cell, style="red" if row["regressed"] else "")
     console.print(table)
+    _show_differences(console, digests, rows)
+
+
+def _show_differences(console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for all tasks of an evaluation that differ from the first one's in the same way."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, what in zip(names, row["differs"], strict=True):
+            tasks = alike.setdefault((name, what), []) if what else []
+            if row["task"] not in tasks:
+                tasks.append(row["task"])
+    for (name, what), tasks in alike.items():
+        text = f"{MARK} in {name} {', '.join(tasks)} {WHAT[what]} than in {names[0]}: not comparable"
+        console.print(text, style="yellow", highlight=False, markup=False)
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    values = ["-" if v is None else f"{v:.4f}" for v in row["values"]]
+    marks = [MARK if what else "" for what in row["differs"]]
+    values = ["-" if v is None else f"{v:.4f}{mark}" for v, mark in zip(row["values"], marks, strict=True)]
     change = "-" if row["change"] is None else f"{row['change']:+.4f}"
     return row["task"], row["metric"], *values, change + (" !" if row["regressed"] else "")
 

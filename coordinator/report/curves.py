@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.report.keys import MARK, WHAT
 from coordinator.report.series import Curve, Series
 from coordinator.report.terminal import seconds
 
@@ -83,7 +84,9 @@ def _table(title: str) -> Table:
 
 
 def curve_table(series: Series, width: int) -> Table:
-    """A row per curve: as many of the last checkpoints as fit, the change over all of them; `!` marks a regression."""
+    """A row per curve: as many of the last checkpoints as fit, the change over all of them; `!` marks a regression, `~` a point
+    that was asked or scored otherwise than the one before.
+    """
     longest = max((len(c.name) for c in series.curves), default=0)
     room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
     labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
@@ -93,7 +96,9 @@ def curve_table(series: Series, width: int) -> Table:
         table.add_column(label, justify="right", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
     for curve in series.curves:
-        shown = {p.label: f"{p.value:.4f}{'!' if p.regressed else ''}" for p in curve.points}
+        shown = {
+            p.label: f"{p.value:.4f}{'!' if p.regressed else MARK if p.differs else ''}" for p in curve.points
+        }
         change = curve.points[-1].value - curve.points[0].value
         table.add_row(
             curve.name,
@@ -122,6 +127,22 @@ def cost_table(series: Series) -> Table:
     return table
 
 
+def _show_differences(console: Console, series: Series) -> None:
+    """A line for all scores of one checkpoint that are not comparable with those before, for the same reason."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for curve in series.curves:
+        for before, point in zip(curve.points, curve.points[1:], strict=False):
+            if point.differs:
+                alike.setdefault((before.label, point.label, point.differs), []).append(curve.name)
+    for (before_label, label, what), names in alike.items():
+        console.print(
+            f"{MARK} at {label} {', '.join(names)} {WHAT[what]} than at {before_label}: not comparable",
+            style="yellow",
+            markup=False,
+            highlight=False,
+        )
+
+
 def show_series(console: Console, series: Series) -> None:
     """Plot, scores, regressions, cost."""
     for suite in dict.fromkeys(p.suite for p in series.points):
@@ -143,4 +164,5 @@ def show_series(console: Console, series: Series) -> None:
                     markup=False,
                     highlight=False,
                 )
+    _show_differences(console, series)
     console.print(cost_table(series))

@@ -113,6 +113,8 @@ def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield f"{name}: {why}", "red"
     if row["waits_seconds"] is not None:
         yield f"all nodes are set aside: it waits for {seconds(row['waits_seconds'])} more", "red"
+    for name, why in row["held_jobs"].items():
+        yield f"{name}: {why}", "yellow"
     for name, why in row["stragglers"].items():
         yield f"{name} {why}", "yellow"
     for name, why in row["failed_jobs"].items():

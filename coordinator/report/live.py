@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from os.path import commonprefix
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -104,10 +105,11 @@ def _lanes(running: Running, width: int) -> Table | None:
     if not now:
         return None
     table = Table.grid(padding=(0, 1))
+    shown = apart(lanes)
     if len(now) > MAX_LANES:
         nodes: dict[str, Counter[str]] = {}
         for lane, progress in now.items():
-            phases = nodes.setdefault(lane.rsplit("/", 1)[0], Counter())
+            phases = nodes.setdefault(shown[lane].rsplit("/", 1)[0], Counter())
             phases[progress.phase if progress is not None else "pending"] += 1
         for node, phases in list(nodes.items())[:MAX_LANES]:
             told = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
@@ -122,7 +124,7 @@ def _lanes(running: Running, width: int) -> Table | None:
         if progress is not None and progress.shard:
             batches = f" {progress.batches_done}/{progress.batches}" if progress.batches else ""
             what = progress.shard.replace("|", " ") + batches
-        cells.append((Text(f"  {lane}"), Text(phase, style=STYLES.get(phase, "yellow")), Text(what)))
+        cells.append((Text(f"  {shown[lane]}"), Text(phase, style=STYLES.get(phase, "yellow")), Text(what)))
     abreast = 2 if width >= WIDE and len(cells) > 4 else 1
     for _ in range(abreast):
         table.add_column(no_wrap=True)
@@ -132,6 +134,16 @@ def _lanes(running: Running, width: int) -> Table | None:
         row = [cell for one in cells[first : first + abreast] for cell in one]
         table.add_row(*row)
     return table
+
+
+def apart(lanes: Iterable[str], most: int = 24) -> dict[str, str]:
+    """Lane -> how it is shown: of names longer than `most` characters, the parts that all share at their beginning go."""
+    names = list(lanes)
+    if max(map(len, names), default=0) <= most:
+        return {name: name for name in names}
+    nodes = [name.rpartition("/")[0] for name in names]
+    shared = commonprefix(nodes).rpartition("-")[0]  # noqa: RUF071 (names, not paths)
+    return {name: f"...{name[len(shared) :]}" if shared else name for name in names}
 
 
 def _natural(lane: str) -> list[tuple[bool, int, str]]:

@@ -115,6 +115,8 @@ class Report(Record):
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
+    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that its responses are of
+    reused_scores: tuple[str, ...] = ()  # of these, entries whose scores are that evaluation's, too
     warnings: tuple[str, ...]
 
 
@@ -362,5 +364,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
             EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
             for e in state.entries
         ),
+        reused=dict(state.reused),
+        reused_scores=tuple(state.entries[i].name for i in sorted(state.reused_scores)),
         warnings=tuple(dict.fromkeys(state.warnings)),
     )

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from coordinator.report.keys import Difference, difference, keys_of
 from evaljobs.contract import Record
 
 ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
@@ -30,6 +31,7 @@ class ScoreValue(Record):
     stderr: float | None = None
     higher_is_better: bool = True
     documents: int | None = None
+    keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
 
     @property
     def name(self) -> str:
@@ -57,7 +59,9 @@ class Point(Record):
 
 
 class CurvePoint(Record):
-    """A value on a curve; `regressed`: worse than the point before by more than its limit."""
+    """A value on a curve; `regressed`: worse than the point before by more than its limit. `differs`: the point before was
+    asked ("requests") or scored ("score") in another way, so the change says nothing of the checkpoint.
+    """
 
     label: str
     step: int | None
@@ -65,6 +69,7 @@ class CurvePoint(Record):
     stderr: float | None
     change: float | None = None
     regressed: bool = False
+    differs: Difference = ""
 
 
 class Curve(Record):
@@ -122,6 +127,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
                     stderr=float(error) if isinstance(error, int | float) else None,
                     higher_is_better=True if higher is None else bool(higher),
                     documents=samples.get(task, {}).get("effective"),
+                    keys=keys_of(results, task),
                 )
             )
     return tuple(found)
@@ -158,8 +164,9 @@ def _curves(points: Iterable[Point]) -> tuple[Curve, ...]:
 def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:
     last = row[-1][1]
     made: list[CurvePoint] = []
-    for point, score in row:
+    for number, (point, score) in enumerate(row):
         before = made[-1] if made else None
+        differs = difference(row[number - 1][1].keys, score.keys) if number else ""
         change = None if before is None else score.value - before.value
         made.append(
             CurvePoint(
@@ -168,7 +175,10 @@ def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:
                 value=score.value,
                 stderr=score.stderr,
                 change=change,
-                regressed=before is not None and is_regression(before.value, before.stderr, score),
+                regressed=before is not None
+                and not differs
+                and is_regression(before.value, before.stderr, score),
+                differs=differs,
             )
         )
     return Curve(

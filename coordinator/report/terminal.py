@@ -234,19 +234,43 @@ def gpu_lines(report: Report) -> Text:
     return text
 
 
+def reuse_lines(report: Report) -> list[str]:
+    """What was taken from earlier evaluations, a sentence for each of them."""
+    alike: dict[str, list[str]] = {}
+    for task, evaluation in report.reused.items():
+        alike.setdefault(evaluation, []).append(task)
+    lines = [
+        f"responses of {evaluation} were used again, since the requests are the same ({', '.join(tasks)}): "
+        "no GPU ran for them"
+        for evaluation, tasks in alike.items()
+    ]
+    if report.reused_scores:
+        lines.append(
+            f"scores were used again, too, since nothing that makes them changed: {', '.join(report.reused_scores)}"
+        )
+    return lines
+
+
 def show(
-    console: Console, report: Report, results: Mapping[str, Any] | None, gpu_hour_price: float | None = None
+    console: Console,
+    report: Report,
+    results: Mapping[str, Any] | None,
+    gpu_hour_price: float | None = None,
+    *,
+    ran: bool = True,
 ) -> None:
-    """The whole report, scores first."""
+    """The whole report, scores first. `ran=False`: nothing was run now, so that times and costs are left out."""
     parts: list[RenderableType] = []
     if results is not None and results.get("results"):
         parts.append(score_lines(results) if console.width < NARROW else score_table(results))
     narrow = console.width < NARROW
-    parts += [
-        Text(f"Makespan of {report.evaluation_id}", style="italic"),
-        summary(report, gpu_hour_price, notes=not narrow),
-    ]
-    if report.gpus:
+    parts += [Text(line) for line in reuse_lines(report)]
+    if ran:
+        parts += [
+            Text(f"Makespan of {report.evaluation_id}", style="italic"),
+            summary(report, gpu_hour_price, notes=not narrow),
+        ]
+    if report.gpus and ran:
         parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]

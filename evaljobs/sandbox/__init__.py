@@ -1,7 +1,8 @@
-"""Runs untrusted programs and says how they fared. Nothing gets out, and nothing fools the verdict.
+"""Runs programs that models wrote, each shut in, and returns a verdict for each.
 
-Rule: usable alone, with the standard library only. See `records` for what goes in and out, `levels` for how they are
-shut in, `code_eval` for Hugging Face `evaluate`'s interface.
+Rule: usable alone, with the standard library only. `records` has what goes in and out, `levels` which isolation holds here,
+`code_eval` Hugging Face `evaluate`'s interface; `isolation/` shuts programs in, `rpc/` lets a test ask them. Start reading
+at `run`.
 """
 
 from evaljobs.sandbox.levels import LevelReport, best_level, probe_levels

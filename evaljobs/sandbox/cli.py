@@ -2,7 +2,6 @@
 
 Rule: a verdict per line, in the order of the lines; the output appears whole or not at all. Exit status 0 if every
 line has its verdict, 2 if nothing could be run (the reason on standard error).
-It does not know: how programs run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Hugging Face `evaluate`'s code_eval metric, with verdicts from wherever the caller has them.
+"""Hugging Face `evaluate`'s code_eval metric, with verdicts that the caller supplies.
 
 Rule: `compute` has the arguments and the results of `evaluate.load("code_eval").compute`
-(evaluate/metrics/code_eval/code_eval.py, 0.4): lm-eval's HumanEval and MBPP tasks call it. What differs is who runs
-the programs: the `run` callable, so that a scorer can answer from verdicts that were found earlier.
-Whoever knows the prompt that a program begins with says so
-(`with_prompt`): the verdict keeps the program's key, and the prompt's helpers are then out of the completion's reach.
-It does not know: sandboxes; `run` may be `run_programs`, a look-up by `Program.id` (a `program_key`), or both.
+(evaluate/metrics/code_eval/code_eval.py, 0.4): lm-eval's HumanEval and MBPP tasks call it. The caller's `run` gives the
+verdicts: `run_programs`, a look-up of earlier ones by `Program.id` (a `program_key`), or both. `with_prompt` tells a
+program's prompt from its completion, so that the completion cannot redefine the prompt's helpers.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from evaljobs.sandbox.box import names
 from evaljobs.sandbox.records import Program, Verdict, program_key
+from evaljobs.sandbox.rpc import names
 
 CodeEvalResults = dict[int, list[tuple[int, dict[str, Any]]]]
 

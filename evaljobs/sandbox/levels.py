@@ -1,8 +1,8 @@
 """Which isolation holds on this machine, found by trying to escape from it.
 
-Rule: a level counts only if a program that tries every way out that we know of found none, a right program passed and
-a wrong one failed. Nothing is inferred from versions or from what is installed. Found once per process.
-It does not know: how a level is built.
+Rule: a level holds only if a program that tries every way out of `_ESCAPES` found none, a right program passed and a wrong
+one failed. Nothing is inferred from versions or from what is installed. Tried once per process. Called from `run` and
+`evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LevelReport:
 
 
 _lock = threading.Lock()
-# A process that forks while another of its threads probes would leave its child a lock that nobody opens.
+# A fork while another thread probes would leave the child a lock that stays closed.
 os.register_at_fork(after_in_child=lambda: _lock._at_fork_reinit())  # type: ignore[attr-defined]  # noqa: SLF001, PLW0108
 _reports: dict[Level, LevelReport] = {}
 

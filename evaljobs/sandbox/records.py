@@ -1,7 +1,6 @@
-"""Programs in, verdicts out, and the jobs that a lane is given.
+"""Values: programs, their verdicts, and the jobs that lanes run.
 
-Rule: values only. A line of a file becomes a Program, or a refused Verdict that says what is wrong with the line.
-It does not know: processes, levels' mechanics, or how a verdict is found.
+Rule: no processes here. A line of a file becomes a Program, or a refused Verdict that says what is wrong with the line.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
+
+from evaljobs.sandbox.rpc import names
 
 MAX_JOB_BYTES: Final = 32 << 20
 MAX_TIMEOUT: Final = 3600.0
@@ -81,14 +82,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run: the checker's part as JSON, and what the zygote may know of it."""
+    """One run: the checker's part as JSON, and what the zygote reads of it."""
 
     body: bytes
     timeout_seconds: float
     memory_mib: int
     stdio: bool = False
     numpy: bool = False
-    in_process: Job | None = field(default=None, repr=False)  # what to run if the test turns out to need it
+    in_process: bool = False  # program and test share a process
 
 
 def refused(program_id: str, reason: str) -> Verdict:
@@ -147,22 +148,18 @@ def jobs(program: Program) -> list[Job]:
 
 
 def _job(program: Program, body: dict[str, Any], text: str) -> Job:
-    def make(mode: str, fallback: Job | None) -> Job:
-        data = json.dumps({**body, "mode": mode}).encode()
-        if len(data) > MAX_JOB_BYTES:
-            raise ValueError(f"a program and its test are limited to {MAX_JOB_BYTES} bytes")
-        return Job(
-            body=data,
-            timeout_seconds=program.timeout_seconds,
-            memory_mib=program.memory_mib,
-            stdio=mode == "stdio",
-            numpy="numpy" in text,
-            in_process=fallback,
-        )
-
-    if body["mode"] == "stdio":
-        return make("stdio", None)
-    return make("test", make("in_process", None))
+    shared = body["mode"] == "test" and names.needs_shared_process(body["test"])
+    data = json.dumps({**body, "mode": "in_process"} if shared else body).encode()
+    if len(data) > MAX_JOB_BYTES:
+        raise ValueError(f"a program and its test are limited to {MAX_JOB_BYTES} bytes")
+    return Job(
+        body=data,
+        timeout_seconds=program.timeout_seconds,
+        memory_mib=program.memory_mib,
+        stdio=body["mode"] == "stdio",
+        numpy="numpy" in text,
+        in_process=shared,
+    )
 
 
 # --- lines → programs -------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Runs many programs over several lanes, in input order, with bounded memory.
 
-Rule: every program gets one verdict, whatever its neighbours do; a lane that dies costs its program one more try and
-nobody else anything. Programs are pulled as lanes take them, at most WINDOW ahead of the oldest without a verdict.
-It does not know: how a lane shuts a program in.
+Rule: every program gets one verdict. A lane that dies costs its own program one more try, and other programs nothing.
+Programs are pulled as lanes take them, at most WINDOW ahead of the oldest without a verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from evaljobs.sandbox import levels
-from evaljobs.sandbox.lane import Lane, LaneDeadError
+from evaljobs.sandbox.isolation.lane import Lane, LaneDeadError
 from evaljobs.sandbox.records import Job, Level, Program, SandboxUnavailableError, Verdict, jobs, refused
 
 WINDOW: Final = 4096  # programs; a hanging one may hold up the order, not the work
@@ -47,7 +46,7 @@ def run_programs(
 
 
 def run_on(level: Level, programs: Iterable[Program | Verdict], workers: int) -> Iterator[Verdict]:
-    """Like `run_programs` on a level that nobody has tested."""
+    """Like `run_programs`, on a level that has not been tried."""
     pool = _Pool(level, iter(programs), max(1, workers))
     try:
         yield from pool.run()
@@ -62,7 +61,7 @@ class _Task:
     index: int
     program_id: str
     left: collections.deque[Job]
-    shared: bool = False
+    shared: bool  # its program and test share a process
     seconds: float = 0.0
     deaths: int = 0
 
@@ -127,7 +126,9 @@ class _Pool:
                 self.done[index] = item
                 continue
             try:
-                return _Task(index=index, program_id=item.id, left=collections.deque(jobs(item)))
+                needed = collections.deque(jobs(item))
+                shared = any(job.in_process for job in needed)
+                return _Task(index=index, program_id=item.id, left=needed, shared=shared)
             except (ValueError, TypeError) as error:
                 self.done[index] = refused(item.id, str(error))
         return None
@@ -153,14 +154,14 @@ class _Pool:
         for key, _ in self.selector.select(max(0.0, nearest - now) + 0.01):
             lane = key.fileobj
             if isinstance(lane, Lane):
-                self._hear(lane)
+                self._receive(lane)
         now = time.monotonic()
         for lane in [lane for lane in (*self.busy, *self.starting) if lane.deadline < now]:
             if lane in self.starting:
                 raise SandboxUnavailableError("the sandbox did not start in time")
             self._bury(lane)
 
-    def _hear(self, lane: Lane) -> None:
+    def _receive(self, lane: Lane) -> None:
         try:
             result = lane.receive()
         except LaneDeadError:
@@ -178,12 +179,8 @@ class _Pool:
 
     def _advance(self, task: _Task, verdict: str, reason: str, seconds: float) -> None:
         task.seconds += seconds
-        job = task.left.popleft()
-        if verdict == "again" and job.in_process is not None:
-            task.left.appendleft(job.in_process)
-            task.shared = True
-            self.again.append(task)
-        elif verdict == "pass" and task.left:
+        task.left.popleft()
+        if verdict == "pass" and task.left:
             self.again.append(task)
         else:
             self._finish(task, verdict, reason)

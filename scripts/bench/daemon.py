@@ -1,6 +1,7 @@
 """What the daemon costs and how soon it acts.
 
-`replay`: seconds until a coordinator that was killed has its state again from a journal of `--events` events.
+`events`: CPU milliseconds that the state machine takes for an event of an evaluation on 256 nodes of 8 GPUs, 2,048 trials ever.
+`replay`: seconds until a coordinator that was killed has its state again from a journal of about `--events` events of such a one.
 `slurm`: a daemon on a development cluster: seconds from the trigger to the precursor's submission (and of those the
 gate's, which waits for a checkpoint that has stopped changing), submissions per node, what it asks of the controller
 (its commands are counted by wrappers), seconds from a shard to the next one on its GPU, and its CPU share and memory when nothing is left to do.
@@ -23,12 +24,13 @@ from chaos_lib.site import Place, Site, place
 from dev_cluster.api import unavailable
 from dev_cluster.testing import wait_until
 
+from bench.events import events, replay
 from bench.harness import command, option
-from bench.replay import TASKS, replay
 from bench.scale import scale
 from bench.synthetic_run import COMMANDS, count_commands, counted
 from evaljobs.files import read_frames
 
+TASKS = 60
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -119,8 +121,12 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         whole = found["evaluations_ended"] == said.evaluations and not found["wrong_count"]
         found["targets"] = {"nothing_lost": whole, "below_one_core": found["coordinator"]["cores"] < 1}
         return {"scale": found}, all(found["targets"].values())
-    result: dict[str, Any] = {"replay": replay(said.events), "slurm": None}
-    if (why := unavailable()) is not None:
+    result: dict[str, Any] = {
+        "events": events(said.step_nodes),
+        "replay": replay(said.step_nodes, said.events),
+        "slurm": None,
+    }
+    if (why := "not asked for" if said.idle <= 0 else unavailable()) is not None:
         return result | {"slurm_skipped": why}, True
     with place() as where:
         result["slurm"] = daemon(where, said.idle, said.poll)
@@ -129,7 +135,8 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
 OPTIONS = (
     option("--events", 100_000, "of the journal that is replayed"),
-    option("--idle", 30.0, "seconds that the idle daemon is watched for"),
+    option("--step-nodes", 256, "of `events` and `replay`; 8 GPUs each"),
+    option("--idle", 30.0, "seconds that the idle daemon is watched for; 0: no daemon"),
     option("--poll", 10.0, "[cluster] poll_seconds"),
     option("--scale", False, "many evaluations on many synthetic GPUs", action="store_true"),
     option("--nodes", 32, "scale: nodes"),

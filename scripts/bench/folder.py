@@ -16,7 +16,6 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from coordinator import request_sets, setup
 from coordinator.checkpoint import inspect
 from coordinator.planning import BYTES_PER_PARAMETER
 from coordinator.suites import load_suite
-from coordinator.triggers import Notice, spool
+from coordinator.triggers import Notice, submit
 from evaljobs.batches import Batch, Piece, encode_batch
 from evaljobs.contract import BatchIndex, CheckpointSpec, EntryManifest, Record, RequestSetManifest
 from evaljobs.files import write_atomic
@@ -184,11 +183,12 @@ def main(root: Path, said: dict[str, Any]) -> None:
     }
     (root / "bench.json").write_text(json.dumps({"storage_seconds": storage, "metrics": metrics}))
     settings = setup.load(config, {})
-    paths, suite, model = setup.site_of(settings).paths, load_suite(suite_file), setup.model_options(settings)
+    site, suite, model = setup.site_of(settings), load_suite(suite_file), setup.model_options(settings)
+    paths, inputs = site.paths, setup.inputs_for(site, setup.lm_eval_version(settings, site))(suite, model)
     first = root / "checkpoints" / "step-0"
     checkpoint = write_checkpoint(first, megabytes)
     for index, one in enumerate(sets):
-        name = request_sets.folder_name(suite, index, checkpoint, model, metadata.version("lm_eval"))
+        name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
         write_set(one, paths.request_sets / name)
     write_history(sets, checkpoint.bytes // BYTES_PER_PARAMETER, paths.observations, load)
     for number in range(said.get("evaluations", 1)):
@@ -196,8 +196,8 @@ def main(root: Path, said: dict[str, Any]) -> None:
         if number:
             write_checkpoint(place, megabytes)
         source = inspect(place).source
-        notice = Notice(checkpoint=source, step=number, suite="default", noticed_at=time.time())
-        spool(WorkPaths(settings.work_dir), notice)
+        notice = Notice(checkpoint=source, step=number, suite=str(suite_file), noticed_at=time.time())
+        submit(WorkPaths(settings.work_dir), notice)
 
 
 if __name__ == "__main__":

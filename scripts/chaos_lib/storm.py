@@ -113,15 +113,9 @@ class Storm:
             self._as_user(self.site.command(*words))
         elif how != "watched":
             times = "100" if how.endswith("times") else "1"
-            words = [
-                str(self.site.cluster.python),
-                "-c",
-                NOTIFY,
-                str(place),
-                str(self.site.work),
-                str(self.suite),
-            ]
-            self._as_user(self.site.cluster.user_argv([*words, times], cwd=self.site.folder))
+            python = str(self.site.cluster.python)
+            words = [python, "-c", NOTIFY, str(place), str(self.site.work), self.suite.stem, times]
+            self._as_user(self.site.cluster.user_argv(words, cwd=self.site.folder))
 
     def _as_user(self, argv: Sequence[str]) -> None:
         """Whatever comes of it: a full disk refuses a notice, and the watched folder tells of the checkpoint all the same."""

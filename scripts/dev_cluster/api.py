@@ -216,7 +216,7 @@ def dev_cluster(
 ) -> Iterator[Cluster]:
     """A cluster for the length of the block.
 
-    `shape` is that of `ClusterSpec`: nodes=4, gpus=8, cpu_nodes=2, cpus=32, memory_mb, shm_mb, private_shm, exclusive,
+    `shape` is that of `ClusterSpec`: nodes=4, gpus=8, cpu_nodes=2, cpus=32, memory_mb, small_mb, shm_mb, private_shm, exclusive,
     gpu_jobs_only, cpu_memory_mb, spare_mode, grace_s, slurmd_timeout_s. The name is unique unless given. Errors: DevClusterError.
     """
     lifecycle.down_orphans()

@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--cpu-nodes", type=int, default=default.cpu_nodes, help="nodes without GPUs (c1, c2, …)")
     up.add_argument("--cpus", type=int, default=default.cpus, help="CPUs each node claims")
     up.add_argument("--memory-mb", type=int, default=default.memory_mb, help="memory each node claims, MiB")
+    up.add_argument(
+        "--small-mb", type=int, default=default.small_mb, help="memory the first GPU node claims instead, MiB"
+    )
     up.add_argument("--shm-mb", type=int, default=default.shm_mb, help="size of each node's /dev/shm, MiB")
     up.add_argument("--private-shm", action="store_true", help="each job has its own /dev/shm and /tmp")
     up.add_argument("--exclusive", action="store_true", help="a job gets GPU nodes whole")
@@ -92,6 +95,7 @@ def _up(options: argparse.Namespace) -> int:
         cpu_nodes=options.cpu_nodes,
         cpus=options.cpus,
         memory_mb=options.memory_mb,
+        small_mb=options.small_mb,
         shm_mb=options.shm_mb,
         private_shm=options.private_shm,
         exclusive=options.exclusive,

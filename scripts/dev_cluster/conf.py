@@ -93,11 +93,12 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) 
 
 
 def _nodes(spec: ClusterSpec, port: int) -> list[str]:
-    size = f"CPUs={spec.cpus} RealMemory={spec.memory_mb} NodeAddr=127.0.0.1 State=UNKNOWN"
+    size = f"CPUs={spec.cpus} NodeAddr=127.0.0.1 State=UNKNOWN"
     lines = []
     for offset, name in enumerate(spec.node_names):
         gres = f" Gres=gpu:a100:{spec.gpus}" if name in spec.gpu_node_names else ""
-        lines.append(f"NodeName={name} NodeHostname={name} Port={port + offset} {size}{gres}")
+        memory = f"RealMemory={(spec.small_mb if offset == 0 else 0) or spec.memory_mb}"
+        lines.append(f"NodeName={name} NodeHostname={name} Port={port + offset} {size} {memory}{gres}")
     return lines
 
 

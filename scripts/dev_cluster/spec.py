@@ -26,6 +26,7 @@ class ClusterSpec:
     cpu_nodes: int = 2
     cpus: int = 32
     memory_mb: int = 64_000
+    small_mb: int = 0  # memory of the first GPU node; 0: as the others
     shm_mb: int = 4096
     private_shm: bool = False
     exclusive: bool = False
@@ -46,6 +47,7 @@ class ClusterSpec:
             "--cpu-nodes": (self.cpu_nodes, 0, 256),
             "--cpus": (self.cpus, 1, 1024),
             "--memory-mb": (self.memory_mb, 100, 10_000_000),
+            "--small-mb": (self.small_mb, 0, 10_000_000),
             "--shm-mb": (self.shm_mb, 1, 10_000_000),
             "--cpu-memory-mb": (self.cpu_memory_mb, 0, 10_000_000),
             "--grace": (self.grace_s, 0, 65_533),

@@ -128,9 +128,11 @@ def talks(site: Path) -> Path:
     """A suite's folder of one generation task with further turns, in a group too."""
     (site / "tasks").mkdir()
     (site / "tasks" / "talks.yaml").write_text(
-        "task: toy_talks\ndataset_path: json\ntest_split: test\n"  # generate_until is lm-eval's default
+        "task: toy_talks\ndataset_path: json\ndataset_kwargs: {data_files: {test: talks.jsonl}}\ntest_split: test\n"
         "doc_to_text: x\nprocess_results: !function a.b\nmetadata: {follow_up: next}\n"
     )
+    (site / "tasks" / "talks.jsonl").write_text('{"x": "?", "next": "and?"}\n')
+    (site / "tasks" / "a.py").write_text("def b(doc, results): ...\n")  # generate_until is lm-eval's default
     (site / "tasks" / "group.yaml").write_text("group: toy_group\ntask: [toy_talks]\n")
     return site
 
@@ -158,7 +160,7 @@ def test_a_suite_whose_turns_have_a_template_is_taken(talks, tiny_model_dir):
     suite = _suite(talks, 'apply_chat_template = true\n[[task]]\nname = "toy_talks"\n')
     done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
     assert done.returncode == 0, done.stderr
-    assert len(list((talks / "w" / "spool").glob("*.json"))) == 1
+    assert len(list((talks / "w" / "submissions").glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,8 @@ def test_a_suite_whose_turns_have_a_template_is_taken(talks, tiny_model_dir):
         ('folders = ["c"]\nsuite = "quikstart"', "nearest: quickstart"),
         ('folders = ["c"]', "name the suite"),
         ('suite = "mt_bench"', "set url and model of [judge]"),
+        ('suites = ["mine/x.toml"]', "mine/x.toml: give a TOML file"),
+        ('suites = ["mine/core.toml"]', "as it does a shipped suite: rename the file"),
     ],
 )
 def test_a_daemon_whose_watched_suite_cannot_run_does_not_start(site, watch, says):

@@ -107,7 +107,7 @@ def _nothing_left(folder: Path) -> None:
 
 def test_ctrl_c_asks_once_and_then_cancels_and_leaves_nothing(folder, tiny_model_dir):
     """ "n": it goes on, while it asked as well. Ctrl-C twice: exit code 130, no job, no Redis, the results of a cancelled
-    evaluation. The same command goes on with what was cancelled; SIGTERM cancels it at once.
+    evaluation. The same command goes on with what was cancelled.
     """
     command = ("eval", str(tiny_model_dir), "--suite", str(folder / "toys.toml"))
     first = Terminal(folder, *command)
@@ -130,8 +130,28 @@ def test_ctrl_c_asks_once_and_then_cancels_and_leaves_nothing(folder, tiny_model
 
     again = Terminal(folder, *command)
     again.until(lambda: "retry-asked" in _kinds(folder), "it is taken up")
-    again.process.send_signal(signal.SIGTERM)
+    again.type("\x03")
+    again.until(lambda: "Cancel this evaluation?" in again.said, "the question")
+    again.type("\x03")
     assert again.ends() == 130
+    _nothing_left(folder)
+
+
+def test_sigterm_leaves_the_jobs_to_the_next_run(folder, tiny_model_dir):
+    """Exit code 143, nothing is cancelled or staged again, and the same command takes the jobs up and ends with scores."""
+    command = ("eval", str(tiny_model_dir), "--suite", str(folder / "toys.toml"))
+    first = Terminal(folder, *command)
+    first.until(lambda: "job-started" in _kinds(folder), "a job runs")
+    first.process.send_signal(signal.SIGTERM)
+    assert first.ends() == 143
+    assert "the same command takes them up" in first.said
+    assert _left(folder), "jobs go on"
+    assert {"cancel-asked", "ended"}.isdisjoint(_kinds(folder))
+    again = Terminal(folder, *command)
+    assert again.ends() == 0
+    kinds = _kinds(folder)
+    assert kinds.count("restarted") == 1
+    assert {"cancel-asked", "retry-asked"}.isdisjoint(kinds)
     _nothing_left(folder)
 
 

@@ -21,7 +21,7 @@ ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
 def row(**more: Any) -> dict[str, Any]:
     known = {
         "evaluation_id": ID, "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1,
-        "entries": 4, "age_seconds": 75.0, "stragglers": {}, "waits_seconds": None, "errors": {}, "nodes_aside": {}, "failed_jobs": {}, "trackers": {}, "fault": None,
+        "entries": 4, "age_seconds": 75.0, "stragglers": {}, "waits_seconds": None, "errors": {}, "nodes_aside": {}, "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "fault": None,
     }  # fmt: skip
     return {**known, **more}
 
@@ -51,6 +51,7 @@ def test_what_went_wrong_is_below_with_its_name():
             errors={"hellaswag": "no data [set]"},
             nodes_aside={"n1": "three trials died"},
             waits_seconds=61.0,
+            held_jobs={"es-1-build-a0": "a limit on jobs keeps it out (MaxSubmitJobs)"},
             stragglers={"es-1-trial-n2-a0.3": "takes 3.1 times as long as the others"},
             failed_jobs={"es-1-trial-n1-a0": "CUDA out of memory"},
             trackers={"wandb": "no answer"},
@@ -60,6 +61,7 @@ def test_what_went_wrong_is_below_with_its_name():
         f"{ID}: hellaswag: no data [set]",
         f"{ID}: n1: three trials died",
         f"{ID}: all nodes are set aside: it waits for 61.0 s more",
+        f"{ID}: es-1-build-a0: a limit on jobs keeps it out (MaxSubmitJobs)",
         f"{ID}: es-1-trial-n2-a0.3 takes 3.1 times as long as the others",
         f"{ID}: es-1-trial-n1-a0: CUDA out of memory",
         f"{ID}: not in wandb: no answer (`evalspan export --left` tries again)",

@@ -15,7 +15,7 @@ from rich.console import Console
 from trackers.conftest import leave, results
 
 from coordinator.records import EvaluationRecord
-from coordinator.report.live import Scores, Watcher, eta_seconds, screen
+from coordinator.report.live import Scores, Watcher, apart, eta_seconds, screen
 from coordinator.report.terminal import by_reason
 from coordinator.state import EntryState, NodeUse, ShardState, State
 from evaljobs.contract import FrameRef
@@ -140,3 +140,11 @@ def test_what_ended_sixty_tasks_is_told_once(tmp_path):
             assert text.count(line) == 1, text
         assert text.count("cancelled") == 1
     assert by_reason(errors) == dict(line.split(": ", 1) for line in told)
+
+
+def test_lanes_of_long_names_are_shown_where_they_differ() -> None:
+    """What all nodes share at their beginning goes, so that a narrow terminal cuts no part that tells them apart."""
+    long = [f"gpu-node-of-the-very-long-named-cluster-in-building-{i:04d}/{i}" for i in (1, 2, 3)]
+    assert list(apart(long).values()) == ["...-0001/1", "...-0002/2", "...-0003/3"]
+    assert apart(["n1/0", "n2/1"]) == {"n1/0": "n1/0", "n2/1": "n2/1"}
+    assert apart([]) == {}

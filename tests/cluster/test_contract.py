@@ -248,25 +248,3 @@ def test_slurms_refusals_and_silences_are_told_apart(slurm_site: object, tmp_pat
     garbage.chmod(0o755)
     with pytest.raises(ClusterError):
         SlurmCli(SlurmOptions(command_prefix=(str(garbage),))).jobs()
-
-
-def test_a_restarted_coordinator_finds_its_local_jobs(tmp_path: Path) -> None:
-    """Jobs outlive the coordinator that started them, and their end is seen by the next one."""
-    first = LocalCluster(tmp_path / "jobs", slots=1, gpus=[])
-    gate = tmp_path / "gate"
-    work = Job(
-        name="es-a",
-        argv=("sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done"),
-        log=str(tmp_path / "log"),
-        gpus=1,
-    )
-    first.submit(work)
-    first.submit(Job(name="es-b", argv=("true",), log=str(tmp_path / "log"), gpus=1))
-    second = LocalCluster(tmp_path / "jobs", slots=1, gpus=[])
-    assert {s.name: s.phase for s in second.jobs()} == {"es-a": "running", "es-b": "pending"}
-    gate.touch()
-    end = time.monotonic() + 60
-    while not all(s.phase == "ended" for s in second.jobs()):
-        first.jobs()  # reaps its child, as init would for an orphan
-        assert time.monotonic() < end
-        time.sleep(0.05)

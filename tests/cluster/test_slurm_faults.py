@@ -15,16 +15,21 @@ from pathlib import Path
 import pytest
 from dev_cluster.api import Cluster
 
-from coordinator.cluster import ClusterError, Job, JobState, RefusedError
+from coordinator.cluster import ClusterError, Job, JobState, LimitError, RefusedError
 from coordinator.cluster.script import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_text import NODE_FIELDS
 
+# the header alone of what `sinfo` is asked for
+NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"
 JOB = Job(name="es-fault", argv=("true",), log="/dev/null", memory_mb=50, time_limit_seconds=600)
 
 
 def wrapped(folder: Path, **more: object) -> SlurmCli:
     """A SlurmCli whose commands are those of `folder` where they are there."""
     path = f"{folder}:/usr/bin:/bin"
+    if not (folder / "sinfo").exists():
+        command(folder, "sinfo", f"printf '{NO_NODES}'")
     return SlurmCli(
         SlurmOptions(**{"env": {"PATH": path}, "command_prefix": ("env", f"PATH={path}"), **more})
     )  # type: ignore[arg-type]
@@ -74,6 +79,7 @@ def _runs(pid: int) -> bool:
         ("echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1", ClusterError, True),
         ("echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1", ClusterError, False),
         ("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1", RefusedError, False),
+        ("echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; echo 'sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)' >&2; exit 1", LimitError, False),
         ("exit 1", ClusterError, True),
         ("kill -9 $$", ClusterError, True),
         ("echo what is this", ClusterError, True),

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.cluster import ClusterError
+from coordinator.cluster import ClusterError, LimitError, RefusedError
 from coordinator.cluster.script import SlurmOptions
 from coordinator.cluster.slurm_api import indexes
 from coordinator.cluster.slurm_text import (
     FIELD_END,
     PHASES,
     RECORD_END,
+    failure,
     not_cancelled,
     own_words,
     parse_gres,
+    parse_limits,
     parse_nodes,
     parse_queue,
     refused,
@@ -36,6 +38,7 @@ NODE_HEAD = (
     "NODELIST",
     "PARTITION",
     "AVAIL",
+    "TIMELIMIT",
     "STATE",
     "GRES",
     "GRES_USED",
@@ -59,8 +62,10 @@ def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[s
         "gres": "gpu:a100:8(S:0-1)",
         "used": "gpu:a100:3(IDX:0,2,5)",
         "cpus": "16/48/0/64",
+        "time": "infinite",
     } | more
-    return (name, partition, row["avail"], state, row["gres"], row["used"], row["cpus"], "512000", "12000")
+    resources = (row["gres"], row["used"], row["cpus"], "512000", "12000")
+    return (name, partition, row["avail"], row["time"], state, *resources)
 
 
 def test_members_are_read_with_their_times_and_nodes() -> None:
@@ -213,8 +218,43 @@ def test_a_refusal_is_told_from_a_controller_that_is_away() -> None:
     assert refused(own_words(f"sbatch: error: lua: no GPU, no job\n{failed}Unspecified error\n"))
     assert not refused(own_words(f"{failed}Unable to contact slurm controller (connect failure)\n"))
     assert not refused(own_words(f"{failed}Socket timed out on send/recv operation\n"))
-    assert not refused(own_words(f"{failed}Job violates accounting/QOS policy (job submit limit, …)\n"))
+    limit = failure(own_words(f"{failed}Job violates accounting/QOS policy (job submit limit, …)\n"))
+    assert type(limit) is LimitError
+    assert not limit.maybe_done
     assert own_words("sbatch: error: a\nsbatch: error: a\nb\n") == "a; b"
+
+
+@pytest.mark.parametrize(
+    ("words", "of_node"),
+    [
+        ("Requested node configuration is not available", True),
+        ("Invalid node name specified", True),
+        ("Requested nodes not in this partition", True),
+        ("Invalid generic resource (gres) specification", True),
+        ("Memory required by task is not available", True),
+        ("Invalid account or account/partition combination specified", False),
+        ("Invalid qos specification", False),
+        ("invalid partition specified: nope", False),
+        ("Requested time limit is invalid (missing or exceeds some limit)", False),
+    ],
+)
+def test_what_one_node_may_be_the_reason_for_is_told_from_what_is_refused_everywhere(
+    words: str, of_node: bool
+) -> None:
+    error = failure(words)
+    assert isinstance(error, RefusedError)
+    assert error.of_node is of_node
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:00:00", 3600), ("30:00", 1800), ("2-00:00:00", 172_800), ("infinite", None), ("n/a", None)],
+)
+def test_the_time_limit_of_a_partition_is_read(text: str, seconds: int | None) -> None:
+    """The default partition's stands under None as well; one without a limit is left out."""
+    rows = table(NODE_HEAD, node("n1", "gpu*", time=text), node("n1", "spare", time="10:00"))
+    known = {} if seconds is None else {"gpu": seconds, None: seconds}
+    assert parse_limits(rows) == known | {"spare": 600}
 
 
 def test_cancelling_complains_of_living_jobs_alone() -> None:

@@ -49,8 +49,7 @@ def test_every_key_is_found_on_its_line(tables):
             expected[(table, key)] = text.count("\n") + 1
             text += f"{key} = {value}{comment}\n"
     tomllib.loads(text)
-    lines = toml_file.lines_of(text)
-    assert {where: lines.get(where) for where in expected} == expected
+    assert {where: toml_file.line_of(text, where) for where in expected} == expected
 
 
 def test_arrays_of_tables_quotes_and_dots_are_counted():
@@ -58,13 +57,16 @@ def test_arrays_of_tables_quotes_and_dots_are_counted():
     text = (
         '[[task]]\nname = "a"\n[task.gen_kwargs]\nx = 1\n[[task]]\n"na.me" = 1\ny.z = 2\n[a."b.c"]\nd = 1\n'
     )
-    lines = toml_file.lines_of(text)
-    assert lines[("task", 0, "name")] == 2
-    assert lines[("task", 0, "gen_kwargs", "x")] == 4
-    assert lines[("task", 1)] == 5
-    assert lines[("task", 1, "na.me")] == 6
-    assert lines[("task", 1, "y", "z")] == 7
-    assert lines[("a", "b.c", "d")] == 9
+    expected = {
+        ("task", 0, "name"): 2,
+        ("task", 0, "gen_kwargs", "x"): 4,
+        ("task", 1): 5,
+        ("task", 1, "na.me"): 6,
+        ("task", 1, "y", "z"): 7,
+        ("a", "b.c", "d"): 9,
+        ("task", 2): None,
+    }
+    assert {where: toml_file.line_of(text, where) for where in expected} == expected
 
 
 class _Inner(Record):
@@ -80,7 +82,7 @@ class _Outer(Record):
 def _error(text):
     data = tomllib.loads(text)
     with pytest.raises(OperatorError) as caught:
-        toml_file.check(_Outer, data, lambda where: f"at {toml_file.lines_of(text).get(where)}")
+        toml_file.check(_Outer, data, lambda where: f"at {toml_file.line_of(text, where)}")
     return str(caught.value)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.allocation import Limits
 from coordinator.daemon import Coordinator, Pace
+from coordinator.lm_eval_version import own_version
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.redis_server import RedisServer
@@ -37,7 +38,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def coordinator_on(work: Path, cluster: FakeCluster) -> Coordinator:
     site = Site(work_dir=str(work), trial_command=("python",), worker_command=("python",))
     return Coordinator(
-        performer=Performer(site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=work / "o"),
+        performer=Performer(site=site, cluster=cluster, lm_eval_version=own_version, observations=work / "o"),
         cluster=cluster,
         keeper=RedisServer(WorkPaths(work)),
         limits=Limits(),

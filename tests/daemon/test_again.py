@@ -15,7 +15,7 @@ from coordinator import service, setup
 from coordinator.asked import Command
 from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
-from coordinator.config import Config
+from coordinator.config import Config, WatchConfig
 from coordinator.intake import make_record
 from coordinator.resubmission import submitted
 from coordinator.running import Running
@@ -71,7 +71,7 @@ def test_what_was_cancelled_is_taken_up_again_by_a_submission_and_by_no_notice(
 ) -> None:
     """One that was dropped as stale is not dropped once more; a notice that comes twice revives nothing."""
     old, new = small(tmp_path / "run" / "step-1"), small(tmp_path / "run" / "step-2", seed=1)
-    ears = daemon(tmp_path / "work", Config(backlog="latest"))
+    ears = daemon(tmp_path / "work", Config(backlog="latest", watch=WatchConfig(roots=(tmp_path,))))
     announce(ears, old)
     ears.tick()
     running = only(ears)
@@ -128,7 +128,11 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     config = setup.load(None, {})
     coordinator = setup.coordinator_of(config)
     record = make_record(
-        str(place), SUITE, model=setup.model_options(config), options=setup.run_options(config)
+        str(place),
+        SUITE,
+        model=setup.model_options(config),
+        options=setup.run_options(config),
+        inputs=setup.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
     )
     with coordinator.in_charge():
         running = coordinator.accept(record)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coordinator.allocation import Demand, Limits, allocate
 from coordinator.backlog import Seen, stale
 from coordinator.cluster import NodeState
+from coordinator.testing import fake_node
 
 
 @st.composite
@@ -27,7 +28,8 @@ def clusters(draw: st.DrawFn) -> list[NodeState]:
                 cpus=8,
                 cpus_free=8,
                 memory_mb=1000,
-                memory_free_mb=1000,
+                memory_free_mb=draw(st.integers(0, 1000)),
+                counts_memory=draw(st.booleans()),
                 partitions=tuple(draw(st.sets(st.sampled_from(["gpu", "spare"])))),
                 best_effort=draw(st.booleans()),
             )
@@ -48,6 +50,8 @@ def demands(draw: st.DrawFn) -> list[Demand]:
                 st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(1, 4), max_size=3)
             ),
             avoid=draw(st.frozensets(st.sampled_from([f"n{i}" for i in range(8)]), max_size=2)),
+            holder_mb=draw(st.integers(0, 1200)),
+            trial_mb=draw(st.integers(0, 400)),
         )
         for number in range(draw(st.integers(0, 5)))
     ]
@@ -105,6 +109,52 @@ def test_offers_keep_every_limit(
     idle = {n.name for n in fits if n.gpus and n.gpus_free == n.gpus and not promised.get(n.name)}
     left = idle - {o.node for _, o, _ in given_}
     assert len(left) >= min(limit.leave_nodes_free, len(idle))
+
+
+@given(
+    clusters(),
+    demands(),
+    st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(-500, 800)),
+)
+def test_an_offer_fits_into_the_nodes_free_memory(
+    nodes: list[NodeState], asked: list[Demand], promised_mb: dict[str, int]
+) -> None:
+    """Its precursor and one trial at least, as many trials as fit; unless no node of the cluster could ever hold them."""
+    offers = allocate(nodes, asked, Limits(), gpus_in_use=0, promised_mb=promised_mb)
+    by_name = {n.name: n for n in nodes}
+    for demand in asked:
+        least = demand.holder_mb + demand.trial_mb
+        if not any(n.gpus and (not n.counts_memory or n.memory_mb >= least) for n in nodes):
+            unbound = allocate(nodes, [replace(demand, holder_mb=0, trial_mb=0)], Limits(), gpus_in_use=0)
+            alone = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised_mb=promised_mb)
+            assert [(o.node, o.gpus) for o in alone[demand.evaluation_id]] == [
+                (o.node, o.gpus) for o in unbound[demand.evaluation_id]
+            ]
+            continue
+        for offer in offers[demand.evaluation_id]:
+            node, has = by_name[offer.node], demand.in_use.get(offer.node, 0)
+            trials = (offer.gpus - has) // demand.gpus_per_trial
+            once = 0 if has else demand.holder_mb
+            room = node.memory_free_mb - promised_mb.get(node.name, 0)
+            assert not node.counts_memory or once + trials * demand.trial_mb <= room
+
+
+def test_a_node_too_small_is_not_offered_and_a_tight_one_gives_fewer_lanes() -> None:
+    small, tight, wide = (
+        fake_node(f"n{i}", gpus=8, memory_mb=mb) for i, mb in enumerate((4000, 17_000, 99_000))
+    )
+    demand = Demand(
+        evaluation_id="e",
+        priority=0,
+        accepted_at=0,
+        gpus=24,
+        gpus_per_trial=1,
+        in_use={},
+        holder_mb=900,
+        trial_mb=4096,
+    )
+    (offers,) = allocate([small, tight, wide], [demand], Limits(), gpus_in_use=0).values()
+    assert {o.node: o.gpus for o in offers} == {"n1": 3, "n2": 8}
 
 
 @given(clusters(), demands(), st.integers(0, 30))

@@ -290,3 +290,20 @@ def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluste
         assert jobs_of(cluster, GOOD)
         assert list(shown(coordinator)) == [GOOD]
     coordinator.keeper.stop()
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "1e999", "-Infinity"])
+def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(
+    pair: Coordinator, seconds: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its evaluation goes on, and the next coordinator reads its journal."""
+    paths = EvaluationPaths(pair.running[BAD].paths.root)
+    told = (
+        f'{{"kind": "built", "name": "x", "entry": 0, "batch_size": 8, "sets": {{}}, "seconds": {seconds}}}'
+    )
+    paths.outcome("built", "x").write_text(told)
+    pair.tick()
+    assert "x.built.json is no outcome of this version" in caplog.text
+    assert set(pair.running) == {GOOD, BAD}
+    pair.running.pop(BAD).journal.close()
+    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.live

@@ -16,8 +16,8 @@ from world_parts import SITE, Faults
 
 from coordinator import facts, machine
 from coordinator import messages as m
+from coordinator.indexes import validate
 from coordinator.running import Running
-from coordinator.state import validate
 from evaljobs.contract import FrameRef
 from evaljobs.files import MAGIC, FrameWriter
 from evaljobs.outcomes import Failed, ShardResponses

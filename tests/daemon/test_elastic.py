@@ -10,6 +10,7 @@ from coordinator.allocation import Limits
 from coordinator.cluster import ClusterError, Job
 from coordinator.daemon import Coordinator, Pace
 from coordinator.errors import RetryError
+from coordinator.lm_eval_version import own_version
 from coordinator.observe import Grace
 from coordinator.perform import Performer
 from coordinator.records import EvaluationRecord
@@ -27,7 +28,7 @@ class _NoRedis:
 def coordinator_on(tmp_path: Path, cluster: FakeCluster) -> Coordinator:
     site = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
     performer = Performer(
-        site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
+        site=site, cluster=cluster, lm_eval_version=own_version, observations=tmp_path / "o"
     )
     # all that is called for is submitted in one tick, however slow the disk
     pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0, submit=60.0)

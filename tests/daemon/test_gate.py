@@ -42,8 +42,9 @@ def _every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def daemon(work: Path, config: Config | None = None) -> Service:
-    """A daemon's ears on a cluster that has no rules of its own."""
-    made = Service(coordinator_on(work, FakeCluster(fleet=[])), config or Config())
+    """A daemon's ears on a cluster that has no rules of its own; by default checkpoints may lie beside the work folder."""
+    config = config or Config(watch=WatchConfig(roots=(work.parent,)))
+    made = Service(coordinator_on(work, FakeCluster(fleet=[])), config)
     made._hosting = Hosting()
     return made
 
@@ -69,7 +70,7 @@ def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None
 
 
 def notices(ears: Service) -> int:
-    return len(list(ears.paths.spool.glob("*.json")))
+    return sum(len(list(f.glob("*.json"))) for f in (ears.paths.spool, ears.paths.submissions))
 
 
 def small(folder: Path, seed: int = 0) -> Path:
@@ -87,18 +88,19 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     announce(ears, odd)
     announce(ears, tmp_path / "circle")
     announce(ears, good, suite="quickstrat")
-    announce(ears, good, suite=f"/{'s' * 300}.toml")
+    announce(ears, good, suite="s" * 300)
     announce(ears, tmp_path / "nowhere")
     announce(ears, good)
     ears.tick()
     assert taken(ears) == ["good"]
     shown = gate.read(ears.paths.gate)
-    assert [Path(r.checkpoint).name[:7] for r in shown.refused] == ["xxxxxxx", "no\0name", "nowhere"]
+    refused = [Path(r.checkpoint).name[:7] for r in shown.refused]
+    assert refused == ["xxxxxxx", "no\0name", "circle", "nowhere"]
     assert "no such folder" in shown.refused[-1].why
     waits = {(Path(w.checkpoint).name, w.suite[:9]): w.why for w in shown.waiting}
     assert "no list of names" in waits["odd", SUITE[:9]]
     assert "nearest: quickstart" in waits["good", "quickstra"]
-    assert len(waits) == notices(ears) == 4
+    assert len(waits) == notices(ears) == 3
     told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(ears.paths.root)])
     status = json.loads(told.stdout)
     assert status["waiting"] == [w.model_dump() for w in shown.waiting]
@@ -229,7 +231,7 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
 
     def looks() -> None:
         ears = daemon(work, config)
-        announce(ears, closed / "step-1", str(suite))
+        announce(ears, closed / "step-1", "mine")
         ears.tick()
         ears.tick()
         assert taken(ears) == ["step-2"], caplog.text
@@ -239,7 +241,7 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
 
     as_user(looks)
     closed.chmod(0o755)
-    ears = daemon(work)
+    ears = daemon(work, Config(watch=WatchConfig(roots=(open_folder,), suites=(suite,))))
     ears.tick()
     assert taken(ears) == ["step-1"]
 

@@ -13,7 +13,8 @@ from world_parts import SITE, Faults, record
 from coordinator import machine, observe
 from coordinator import messages as m
 from coordinator.cluster import JobState
-from coordinator.state import State, validate
+from coordinator.indexes import validate
+from coordinator.state import State
 
 GRACE = observe.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
 

@@ -50,10 +50,8 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
-    server: redis.Redis, tmp_path: Path
-) -> None:
-    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
+def _running(tmp_path: Path) -> Running:
+    """An evaluation with shards to do, on the server of the work folder `tmp_path`."""
     world = World(3, Faults())
     while not world.state.todo:
         world.tick()
@@ -63,10 +61,18 @@ def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_d
     )
     (tmp_path / world.state.evaluation_id).mkdir()
     journal = Journal(tmp_path / world.state.evaluation_id / "journal.jsonl")
-    running = Running(world.state, journal, performer, Grace())
+    return Running(world.state, journal, performer, Grace())
+
+
+def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
+    server: redis.Redis, tmp_path: Path
+) -> None:
+    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
+    running = _running(tmp_path)
+    state = running.state
 
     def told() -> list[str]:
-        return [event.kind for event in read_events(journal.path)]
+        return [event.kind for event in read_events(running.journal.path)]
 
     server.config_set("maxmemory", "1")
     now = 1e6
@@ -80,9 +86,9 @@ def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_d
         now += 1.0
         running._look_at_queue(now)
     assert running.snapshot is not None
-    assert running.snapshot.unclaimed == world.state.todo
+    assert running.snapshot.unclaimed == state.todo
     assert told() == ["queue-lost"]
-    server.delete(f"evalspan:{{{world.state.evaluation_id}}}:where")
+    server.delete(f"evalspan:{{{state.evaluation_id}}}:where")
     server.config_set("maxmemory", "1")
     for _ in range(5):
         now += 1.0
@@ -91,7 +97,26 @@ def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_d
     assert told() == ["queue-lost", "shards-stray"]
     server.config_set("maxmemory", "0")
     running._audit(now)
-    assert set(performer.queue(world.state.evaluation_id).unclaimed()) == {
-        name for name, shard in world.state.shards.items() if shard.frame is None
+    assert set(running.performer.queue(state.evaluation_id).unclaimed()) == {
+        name for name, shard in state.shards.items() if shard.frame is None
     }
     assert told() == ["queue-lost", "shards-stray"]
+
+
+def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redis, tmp_path: Path) -> None:
+    """Redis came back empty and has forgotten the release: the trial's heartbeat claims its shard once, is released again,
+    and what it is running is not counted as run without a record.
+    """
+    running = _running(tmp_path)
+    state, now = running.state, 1e6
+    queue = running.performer.queue(state.evaluation_id)
+    shard = next(name for name, found in state.shards.items() if found.frame is None)
+    held = []
+    for _ in range(6):
+        held.append(queue.heartbeat("dead", phase="infer", shard=shard))
+        running._look_at_queue(now)
+        running._audit(now)
+        now += 20.0
+    assert state.shards[shard].unread == 0
+    assert held == [True, True, False, False, False, False], "once more while the queue is filled"
+    assert shard in queue.unclaimed()

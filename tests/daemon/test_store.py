@@ -16,7 +16,7 @@ import pytest
 from coordinator import store
 from coordinator.errors import OperatorError
 from coordinator.messages import CancelAsked, ResultsWritten
-from coordinator.store import Journal, WorkLock, read_events
+from coordinator.store import Journal, UnreadableEventError, WorkLock, read_events
 
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
 
@@ -41,6 +41,17 @@ def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_stays(tmp_path: Path) -> No
         journal.append([ResultsWritten(at=9.0)])
         assert list(journal.replay()) == [*EVENTS[:whole], ResultsWritten(at=9.0)]
         journal.close()
+
+
+def test_an_event_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    """JSON has no NaN: what stood there would come back as null, and no later start could read the journal."""
+    data = written(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal")
+    hostile = ResultsWritten.model_construct(at=float("nan"))
+    with pytest.raises(UnreadableEventError, match="results-written"):
+        journal.append([ResultsWritten(at=9.0), hostile])
+    journal.close()
+    assert (tmp_path / "journal").read_bytes() == data
 
 
 def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path) -> None:

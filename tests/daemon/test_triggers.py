@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from daemon.test_elastic import coordinator_on
 from served import served_work
 
-from coordinator import hook, triggers
-from coordinator.config import Config
+from coordinator import gate, hook, triggers
+from coordinator.checkpoint import step_of
+from coordinator.config import Config, WatchConfig
 from coordinator.service import Service
 from coordinator.testing import FakeCluster
-from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool, step_of
+from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool
 from evaljobs import redis_address
 from evaljobs.paths import WorkPaths
 
@@ -40,28 +45,83 @@ def test_a_spooled_notice_comes_until_it_is_acknowledged(work: WorkPaths) -> Non
     assert names(from_spool(work)) == ["/b"]
 
 
-def test_a_bad_notice_is_set_aside_and_hides_no_other(work: WorkPaths) -> None:
-    """It stays on disk for whoever looks for it; half-written temporaries are not looked at."""
+BAD = {
+    "half of a notice": ("{", "all of it"),
+    "a step that is none": ('{"checkpoint": "/c", "step": "soon"}', "step: "),
+    "a field of another version": ('{"checkpoint": "/c", "colour": 1}', "colour: "),
+    "nested without end": ("[" * 10_000, "all of it"),
+    "half a character": ('{"checkpoint": "\\ud800", "suite": "a\\nb"}', "all of it"),
+    "too long": (f'{{"checkpoint": "{"c" * 70_000}"}}', "longer than"),
+}
+
+
+def test_a_bad_notice_is_refused_by_name_and_hides_no_other(work: WorkPaths) -> None:
+    """With what is wrong, in a line that any file takes; it stays on disk under another name; temporaries are not looked at."""
     work.spool.mkdir(parents=True)
-    (work.spool / "0.json").write_text("{")
-    (work.spool / "1.json").write_text('{"checkpoint": 3}')
-    (work.spool / "2.json.tmp").write_text('{"check')
+    for number, (text, _) in enumerate(BAD.values()):
+        (work.spool / f"{number}.json").write_text(text)
+    (work.spool / "9.json.tmp").write_text('{"check')
     spool(work, Notice(checkpoint="/good"))
+    found = list(from_spool(work))
+    assert [d.notice.checkpoint for d in found if not d.wrong] == ["/good"]
+    bad = [d for d in found if d.wrong]
+    for delivery, (_, why) in zip(bad, BAD.values(), strict=True):
+        assert why in delivery.wrong
+        delivery.notice.model_dump_json()
+        assert f"{delivery.notice.checkpoint}{delivery.notice.suite}{delivery.wrong}".isprintable()
+        delivery.acknowledge()
+    assert [d.notice.checkpoint for d in bad[1:3]] == ["/c", "/c"], "what it claims to be of"
     assert names(from_spool(work)) == ["/good"]
-    assert sorted(p.name for p in work.spool.glob("*.bad")) == ["0.bad", "1.bad"]
-    assert (work.spool / "2.json.tmp").exists()
+    assert len(list(work.spool.glob("*.bad"))) == len(BAD)
+    assert (work.spool / "9.json.tmp").exists()
 
 
-def test_a_notice_that_cannot_be_read_now_is_read_later(work: WorkPaths) -> None:
-    """Storage that errs for a moment (here: a folder in its place) costs no checkpoint."""
-    (work.spool / "5.json").mkdir(parents=True)
-    assert names(from_spool(work)) == []
-    assert (work.spool / "5.json").exists(), "not set aside"
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_is_no_plain_file_stops_no_look(work: WorkPaths, kind: str) -> None:
+    """Among the notices, the submissions and the commands: a pipe without a writer is not waited for."""
+    for folder in (work.spool, work.submissions, work.spool / "commands"):
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / "0.json"
+        if kind == "pipe":
+            os.mkfifo(place)
+        elif kind == "folder":
+            place.mkdir()
+        else:
+            place.symlink_to("/dev/zero")
+    service = Service(coordinator_on(work.root, FakeCluster(fleet=[])), Config())
+    spool(work, Notice(checkpoint=str(work.root / "nowhere")))
+    with ThreadPoolExecutor(1) as thread:
+        looked = thread.submit(service.tick)
+        try:
+            looked.result(timeout=60)
+        except TimeoutError:
+            for folder in (work.spool, work.submissions, work.spool / "commands"):
+                with contextlib.suppress(OSError):  # lets the thread go on
+                    os.close(os.open(folder / "0.json", os.O_WRONLY | os.O_NONBLOCK))
+            raise
+    refused = {Path(r.checkpoint).name for r in gate.read(work.gate).refused}
+    assert refused == {"0.json", "nowhere"}
+
+
+def test_a_notice_that_cannot_be_read_now_is_read_later(
+    work: WorkPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage that errs for a moment costs no checkpoint."""
+    spool(work, Notice(checkpoint="/a"))
+
+    def away(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(triggers, "read_plain", away)
+        assert names(from_spool(work)) == []
+    assert names(from_spool(work)) == ["/a"]
 
 
 def test_a_notice_of_a_place_that_cannot_be_looked_at_ends_no_daemon(tmp_path: Path) -> None:
     """It is refused: a daemon that died of it would die of it again, for the notice stays until it is dealt with."""
-    service = Service(coordinator_on(tmp_path, FakeCluster(fleet=[])), Config())
+    config = Config(watch=WatchConfig(roots=(tmp_path,)))
+    service = Service(coordinator_on(tmp_path, FakeCluster(fleet=[])), config)
     spool(service.paths, Notice(checkpoint=str(tmp_path / ("x" * 300)), suite="quickstart"))
     service.tick()
     assert not service.waiting
@@ -75,14 +135,15 @@ def served() -> Iterator[WorkPaths]:
 
 
 def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> None:
-    """Taken and not acknowledged, it comes again, under the same key; garbage between is dropped for good."""
+    """Taken and not acknowledged, it comes again, under the same key; garbage between comes too, with what is wrong."""
     with redis_address.connect(served.redis_address) as client:
         client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/a").model_dump_json()})
         client.xadd(hook.STREAM, {"notice": b"\xff garbage"})
         client.xadd(hook.STREAM, {"other": "field"})
         client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/b").model_dump_json()})
         taken = list(from_stream(served))
-        assert names(taken) == ["/a", "/b"]
+        assert [d.notice.checkpoint for d in taken if not d.wrong] == ["/a", "/b"]
+        assert len(taken) == 4
         again = list(from_stream(served))
         assert [d.key for d in again] == [d.key for d in taken]
         for delivery in again:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,15 @@ TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
 TASK = "toy_sums"
 OPTIONS = ModelOptions(device="cpu", threads=1)
 DEADLINE = 200.0
+# run at the start of a process: what leaves a mark when exit handlers run, and when modules are taken apart
+MARKS = """
+import atexit, pathlib
+class Freed:
+    def __del__(self, mark=pathlib.Path("{folder}/freed").touch):
+        mark()
+kept = Freed()
+atexit.register(pathlib.Path("{folder}/handlers").touch)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +108,14 @@ class Evaluation:
         }
         return TrialSpec.model_validate(fields | changes)
 
-    def start(self, member: int = 0, **changes: object) -> subprocess.Popen[str]:
+    def start(
+        self, member: int = 0, *, environment: Mapping[str, str] | None = None, **changes: object
+    ) -> subprocess.Popen[str]:
         place = self.paths.spec(f"trial{member}")
         write_record(place, self.spec(**changes))
         return subprocess.Popen(
             [sys.executable, "-m", "evaljobs", "trial", str(place)],
-            env={**os.environ, "EVALSPAN_INDEX": str(member)},
+            env={**os.environ, "EVALSPAN_INDEX": str(member), **(environment or {})},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -204,6 +215,58 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
     assert not snapshot.claims
     for trial, progress in snapshot.trials.items():
         assert progress.response_bytes == evaluation.paths.response_file(trial).stat().st_size
+
+
+@pytest.mark.model
+def test_a_trial_ends_its_process_without_freeing_what_it_imported(
+    evaluation: Evaluation, tmp_path: Path
+) -> None:
+    """After its account exit handlers run, the exit code is 0, and no module is taken apart: torch's would hold the GPU."""
+    (tmp_path / "sitecustomize.py").write_text(MARKS.format(folder=tmp_path))
+    evaluation.fill()
+    process = evaluation.start(environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
+    log = finish(process)
+    assert process.returncode == 0, log
+    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "drained"
+    assert (tmp_path / "handlers").exists()
+    assert not (tmp_path / "freed").exists()
+
+
+def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[float]]:
+    """A trial whose Redis is away for so many seconds of its own clock, and that clock: seconds that it has slept."""
+    slept = [0.0]
+    published = evaluation.work.redis_address
+    place = evaluation.paths.root / "address.json"
+
+    def sleep(seconds: float) -> None:
+        slept[0] += seconds
+        if slept[0] >= away_seconds:
+            shutil.copy(published, place)
+
+    spec = evaluation.spec(redis_file=str(place))
+    return Trial(spec, spec.lanes[0], monotonic=lambda: slept[0], sleep=sleep), slept
+
+
+@pytest.mark.model
+def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeued_job(
+    evaluation: Evaluation,
+) -> None:
+    """Away for 121 s, a second more than `cred_expire`: by the default settings the trial goes on and drains the queue."""
+    evaluation.fill()
+    trial, slept = waiting(evaluation, 121.0)
+    assert trial.run() == 0
+    assert 121.0 <= slept[0] < 140.0
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert (ended.reason, ended.shards) == ("drained", len(evaluation.shards))
+
+
+@pytest.mark.model
+def test_a_trial_gives_its_gpu_back_where_redis_stays_away(evaluation: Evaluation) -> None:
+    """After `redis_patience_seconds`, 600 by default, it ends with an account."""
+    trial, slept = waiting(evaluation, float("inf"))
+    assert trial.run() == 0
+    assert 580.0 < slept[0] <= 600.0
+    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "queue-lost"
 
 
 @pytest.mark.model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -109,26 +108,6 @@ def test_the_same_set_comes_out_of_another_checkpoint_with_the_same_tokenizer(
         keys.append(read_record(request_set_manifest(built.sets["toy_choice"]), RequestSetManifest).key)
     assert keys[0] == keys[1]
     assert keys[0] != keys[2]
-
-
-@pytest.mark.model
-def test_changed_data_files_are_built_anew(model_dir: Path, tmp_path: Path) -> None:
-    """A set made from a local file is not reused once the file has changed; the old one stays for who still uses it."""
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"q": f"q{i} is", "a": i % 2}) + "\n" for i in range(6)))
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "local.yaml").write_text(
-        f"task: toy_local\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {rows}}}}}\ntest_split: test\n"
-        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_target: a\ndoc_to_choice: ['no', 'yes']\n"
-    )
-    given = spec(model_dir, tmp_path, "toy_local", suite={"include_path": (str(tmp_path / "tasks"),)})
-    first = requests.build(given)
-    manifest = read_record(request_set_manifest(first.sets["toy_local"]), RequestSetManifest)
-    assert [f.name for f in manifest.data_files] == [str(rows)]
-    rows.write_text(rows.read_text() + json.dumps({"q": "a new one is", "a": 1}) + "\n")
-    second = requests.build(given)
-    assert second.sets != first.sets
-    assert Path(first.sets["toy_local"]).exists()
 
 
 @pytest.mark.model

@@ -273,6 +273,23 @@ def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
     assert hook.rotate(tmp_path / "missing", 1) == []
 
 
+def test_rotation_reports_what_it_deleted(tmp_path):
+    """Steps padded with zeros are deleted under their own names; no other digits, and nothing that stays, is reported."""
+    padded = [tmp_path / f"step-{step:06d}" for step in (100, 200, 300)]
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "step-000050"
+    link.symlink_to(tmp_path / "elsewhere")  # rmtree refuses links
+    for folder in (*padded, tmp_path / "step-²"):
+        folder.mkdir()
+    assert hook.rotate(tmp_path, 2, prefix="step-") == [str(padded[0]), str(padded[1])]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "elsewhere",
+        "step-000050",
+        "step-000300",
+        "step-²",
+    ]
+
+
 def test_a_checkpoint_just_announced_is_not_rotated_away(tmp_path, monkeypatch):
     """Between the notice and the daemon's pin it is spared; once the pin came and went, or nobody came, it may go."""
     monkeypatch.setattr(hook, "_announced", {})

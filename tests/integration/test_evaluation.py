@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -119,14 +120,38 @@ def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_
     assert_every_shard_counts_once(site)
 
 
+def left_behind(site: Any) -> list[str]:
+    """Processes that name the site's folder, and leases of its precursors on staged weights."""
+    folder = os.fsencode(site.folder)
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder in (place / "cmdline").read_bytes() and int(place.name) != os.getpid():
+                found.append((place / "cmdline").read_text().replace("\0", " "))
+    for spec in site.work.glob("*/specs/*-stage-*.json"):
+        found += [str(p) for p in Path("/dev/shm").glob(f"evalspan-{os.getuid()}/*/leases/{spec.stem}-*")]
+    return found
+
+
+def test_a_killed_coordinator_leaves_nothing_on_this_machine(local_site: Any) -> None:
+    """SIGKILL of the coordinator in mid-inference: within 10 s no job, no Redis and no staged weights are left."""
+    local_site.pause_a_trial(after=1)
+    first = local_site.start(local_site.evaluate("--shards-per-task", "4"))
+    wait(lambda: local_site.paused() and dumped(local_site) >= 2, first)
+    assert any("valkey" in left for left in left_behind(local_site))
+    assert any("/dev/shm" in left for left in left_behind(local_site))
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    wait(lambda: not left_behind(local_site), seconds=10)
+
+
 def test_killed_and_run_again_it_resumes(local_site: Any, expected: Expected) -> None:
-    """SIGKILL of the coordinator in mid-inference: its jobs go on, the next one takes them up; nothing runs twice."""
+    """SIGKILL of the coordinator in mid-inference: its jobs end with it, the next one runs what is left, and no more."""
     local_site.pause_a_trial(after=1)
     first = local_site.start(local_site.evaluate("--shards-per-task", "4"))
     wait(lambda: local_site.paused() and dumped(local_site) >= 2, first)
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    os.kill(local_site.paused(), signal.SIGCONT)
     second = local_site.start(local_site.evaluate("--shards-per-task", "4"))
     assert scores(finish(local_site, second)) == expected
     assert_every_shard_counts_once(local_site)
@@ -149,7 +174,7 @@ def test_a_killed_trial_and_a_wiped_redis_change_no_digit(local_site: Any, expec
 
 @pytest.mark.slurm
 def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected: Expected) -> None:
-    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file."""
+    """The same evaluation as Slurm jobs of an ordinary user: precursor, trials, workers; then no job, no file. The site's accounting shows no trial that did its work as cancelled."""
     site, cluster = slurm_site, slurm_site.cluster
     process = site.start(site.evaluate("--shards-per-task", "3"))
     seen: set[str] = set()
@@ -165,6 +190,11 @@ def test_slurm_scores_are_lm_evals_and_nothing_is_left(slurm_site: Any, expected
     assert {"build", "stage", "trial", "metric"} <= seen
     assert_every_shard_counts_once(site)
     assert unfinished(cluster) == []
+    argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%j %T"]
+    words = (line.split() for line in cluster.run_as_user(argv).stdout.splitlines())
+    assert {state for name, state in words if "-trial-" in name} == {"COMPLETED"}, (
+        "by themselves, with exit code 0"
+    )
     for node in cluster.gpu_nodes:
         left = cluster.run_as_user(
             [

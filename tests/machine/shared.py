@@ -148,6 +148,7 @@ class Shared:
             gpus_in_use=needs.gpus_in_use(states),
             nodes_in_use=needs.nodes_in_use(states),
             promised=needs.promised(states),
+            promised_mb=needs.promised_mb(states),
         )
         waiting, held = needs.waiting(states, demands), needs.held(states)
         staged = ahead.choose(nodes, waiting, held, self.limits, share=self.share)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from world import World
-from world_parts import SITE, FakeJob, FakeMember, Faults, record
+from world_parts import SITE, FakeJob, FakeMember, Faults, ended, record
 
 from coordinator import machine, observe
 from coordinator import messages as m
+from evaljobs.contract import TrialSpec
 
 TICK = 5.0
 
@@ -120,3 +121,26 @@ def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
         assert entry.status == "scored" or (entry.error == world.state.fatal and not again), world.summary()
     assert all_ended(world)
     assert not world.memory
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
+    """It exits by itself; cancelled, it would stand as CANCELLED in the site's accounting. One that still holds its GPU
+    after `Grace.overdue` is cancelled.
+    """
+    world = World(seed, Faults(), record(entries=6))
+    while not any(i.live and i.job.count == 2 for i in world.state.live_jobs("trial")):
+        world.tick()
+    info = next(i for i in world.state.live_jobs("trial") if i.job.count == 2)
+    while info.phase != "submitted":
+        world.tick()
+    spec = info.specs[info.job.name]
+    assert isinstance(spec, TrialSpec)
+    asked: list[m.CancelJob] = []
+    world.cancel = asked.append  # type: ignore[method-assign]
+    world.take([m.OutcomeSeen(at=world.now, outcome=ended(spec, info.trials[0], "drained"))])
+    world.take([m.CancelAsked(at=world.now, reason="asked")])
+    assert [c.index for c in asked if c.job_id == info.job_id] == [1]
+    grace, seen = observe.Grace(), observe.Sightings()
+    assert info.job_id not in observe.overdue_jobs(world.state, seen, grace, world.now + grace.overdue)
+    assert info.job_id in observe.overdue_jobs(world.state, seen, grace, world.now + grace.overdue + 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from world_parts import record
 
-from coordinator import machine
+from coordinator import indexes, machine
 from coordinator import messages as m
 from coordinator.specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
 from coordinator.state import NodeUse
@@ -24,6 +24,7 @@ def state_of(work: float, load: float, lanes: int, most: int, attempt: int = 0):
     state.work_seconds_95, state.load_seconds_95 = work, load
     state.nodes = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
     state.trial_lane = {f"t{number}": "n1/0" for number in range(attempt)}
+    state.index = indexes.recounted(state)
     return state
 
 

@@ -14,8 +14,9 @@ from world_parts import SITE, FakeJob, FakeMember, Faults, ended, planned, recor
 from coordinator import machine, observe
 from coordinator import messages as m
 from coordinator.cluster import JobState
+from coordinator.indexes import validate
 from coordinator.records import EvaluationRecord
-from coordinator.state import State, validate
+from coordinator.state import State
 from evaljobs.contract import FrameRef, TrialSpec
 from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
 
@@ -84,6 +85,8 @@ class World:
                 self.called.append(action)
             case m.CancelJob():
                 self.cancel(action)
+            case m.FindResponses():
+                return [m.ResponsesFound(at=self.now)]
             case m.MakePlan():
                 return [planned(action, self.dice, self.now)]
             case m.FillQueue():

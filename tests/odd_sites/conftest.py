@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def odd_cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def plain_cluster() -> Iterator[Cluster]:
     with cluster(nodes=1, gpus=2, cpu_nodes=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def tight_cluster() -> Iterator[Cluster]:
+    """n1 has 400 MiB; every partition has MaxTime one hour."""
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, small_mb=400) as made:
+        for partition in ("gpu", "spare", "cpu"):
+            argv = ["scontrol", "update", f"partitionname={partition}", "maxtime=60"]
+            subprocess.run(argv, check=True, env=made.env, timeout=60)
         yield made
 
 

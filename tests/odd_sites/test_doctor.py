@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
-from coordinator import doctor
+from coordinator import checkup, doctor
 from coordinator.config import Config
+from coordinator.specs import Site
 from coordinator.survey import Answer, Target
 from coordinator.testing import FakeCluster
 
@@ -87,6 +91,21 @@ def test_an_odd_site_is_told_to_be_odd(odd_cluster: Cluster) -> None:
 
 
 @pytest.mark.slurm
+def test_doctor_probes_every_kind_of_job_at_its_real_limits(tight_cluster: Cluster) -> None:
+    """All are taken; what no node of the CPU partition can hold is named with its kind."""
+    _, told = ask(tight_cluster)
+    found = {f["what"]: f["status"] for f in told["findings"]}
+    assert {k: found[k] for k in ("build jobs", "trial jobs", "metric jobs")} == dict.fromkeys(
+        ("build jobs", "trial jobs", "metric jobs"), "ok"
+    ), told
+    code, told = ask(tight_cluster, EVALSPAN_METRIC_MEMORY_MB="999000")
+    assert code == 1
+    failed = {f["what"]: f["found"] for f in told["findings"] if f["status"] == "fail"}
+    assert "refused" in failed["metric jobs"]
+    assert "build jobs" not in failed
+
+
+@pytest.mark.slurm
 def test_a_wrong_partition_stops_here(plain_cluster: Cluster) -> None:
     """A partition that is not there fails, and those that are there are named."""
     code, told = ask(plain_cluster, EVALSPAN_CLUSTER_PARTITION="gpus")
@@ -157,3 +176,22 @@ def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
     assert found.status == "warn"
     assert "no user namespaces" in found.found
     assert "kernel 5.4" in found.found
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Path) -> None:
+    """A vLLM that is installed and cannot be imported is a failure in its own words; hf, which can be, is fine."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("import libvllm_that_is_missing\n")
+    (tmp_path / "vllm-0.10.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.10.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.10.0\n")
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
+    site = Site(
+        work_dir=str(tmp_path),
+        trial_command=(sys.executable,),
+        worker_command=(sys.executable,),
+        trial_env={"PYTHONPATH": path},
+    )
+    finding = checkup._interpreter(site, engine)
+    assert finding.status == ("ok" if engine == "hf" else "fail"), finding
+    assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import config, config_text
+from coordinator.cluster.slurm_text import seconds_of
 from coordinator.site_rules import (
     FEW_WORKERS,
     Hosting,
@@ -18,7 +19,6 @@ from coordinator.site_rules import (
     parse_config,
     parse_partitions,
     private_memory,
-    seconds,
 )
 from coordinator.testing import fake_node
 
@@ -79,7 +79,7 @@ def test_any_text_is_read_without_harm(text: str) -> None:
     """Garbage names no partition that asks for a host, and never raises."""
     parse_partitions(text)
     parse_config(text)
-    seconds(text)
+    seconds_of(text)
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,13 @@ def test_what_is_open_when_training_ends_is_finished_by_a_job_of_its_own(tmp_pat
     assert f"{tmp_path / 'evalspan'} daemon --until-idle" in words[-1]
 
 
-@pytest.mark.parametrize(("number", "heard"), [(signal.SIGUSR1, []), (signal.SIGTERM, ["ended"])])
-def test_an_evaluation_near_its_time_limit_is_queued_again_and_a_cancelled_one_is_not(
-    tmp_path, number, heard
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_an_evaluation_near_its_time_limit_is_queued_again_and_one_that_slurm_ends_is_not(
+    tmp_path, number, again
 ):
-    """Slurm's warning leaves the evaluation's jobs alone and requeues; scancel's signal cancels them."""
+    """Either way the coordinator gets SIGTERM; the wrapper requeues itself only for Slurm's warning: a requeue and
+    preemption are Slurm's own.
+    """
     env, called = _slurm(tmp_path)
     argv = ["bash", SCRIPTS / "evaluate.sbatch", "ckpt", "core", "--batch-size", "4"]
     log = tmp_path / "calls"
@@ -115,9 +117,9 @@ def test_an_evaluation_near_its_time_limit_is_queued_again_and_a_cancelled_one_i
     assert (
         log.read_text().splitlines()[0].startswith("eval ckpt --suite core --cluster slurm --batch-size 4|")
     )
-    assert log.read_text().splitlines()[1:] == heard
+    assert log.read_text().splitlines()[1:] == ["ended"]
     requeued = called.read_text() if called.exists() else ""
-    assert requeued == ("" if heard else "scontrol\nrequeue\n7\n")
+    assert requeued == ("scontrol\nrequeue\n7\n" if again else "")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,32 @@ def _furnish(site: Cluster, model: Path) -> None:
     for file in model.iterdir():  # the user cannot read root's temporary folders
         shutil.copyfile(file, home / "step-5" / file.name)
         (home / "step-5" / file.name).chmod(0o644)
+
+
+ASKS = """#!/bin/bash
+trap '{python} -c "import os; from coordinator.signals import cancelled_by_slurm as c; print(c(os.environ))"; exit' TERM
+echo ready
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("scancel", True), ("scontrol requeue", False), ("scancel --batch -s TERM", False)],
+)
+def test_only_scancel_is_taken_for_a_cancellation(site, command, answer):
+    """Asked of a real Slurm at the moment of SIGTERM: a requeue and a mere signal leave the jobs to the next run."""
+    name = command.replace(" ", "")
+    script, log = site.user_dir / f"{name}.sh", site.user_dir / f"{name}.log"
+    site.run_as_user(["tee", script], input=ASKS.format(python=site.python), check=True)
+    argv = ["sbatch", "--parsable", "--requeue", "--mem=100", "-p", "cpu", f"--output={log}", script]
+    job = site.run_as_user(argv, check=True).stdout.strip()
+    wait_until(lambda: log.exists() and "ready" in log.read_text(), "the job runs")
+    site.run_as_user([*command.split(), job], check=True)
+    wait_until(lambda: {"True", "False"} & set(log.read_text().split()), "the job asks")
+    assert str(answer) in log.read_text().split()
+    site.run_as_user(["scancel", job])
 
 
 @pytest.mark.slurm

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from evaljobs.work_queue import QueuedShard, WorkQueue
 
-TRIALS = ("t0", "t1", "t2")
+TRIALS = ("t0", "t1", "t2", "t3", "t4")
 LANES = ("a", "b", "c")
 NAMES = st.sampled_from([f"s{i}" for i in range(8)])
 TRIAL = st.sampled_from(TRIALS)
@@ -39,6 +39,7 @@ class AgainstModel(RuleBasedStateMachine):
         self.claims: dict[str, str] = {}
         self.withdrawn: set[str] = set()
         self.last_done: dict[str, str] = {}
+        self.gone: set[str] = set()
 
     def _lanes(self, plan) -> dict[str, list[QueuedShard]]:
         lanes: dict[str, list[QueuedShard]] = {}
@@ -73,7 +74,9 @@ class AgainstModel(RuleBasedStateMachine):
     def claim(self, trial, lane, busy) -> None:
         mine = {s for s, t in self.claims.items() if t == trial}
         got = self.queue.claim(trial, lane, holding=sorted(mine) if busy else ())
-        if mine and not busy:
+        if trial in self.gone:
+            assert got.kind == "drained"
+        elif mine and not busy:
             assert got.shard in mine
         elif self.epoch is None:
             assert got.kind == "wait"
@@ -121,12 +124,13 @@ class AgainstModel(RuleBasedStateMachine):
         for shard in mine:
             self._return(shard)
         self.last_done.pop(trial, None)
+        self.gone.add(trial)
 
     @rule(trial=TRIAL, shard=NAMES)
     def beat(self, trial, shard) -> None:
         kept = self.queue.heartbeat(trial, phase="infer", shard=shard)
         by = self.claims.get(shard)
-        if by is None and self.last_done.get(trial) != shard:
+        if by is None and self.last_done.get(trial) != shard and trial not in self.gone:
             self.claims[shard] = by = trial
             self.unclaimed.pop(shard, None)
         assert kept == (by == trial)
@@ -135,7 +139,7 @@ class AgainstModel(RuleBasedStateMachine):
     def redis_comes_back_empty(self) -> None:
         self.queue.remove()
         self.epoch, self.info, self.unclaimed, self.claims = None, {}, {}, {}
-        self.withdrawn, self.last_done = set(), {}
+        self.withdrawn, self.last_done, self.gone = set(), {}, set()
 
     def _loads(self) -> dict[str, float]:
         loads: dict[str, float] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from coordinator import redis_server
 from coordinator.errors import OperatorError, RetryError
 from coordinator.redis_server import RedisServer, SiteRedis, check, local_address_towards
 from evaljobs import redis_address
@@ -75,6 +76,28 @@ def test_our_user_may_do_only_what_is_needed(server: RedisServer) -> None:
     ):
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.execute_command(*forbidden)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "unix"])
+@pytest.mark.parametrize("name", ["arbeit-größe", "評価", 'a "quoted" \\ name', "two\nlines \\n"])
+def test_the_server_starts_in_a_folder_of_any_name(tmp_path: Path, name: str, bind: str) -> None:
+    """Letters beyond ASCII, quotes, backslashes and line ends reach the server as they are."""
+    work = WorkPaths(tmp_path / name)
+    server = RedisServer(work, bind)
+    try:
+        assert check(server.ensure()) == []
+        assert (work.redis / "data").is_dir()
+        assert any((work.redis / "data").iterdir()), "its data lies there"
+    finally:
+        server.stop()
+
+
+def test_a_server_that_does_not_start_is_quoted(work: WorkPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that it refuses is known by its own words alone, said before it has a log."""
+    text = redis_server.config_text
+    monkeypatch.setattr(redis_server, "config_text", lambda *a: f"{text(*a)}maxmemory-policy never\n")
+    with pytest.raises(OperatorError, match=r"does not start at .*'maxmemory-policy never'"):
+        RedisServer(work).ensure()
 
 
 def test_a_running_server_is_adopted(server: RedisServer, work: WorkPaths) -> None:

@@ -162,6 +162,22 @@ def test_a_dead_trials_claims_return_to_their_lane(queue: WorkQueue) -> None:
     assert queue.snapshot().claims == {"x": "u"}
 
 
+def test_a_released_trial_takes_nothing_back(queue: WorkQueue) -> None:
+    """A trial released while it lives: its heartbeat registers no claim, it claims nothing more, and what it finished counts."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    assert queue.release_claims("t") == ("x",)
+    assert not queue.heartbeat("t", phase="infer", shard="x")
+    assert queue.snapshot().claims == {}
+    assert "t" not in queue.snapshot().trials
+    assert queue.claim("t", "a") == Claim(kind="drained")
+    queue.fill({"a": shards("x", "y")}, "2")
+    assert not queue.heartbeat("t", phase="infer", shard="x")
+    assert set(queue.unclaimed()) == {"x", "y"}
+    queue.done("t", "x", 9)
+    assert queue.unclaimed() == ("y",)
+
+
 def test_withdrawn_shards_never_return(queue: WorkQueue) -> None:
     """A withdrawn shard is not claimed, and not queued when its claim is given back; add brings it back."""
     queue.fill({"a": shards("x", "y")}, "1")

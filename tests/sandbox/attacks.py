@@ -335,6 +335,38 @@ ATTACKS: list[tuple[str, dict[str, object]]] = [
             ("own-data-twice", b'["v",[{"S":[[0,1],7]},{"S":[[0,1],"x"]}]]'),
         ]
     ),
+    # answers in the codec's own form
+    *(
+        (f"answer-{name}", _raw(f"say({body!r})\nreturn 5"))
+        for name, body in [
+            ("changes-what-was-not-passed", b'["v",5,[[0,[1]]],""]'),
+            ("changes-no-list", b'["v",5,7,""]'),
+            ("changes-a-negative", b'["v",5,[[-1,[1]]],""]'),
+            ("names-what-was-not-passed", b'["v",{"m":0}]'),
+            ("numbers-a-value", b'["v",{"m":[0,[5]]}]'),
+            ("factory", b'["v",{"M":["eval",[]]}]'),
+            ("handle-function", b'["v",{"h":"eval"}]'),
+            ("handle-exception", b'["v",{"h":"Exception"}]'),
+            ("handle-negative", b'["v",{"h":-1}]'),
+            ("raises-a-function", b'["e",[[["os","system"]],"m",null]]'),
+            ("raises-an-exit", b'["e",[[["builtins","KeyboardInterrupt"]],"m",null]]'),
+            ("raises-the-checkers-own", b'["e",[[["evaljobs.sandbox.rpc.link","FaultError"]],"m",null]]'),
+            ("raises-nothing", b'["e",[[],"m",null]]'),
+            ("prints", b'["v",0,[],"pass"]'),
+            ("gives-no-value", b'["u","pass"]'),
+        ]
+    ),
+    *(
+        (
+            f"answer-{name}",
+            {"code": _RAW + f"def f(l):\n    say({body!r})\n", "test": "a = [3]\nf(a)\nassert a == [4]"},
+        )
+        for name, body in [
+            ("changes-the-kind", b'["v",5,[[0,{"d":[4,4]}]],""]'),
+            ("fills-with-handles", b'["v",5,[[0,[{"h":9}]]],""]'),
+            ("fills-with-itself", b'["v",5,[[0,[{"m":0}]]],""]'),
+        ]
+    ),
     # classes that the program names
     *(
         (f"catches-{name}", {"code": f"class A:\n    Bad = {bad}\n    def f(self): return 0\n", "test": test})

@@ -115,6 +115,6 @@ def _processes_of(folder: Path) -> list[str]:
             line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if str(folder).encode() + b"/evaljobs/sandbox/box" in line:
+        if str(folder).encode() + b"/evaljobs/sandbox/isolation" in line:
             found.append(entry.name)
     return found

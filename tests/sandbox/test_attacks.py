@@ -70,7 +70,7 @@ HONEST: list[tuple[str, dict[str, object]]] = [
         "exception",
         {
             "code": "class Bad(ValueError): pass\ndef f(x):\n    raise Bad('no')\n",
-            "test": "try:\n    f(1)\n    assert False\nexcept Bad as e:\n    assert str(e) == 'no'\ntry:\n    f(1)\nexcept ValueError:\n    pass",
+            "test": "try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'",
         },
     ),
     (
@@ -120,7 +120,7 @@ HONEST: list[tuple[str, dict[str, object]]] = [
         "dataclass",
         {
             "code": "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(x)\n",
-            "test": "assert f(3) == P(3) and f(3).x == 3 and isinstance(f(1), P)",
+            "test": "assert f(3) == P(3) and f(3).x == 3",
         },
     ),
 ]

@@ -1,12 +1,10 @@
 """Honest programs fare as in plain Python, where program and test are one process; what cannot says so.
 
-The oracle is `exec` here: the programs are ours (`honest`). `PROGRAMS` need objects, changes and output to cross as if nothing lay
-between; `WRONG` must fail for what they get wrong; `UNSUPPORTED` are those that only the program's own word could pass.
+The oracle is `exec` here: the programs of `honest` are the project's own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import socket
 import sys
@@ -18,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaljobs.sandbox import Level, Program, best_level, run_programs
-from evaljobs.sandbox.box.candidate import Agent
-from evaljobs.sandbox.box.link import Link
-from tests.sandbox.honest import PROGRAMS, UNSUPPORTED, WRONG
+from evaljobs.sandbox.rpc.candidate import Agent
+from evaljobs.sandbox.rpc.link import Link
+from evaljobs.sandbox.rpc.names import needs_shared_process
+from tests.sandbox.honest import IN_PROCESS, PROGRAMS, UNSUPPORTED, WRONG, WRONG_IN_PROCESS
 
-IN_PROCESS = {"a file", "input", "coroutine", "callback"}  # and say so
 UNWRITABLE = {"a file"}  # nothing may be written under Landlock, which knows no private folder
 
 
@@ -44,89 +42,148 @@ def _programs(table: dict[str, tuple[str, str]]) -> list[Program]:
 @pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds here")
 def test_honest_programs_fare_as_in_one_process(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right and wrong ones have the verdict that plain Python gives; the reason of a wrong one is its own."""
-    table = {**PROGRAMS, **WRONG}
+    table = {**PROGRAMS, **WRONG, **IN_PROCESS, **WRONG_IN_PROCESS}
     plain = {name: _passes(*texts, monkeypatch) for name, texts in table.items()}
-    assert plain == {name: name in PROGRAMS for name in table}
+    assert plain == {name: name in PROGRAMS or name in IN_PROCESS for name in table}
     verdicts = list(run_programs(_programs(table), level=Level(level)))
     impossible = UNWRITABLE if level == "landlock" else set()
     differ = [v for v in verdicts if (v.verdict == "pass") != (plain[v.id] and v.id not in impossible)]
     assert [(v.id, v.verdict, v.reason) for v in differ] == []
     assert [v for v in verdicts if v.verdict not in ("pass", "fail") or "unsupported" in v.reason] == []
-    assert {v.id for v in verdicts if v.isolation != level} == IN_PROCESS
+    assert {v.id for v in verdicts if v.isolation != level} == {*IN_PROCESS, *WRONG_IN_PROCESS}
 
 
 @pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds here")
 def test_what_is_not_asked_of_a_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an honest program fails because its own word would decide, the reason says so."""
+    """Where a right program fails because the test asks for more than a handle can do, the reason says so."""
     assert all(_passes(*texts, monkeypatch) for texts in UNSUPPORTED.values())
     verdicts = list(run_programs(_programs(UNSUPPORTED)))
     assert [(v.id, v.verdict) for v in verdicts] == [(name, "fail") for name in UNSUPPORTED]
-    assert [v for v in verdicts if not v.reason.startswith("unsupported")] == []
+    assert [v for v in verdicts if not v.reason.startswith("unsupported: ")] == []
 
 
-# --- lists that both sides hold -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "handed",
+    [
+        "lambda: 1",
+        "own",
+        "Own()",
+        "mine",
+        "[own]",
+        "{'k': own}",
+        "map(len, x)",
+        "sqrt",
+        "operator.add",
+        "str.upper",
+        "(v for v in x)",
+    ],
+)
+@pytest.mark.parametrize("call", ["f({})", "f(1, key={})", "made.visit({})", "assert f(3, {}) == 4"])
+def test_a_test_that_hands_over_an_object_shares_the_programs_process(handed: str, call: str) -> None:
+    """The test's text alone decides it: a function, a generator or an object of the test's or a library's is an argument."""
+    assert needs_shared_process(
+        f"def own(x): return x\nclass Own: pass\nmine = Own()\nmade = g(3)\n{call.format(handed)}"
+    )
 
-STORE = """
-kept = []
-def keep(x):
-    kept.append(x)
-    return x
-def get(i): return kept[i % len(kept)] if kept else None
-def drop(i):
-    if kept: del kept[i % len(kept)]
-def change(i, v):
-    if kept: kept[i % len(kept)].append(v)
-    if v == 3: raise ValueError(v)
-def nest(i, j):
-    if kept: kept[i % len(kept)].append(kept[j % len(kept)])
-def cut(i): return kept[i % len(kept)].pop() if kept and kept[i % len(kept)] else None
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        *(
+            "assert sorted(f(3), key=lambda v: -v) == [1]",
+            "r = f(3)\nr.sort(key=lambda v: v[0])",
+            "assert all(f(v) for v in x)",
+        ),
+        *(
+            "for got, want in zip(map(f, x), y):\n    assert got == want",
+            "def near(a): return a < 1\nassert f(near(2))",
+        ),
+        *(
+            "assert f(sorted(x, key=lambda v: v)) == 1",
+            "assert f(math.pi, pi) == 3",
+            "assert isinstance(f(3), (int, str))",
+        ),
+        *(
+            "try:\n    f(3)\nexcept ValueError:\n    pass",
+            "with f(3) as r:\n    assert r",
+            "try:\n    f()\nexcept f.Bad:\n    pass",
+        ),
+        *(
+            "class Own:\n    pass\nassert f(3) != Own()",
+            "def check(candidate):\n    assert candidate(1) == 2\ncheck(f)",
+        ),
+        *(
+            "assert functools.reduce(lambda a, b: a + b, f(3)) == 6",
+            "product = 3\nassert f(product) == 4",
+            "assert f(",
+            "assert f(\0)",
+        ),
+    ],
+)
+def test_a_test_of_values_alone_never_shares_the_programs_process(test: str) -> None:
+    """Where only data is passed, and no class of the program is named, the program stays in a process of its own."""
+    assert not needs_shared_process(test)
+
+
+# --- arguments that the program changes -------------------------------------------------------------------------------
+
+PLAY = """
+def play(lists, moves):
+    for name, i, j in moves:
+        here, other = lists[i % len(lists)], lists[j % len(lists)]
+        if name == 'append': here.append(j)
+        elif name == 'nest': here.append(other)
+        elif name == 'cut' and here: here.pop()
+        elif name == 'turn': here.reverse()
+        elif name == 'fresh': here[:] = [[j], *here[:1]]
+        elif name == 'swap': here[:], other[:] = other[:], here[:]
+        elif name == 'raise': raise ValueError(j)
+    return lists[-1]
 """
-steps = st.lists(
+moves = st.lists(
     st.tuples(
-        st.sampled_from(["keep", "get", "drop", "change", "nest", "cut", "mine", "own", "forget"]),
+        st.sampled_from(["append", "nest", "cut", "turn", "fresh", "swap", "raise"]),
         st.integers(0, 5),
         st.integers(0, 5),
     ),
-    max_size=25,
+    max_size=12,
 )
+nests = st.lists(
+    st.lists(st.integers(0, 5), max_size=3), max_size=4
+)  # each list: numbers of earlier ones that it holds
 
 
-def _play(store: Any, moves: list[tuple[str, int, int]]) -> tuple[str, list[list[bool]]]:
-    """What a test holds after these moves: texts, and which of its lists are one."""
-    mine: list[Any] = [[], [1]]
-    for name, i, j in moves:
-        here = mine[i % len(mine)]
-        if name == "keep":
-            assert store["keep"](here) is here
-        elif name in ("get", "cut"):
-            mine += [v for v in (store[name](i),) if isinstance(v, list)]
-        elif name == "mine":
-            here.append(j)
-        elif name == "own":
-            here.append(mine[j % len(mine)])
-        elif name == "forget":
-            mine = [v for v in mine if v is not here] or [[]]
-        else:
-            with contextlib.suppress(ValueError):
-                store[name](*(i, j)[: 1 if name == "drop" else 2])
-    return repr(mine), [[a is b for a in mine] for b in mine]
+def _play(play: Any, nested: list[list[int]], played: list[tuple[str, int, int]]) -> tuple[Any, ...]:
+    """What a test holds after a call: the result or its exception, texts, and which of the lists are one."""
+    lists: list[Any] = [[]]
+    for numbers in nested:
+        lists.append([lists[n % len(lists)] for n in numbers])
+    result = error = None
+    try:
+        result = play(lists, played)
+    except ValueError as raised:
+        error = repr(raised)
+    seen = [*lists, *(v for here in lists for v in here), result]
+    return error, repr(lists), [[a is b for a in seen if isinstance(a, list)] for b in seen]
 
 
 @settings(max_examples=60)
-@given(steps)
-def test_lists_that_both_sides_hold_are_one(moves: list[tuple[str, int, int]]) -> None:
-    """Whatever test and program do in turns to lists that either has from the other: the test sees what it would in one
-    process, identities and cycles included.
+@given(nests, moves)
+def test_arguments_after_a_call_are_as_in_one_process(
+    nested: list[list[int]], played: list[tuple[str, int, int]]
+) -> None:
+    """Whatever a program does to lists that it is passed, and whether it returns or raises: the test sees what it would in
+    one process, identities and cycles included.
     """
     plain: dict[str, Any] = {}
-    exec(STORE, plain)  # noqa: S102
+    exec(PLAY, plain)  # noqa: S102
     ours, theirs = socket.socketpair()
     agent = threading.Thread(target=Agent(theirs).serve)
     agent.start()
     try:
         with ours:
-            found = Link(ours).ask("load", STORE, ("keep", "get", "drop", "change", "nest", "cut"))
-            assert _play({name: value for name, (_, value) in found.items()}, moves) == _play(plain, moves)
+            _, play = Link(ours).ask("load", PLAY, ("play",))["play"]
+            assert _play(play, nested, played) == _play(plain["play"], nested, played)
     finally:
         agent.join()
         theirs.close()

@@ -30,7 +30,7 @@ from evaljobs.sandbox import (
 )
 from evaljobs.sandbox.cli import main
 from evaljobs.sandbox.code_eval import CodeEval, estimate_pass_at_k, plain_program, with_prompt
-from evaljobs.sandbox.lane import Lane
+from evaljobs.sandbox.isolation.lane import Lane
 
 pytestmark = pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds hostile programs here")
 

@@ -1,9 +1,8 @@
 """The trusted side: runs the test and decides, in another process than the program that it tests.
 
-Rule: a verdict rests on what the test concludes from data. The program's names stand in the test as `Remote` objects
-that ask the candidate over the codec; no object of the program, no exit status, output or file of it decides, but for a
-program whose answer is its standard output. A dead or babbling candidate is remembered, whatever the test catches.
-It does not know: processes, limits or deadlines; another process ends this one when time is up.
+Rule: a verdict rests on what the test concludes from data. The program's names stand in the test as handles that ask the
+program over the codec; no object of the program, no exit status, output or file of it decides, but for a program whose
+answer is its standard output. Called from `judge`; another process ends this one when time is up.
 """
 
 from __future__ import annotations
@@ -12,15 +11,8 @@ import os
 import socket
 from typing import Any, Final
 
-from evaljobs.sandbox.box import names
-from evaljobs.sandbox.box.link import (
-    SHORT,
-    CandidateDeadError,
-    CandidateExitError,
-    Link,
-    NeedsSharedProcessError,
-    Outcome,
-)
+from evaljobs.sandbox.rpc import names
+from evaljobs.sandbox.rpc.link import SHORT, CandidateExitError, FaultError, Link, Outcome
 
 MAX_OUTPUT: Final = 16 << 20  # bytes of standard output that are read
 
@@ -29,7 +21,7 @@ MAX_OUTPUT: Final = 16 << 20  # bytes of standard output that are read
 
 
 def judge(job: dict[str, Any], channel: socket.socket, output_fd: int | None) -> Outcome:
-    """Verdict and reason for one job (see `records.Job`). "again" asks for another run in the shared process."""
+    """Verdict and reason for one job (see `records.Job`)."""
     link = Link(channel)
     try:
         if job["mode"] == "stdio":
@@ -38,21 +30,13 @@ def judge(job: dict[str, Any], channel: socket.socket, output_fd: int | None) ->
             outcome = _judge_in_process(job, link)
         else:
             outcome = _judge_test(job, link)
-    except NeedsSharedProcessError as error:
-        outcome = ("again", str(error))
-    except (CandidateDeadError, CandidateExitError) as error:
+    except (FaultError, CandidateExitError) as error:
         outcome = ("fail", _text(error))
     except MemoryError:
         outcome = ("memory", "out of memory")
     except BaseException as error:  # noqa: BLE001  (whatever a test raises is its verdict)
         outcome = ("fail", f"{type(error).__name__}: {_text(error)}")
-    if link.fault:
-        return link.fault
-    if link.needs_shared_process:  # whatever the test has caught
-        return "again", link.needs_shared_process
-    if outcome[0] == "fail" and link.unasked:
-        return "fail", f"unsupported, {link.unasked}; {outcome[1]}"
-    return outcome
+    return link.fault or outcome  # whatever the test has caught
 
 
 def _text(error: BaseException) -> str:
@@ -64,12 +48,10 @@ def _text(error: BaseException) -> str:
 
 def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
     test, entry_point = job["test"], job["entry_point"]
-    if names.must_share_process(test):
-        raise NeedsSharedProcessError("the test inspects, awaits or extends the program's objects")
     compiled = compile(test, "<test>", "exec")
     needed = names.needs(test, compiled, entry_point)
     code = job["setup"] + "\n" + job["code"] if job["setup"] else job["code"]
-    found = link.load(code, tuple(sorted(needed.targets | needed.library)))
+    found = link.ask("load", code, tuple(sorted(needed.targets | needed.library)))
     if not isinstance(found, dict):
         return "fail", "answer refused: no names"
     scope: dict[str, Any] = {}
@@ -88,11 +70,6 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
             and (name in needed.targets or name not in scope)
         ):
             _supply(scope, name, description, is_target=name in needed.targets)
-    if "type(" in test or "__class__" in test:  # of a stand-in these would tell what it is
-        compiled = compile(names.ask_for_types(test), "<test>", "exec")
-        scope[names.TYPE_OF] = link.type_of
-    subjects = names.subjects(test, needed.targets)
-    link.learn_subjects([scope.get(name) for name in subjects])
     exec(compiled, scope)  # noqa: S102
     return "pass", ""
 

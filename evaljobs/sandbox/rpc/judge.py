@@ -1,9 +1,8 @@
-"""The checker's process: takes one job after another until something about it may no longer be as new.
+"""The checker's process: takes one job after another, and is replaced after anything unusual.
 
-Rule: a checker that met anything unusual is replaced, so that no sample can change how a later one is judged: one that
-was ended, that heard babble, ran out of memory, grew, has threads, or ran a test that may have changed its interpreter.
-It holds tests, and candidates are never its children: they cannot inherit them.
-It does not know: how a test is judged (`checker`), or how long it may take (`zygote`).
+Rule: no sample can change how a later one is judged. A checker's process ends after a job that was ended by its deadline,
+sent what is no answer, ran out of memory, grew, left threads, or ran a test that may have changed the interpreter.
+The processes of programs are not its children, so they inherit no test. Called from `zygote`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ import struct
 import sys
 from typing import Any, Final
 
-from evaljobs.sandbox.box import checker, codec
-from evaljobs.sandbox.box.frames import receive_exactly
-from evaljobs.sandbox.box.link import Outcome
+from evaljobs.sandbox.rpc import checker, codec
+from evaljobs.sandbox.rpc.frames import receive_exactly
+from evaljobs.sandbox.rpc.link import Outcome
 
-READ, DONE, WORN = (
-    b"r",
-    b"d",
-    b"w",
-)  # what it tells the zygote: job read; verdict sent; verdict sent and I leave
+# What it sends to the zygote: job read; verdict sent; verdict sent, and this process ends.
+READ, DONE, WORN = b"r", b"d", b"w"
 _LENGTH: Final = struct.Struct("!I")
 _JOBS: Final = 200
 _GROWN_KIB: Final = 300 << 10
@@ -65,8 +61,8 @@ class Judge:
             self.control, [_LENGTH.pack(length)], [channel.fileno(), *([output] if output >= 0 else [])]
         )
 
-    def hear(self) -> bytes:
-        """Its next word; empty if it is dead."""
+    def receive(self) -> bytes:
+        """Its next byte; empty if it is dead."""
         try:
             return self.control.recv(1)
         except OSError:
@@ -111,7 +107,7 @@ def _judge(body: bytes, fds: list[int]) -> tuple[Outcome, bool]:
         for fd in fds[1:]:
             os.close(fd)
         codec.forget()
-    return outcome, outcome[0] not in ("pass", "fail", "again") or _is_worn(task)
+    return outcome, outcome[0] not in ("pass", "fail") or _is_worn(task)
 
 
 def _is_worn(task: dict[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """Messages on a stream socket: a length, then so many bytes.
 
-Rule: what is too long is refused before it is read.
-It does not know: what a message holds.
+Rule: what is too long is refused before it is read. Called from `link` and `candidate`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One lane: a box with its zygote, fed with one job at a time over two sockets.
+"""One lane: a process that is shut in and runs one job at a time, fed over two sockets.
 
-Rule: whatever a lane sends is parsed as data and bounded; a lane that breaks the protocol, dies or overruns is ended
-and reported, never waited for.
-It does not know: programs, order of results, or which level is right.
+Rule: what a lane sends is parsed as data and bounded. A lane that breaks the protocol, dies or overruns is ended and
+reported, never waited for. Called from `run`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.box.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
 from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
 
 _START_SECONDS: Final = 60.0  # a cold interpreter on slow shared storage
 _GRACE_SECONDS: Final = 20.0  # beyond a job's own limit, on a loaded node
 _SEND_SECONDS: Final = 20.0
 _MESSAGE: Final = 1 << 16
-_LAUNCH: Final = Path(__file__).with_name("box") / "launch.py"
+_LAUNCH: Final = Path(__file__).with_name("launch.py")
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -168,7 +167,7 @@ def _conclude(said: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, st
     seconds = float(end["seconds"])
     if end["timed_out"]:
         return "timeout", "the time limit was reached", seconds
-    if said is None or not (is_verdict(said.get("verdict")) or said.get("verdict") == "again"):
+    if said is None or not is_verdict(said.get("verdict")):
         return "crash", "the checker died", seconds
     verdict, reason, status = said["verdict"], str(said.get("reason", "")), end["status"]
     if verdict == "crash" and isinstance(status, int):

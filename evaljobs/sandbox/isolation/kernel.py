@@ -3,8 +3,7 @@
 """System calls that Python has no name for: namespaces, mounts, capabilities, seccomp, Landlock.
 
 Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads. Runs inside the
-box, so it imports the standard library alone.
-It does not know: which of them a sandbox level uses (`launch`, `zygote`).
+box, so it imports the standard library alone. Called from `launch` and `zygote`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from evaljobs.sandbox.box import syscalls
+from evaljobs.sandbox.isolation import syscalls
 
 # PyDLL keeps the interpreter lock: nothing else may run between clone() and the repair of the child's state.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)

@@ -2,7 +2,7 @@
 
 Rule: only what a plain Python program needs stands in ALLOWED; whatever is not listed is refused. No socket, no new
 process, no exec, no mount, no shared memory outside the private tmpfs, no keyring, no ptrace, no io_uring, no bpf.
-It does not know: how a filter is built (`kernel`).
+`kernel` builds the filter from it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`; it loads all its code first, then gives
 up one thing after another: namespaces, the file system but for the interpreter, its user, its capabilities. Whatever
-step fails ends the lane with the reason; nothing runs in half a box.
-It does not know: programs or tests.
+step fails ends the lane with the reason; nothing runs in half a box. Started by `lane`.
 
 CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "paths"}}.
 """
@@ -29,7 +28,7 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def _load_own_code() -> None:
-    """Make `evaljobs.sandbox.box` importable without running the packages above it, which the box does not need."""
+    """Make the rooms of `evaljobs.sandbox` importable without running the packages above, which the box does not need."""
     sandbox = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name, folder in (("evaljobs", os.path.dirname(sandbox)), ("evaljobs.sandbox", sandbox)):
         package = types.ModuleType(name)
@@ -40,7 +39,7 @@ def _load_own_code() -> None:
 if __name__ == "__main__":
     _load_own_code()
 
-from evaljobs.sandbox.box import kernel, zygote  # noqa: E402
+from evaljobs.sandbox.isolation import kernel, zygote  # noqa: E402
 
 
 class NumpyFinder:
@@ -134,7 +133,7 @@ def build_root(readable: list[str]) -> None:
 
 
 def drop_root() -> None:
-    """Become nobody, for good."""
+    """Take the user id of `nobody`, for good."""
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
@@ -153,9 +152,9 @@ def readable_by_others(path: str) -> bool:
 
 
 def _enter_private_root(level: str, readable: list[str]) -> bool:
-    """As root: become nobody, in a private root that root itself has made, if it may. Whether that is still to be made."""
+    """As root: make a private root where that is allowed, then become the user `nobody`. Whether a root is still to be made."""
     if level != "rlimits":
-        # Root makes the mounts, because nobody may not reach an interpreter in root's home. Landlock does the same here,
+        # Root makes the mounts, because the user `nobody` may not reach an interpreter in root's home. Landlock does the same here,
         # without a user namespace.
         try:
             enter_namespaces(user=False)

@@ -1,11 +1,10 @@
 # ruff: noqa: PTH101, PTH123, PTH208
 # pathlib, and what it imports, would enlarge every fork.
-"""The warm process of a lane: for each job it forks a candidate and a checker, keeps the deadline, and reaps.
+"""The warm process of a lane: for each job it forks the program's process, keeps the deadline, and reaps.
 
-Rule: this process never reads a program or a test. It reads the header of a job; the checker it has forked reads the
-rest from the same socket. So no later candidate can find an earlier test in memory that it inherited. The end of a job
-is told only when the candidate and all that it left behind are reaped.
-It does not know: what a verdict is.
+Rule: this process never reads a program or a test. It reads the header of a job; the checker's process reads the rest from
+the same socket. So no later program can find an earlier test in memory that it inherited. It reports the end of a job only
+when the program's process and all its descendants are reaped. Started by `launch`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ import socket
 import time
 from typing import Any, Final
 
-from evaljobs.sandbox.box import candidate, kernel
-from evaljobs.sandbox.box.judge import DONE, READ, Judge, serve
-from evaljobs.sandbox.box.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.isolation import kernel
+from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.rpc import candidate
+from evaljobs.sandbox.rpc.judge import DONE, READ, Judge, serve
 
 FILE_BYTES: Final = 16 << 20
 SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"
@@ -128,7 +128,7 @@ class Zygote:
         Time that the two spent runnable without a core is not theirs: it is added, up to once the timeout, so that a
         loaded node does not fail honest programs.
         """
-        if judge.hear() != READ:  # the checker has read its job: the clock starts
+        if judge.receive() != READ:  # the checker has read its job: the clock starts
             os._exit(3)  # the job socket is out of step; the supervisor starts another lane
         start = time.monotonic()
         poller = select.poll()
@@ -155,7 +155,7 @@ class Zygote:
             os.waitpid(subject, 0)
         if timed_out:
             os.kill(judge.pid, signal.SIGKILL)
-        if timed_out or judge.hear() != DONE:
+        if timed_out or judge.receive() != DONE:
             judge.close()
             self._judge = None
         seconds = time.monotonic() - start

@@ -1,0 +1,325 @@
+"""Paths in a task's YAML: each is relative to the YAML that says it, and none to the current folder.
+
+    !function, include      a file beside the YAML; for !function also an installed module
+    dataset_path            a folder beside the YAML, else a hub id
+    data_files, data_dir    of json, csv, …: beside the YAML; of a local folder or a hub id: inside that data set
+                            of a custom_dataset: beside the YAML where it is there, else the function's own argument
+
+Rule: lm-eval itself takes data paths from the current folder. Inside `relative_to_yaml` its YAML loader remembers where each
+path was said, and `source` makes full paths of them when a task loads its data. Configs stay as written, so requests and
+results do not depend on where a suite lies. Absolute paths, URLs and hub ids stay what they are.
+Called from harness (loading tasks) and task_names (the check before a submission).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaljobs.errors import OperatorError
+
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+HUB_PREFIX = "hf://datasets/"
+MAKE_LOADER = "_make_loader"  # lm-eval's: folder of a YAML -> the class that reads it
+REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
+
+
+class Said(str):
+    """A path as a YAML says it. Lives through lm-eval's merging of includes and groups, which copies values."""
+
+    __slots__ = ("yaml",)
+    yaml: Path
+
+
+class FunctionSaid(str):
+    """What stands behind `!function` where functions are not imported: FOLDER/module.function."""
+
+    __slots__ = ("yaml",)
+    yaml: Path
+
+
+class MissingIncludeError(OperatorError):
+    """A YAML includes a file that is not there. `config`: what that YAML says by itself."""
+
+    def __init__(self, message: str, config: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.config = config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a task's data come from: arguments of `datasets.load_dataset` that hold from any current folder."""
+
+    path: str | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    hub: str = ""  # the hub id, where the data are the hub's
+    files: tuple[str, ...] = ()  # local files, patterns of files and folders
+    trouble: str = ""  # why the data cannot be there; "" where they can
+
+
+# --- reading YAMLs ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def relative_to_yaml() -> Iterator[None]:
+    """Inside the block lm-eval reads YAMLs and loads data by this module's rule. Not for several threads at once."""
+    from lm_eval.api.task import ConfigurableTask  # noqa: PLC0415
+    from lm_eval.tasks import _yaml_loader  # noqa: PLC0415
+
+    make, download = getattr(_yaml_loader, MAKE_LOADER), ConfigurableTask.download
+
+    def load(task: Any, keywords: Any = None, **more: Any) -> None:
+        _download(download, task, keywords, **more)
+
+    setattr(
+        _yaml_loader, MAKE_LOADER, lambda place, *, resolve_funcs: _loader(make, place, resolve=resolve_funcs)
+    )
+    ConfigurableTask.download = load
+    try:
+        yield
+    finally:
+        setattr(_yaml_loader, MAKE_LOADER, make)
+        ConfigurableTask.download = download
+
+
+def _loader(make: Callable[..., Any], folder: Path, *, resolve: bool) -> type[Any]:
+    """lm-eval's loader class for the YAMLs of a folder, with paths marked by the file that says them."""
+    base: Any = make(folder, resolve_funcs=resolve)
+    construct = base.yaml_constructors["!function"]
+
+    class Loader(base):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            super().__init__(stream)
+            self.file = Path(stream.name)
+
+        def get_single_data(self) -> Any:
+            config = super().get_single_data()
+            if isinstance(config, dict):
+                _check_includes(config, self.file)
+                return _marked(config, self.file)
+            return config
+
+    def function(loader: Any, node: Any) -> Any:
+        if resolve:
+            with _without_current_folder():
+                return construct(loader, node)
+        return _say(FunctionSaid, construct(loader, node), loader.file)
+
+    Loader.add_constructor("!function", function)
+    return Loader
+
+
+def _say(kind: type[Any], text: str, yaml: Path) -> Any:
+    said = kind(text)
+    said.yaml = yaml
+    return said
+
+
+@contextlib.contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """`python -m` puts the current folder first: a module there would stand in for the one that a YAML means."""
+    before = sys.path
+    sys.path = [place for place in before if place not in ("", str(Path.cwd()))]
+    try:
+        yield
+    finally:
+        sys.path = before
+
+
+def _check_includes(config: Mapping[str, Any], file: Path) -> None:
+    named = config.get("include") or []
+    for name in named if isinstance(named, list) else [named]:
+        place = file.parent / str(name)
+        if not place.is_file():
+            raise MissingIncludeError(f"{file}: include: no file {place}", config)
+
+
+def _beside(file: Path, text: str) -> Path:
+    return Path(os.path.normpath(file.parent / Path(text).expanduser()))
+
+
+def _marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The same config with `Said` for each data path, also in what a group says of its members."""
+    marked = dict(config)
+
+    def mark(text: str) -> str:
+        said: str = _say(Said, text, file)
+        return said
+
+    if isinstance(config.get("dataset_path"), str):
+        marked["dataset_path"] = mark(config["dataset_path"])
+    if isinstance(config.get("dataset_kwargs"), dict):
+        marked["dataset_kwargs"] = _mapped(config["dataset_kwargs"], mark)
+    if isinstance(config.get("task"), list):
+        marked["task"] = [_marked(m, file) if isinstance(m, dict) else m for m in config["task"]]
+    return marked
+
+
+def _mapped(keywords: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """dataset_kwargs with each path of data_files and data_dir changed."""
+    found = dict(keywords)
+    for key in ("data_files", "data_dir"):
+        if key in found:
+            found[key] = _mapped_files(found[key], change)
+    return found
+
+
+def _mapped_files(files: Any, change: Callable[[str], str]) -> Any:
+    """A path, a list of them, split -> either, or a list of {split, path}: the shapes that `datasets` takes."""
+    if isinstance(files, str):
+        return change(files)
+    if isinstance(files, dict):
+        return {split: _mapped_files(paths, change) for split, paths in files.items()}
+    if isinstance(files, list):
+        return [
+            {**one, "path": _mapped_files(one["path"], change)}
+            if isinstance(one, dict) and "path" in one
+            else _mapped_files(one, change)
+            for one in files
+        ]
+    return files
+
+
+# --- where data come from --------------------------------------------------------------------------------------------
+
+
+def source(config: Mapping[str, Any]) -> Source:
+    """The data of a task with this config, whose functions may be imported or not. Reads folders, opens no file."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as PACKAGED  # noqa: PLC0415
+
+    path = config.get("dataset_path")
+    keywords = config.get("dataset_kwargs") or {}
+    if config.get("custom_dataset") is not None:
+        return _local(path, keywords, required=False)
+    if not isinstance(path, str) or any(mark in path for mark in REMOTE):
+        return Source(path=path, keywords=keywords)
+    if path in PACKAGED:
+        return _local(path, keywords, required=True)
+    return _folder_or_hub(path, keywords)
+
+
+def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
+    place = _place(path)
+    if place.exists():
+        return Source(path=str(place), keywords=keywords, files=(str(place),))
+    if HUB_ID.fullmatch(path):
+        # `datasets` would read a folder of that name in the current folder in the hub's place
+        taken = Path(path).exists()
+        return Source(path=f"{HUB_PREFIX}{path}" if taken else str(path), keywords=keywords, hub=str(path))
+    return Source(path=path, keywords=keywords, trouble=_missing(path, "dataset_path", place))
+
+
+def _place(text: str) -> Path:
+    """Full path of what a YAML says; a text of which no YAML is known stays as it is."""
+    file = getattr(text, "yaml", None)
+    return Path(text) if file is None else _beside(file, text)
+
+
+def _missing(said: str, key: str, place: Path | str) -> str:
+    return f"{getattr(said, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
+
+
+def nor_beside(config: Mapping[str, Any]) -> str:
+    """For a message: the folder that a suite's own dataset_path may have meant; "" for one of lm-eval's own tasks."""
+    path = config.get("dataset_path")
+    if not isinstance(path, Said) or "/lm_eval/tasks/" in str(path.yaml):
+        return ""
+    return f" (and there is no folder {_place(path)})"
+
+
+def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> Source:
+    """Data in local files. `required`: they must be there, and data_files lie in data_dir where one is named."""
+    files: list[str] = []
+    troubles: list[str] = []
+
+    def full(said: str, key: str) -> str:
+        if any(mark in said for mark in REMOTE):
+            return str(said)
+        place = str(_place(said))
+        if _is_there(place, folder=key == "data_dir" or not required):
+            files.append(place)
+            return place
+        if required:
+            troubles.append(_missing(said, f"dataset_kwargs {key}", _place(said)))
+        return str(said)
+
+    found = dict(keywords)
+    inside = required and bool(found.get("data_dir"))
+    if (
+        required and not inside and not found.get("data_files")
+    ):  # `datasets` takes what lies in the current folder
+        troubles.append(f"{getattr(path, 'yaml', 'its config')}: dataset_kwargs: no data_files for {path}")
+    if "data_dir" in found:
+        found["data_dir"] = _mapped_files(found["data_dir"], lambda said: full(said, "data_dir"))
+    if "data_files" in found:
+        found["data_files"] = _mapped_files(
+            found["data_files"], lambda said: str(said) if inside else full(said, "data_files")
+        )
+    return Source(path=path, keywords=found, files=tuple(files), trouble=troubles[0] if troubles else "")
+
+
+def _is_there(pattern: str, *, folder: bool) -> bool:
+    if Path(pattern).is_file() or (folder and Path(pattern).is_dir()):
+        return True
+    return any(Path(match).is_file() for match in glob.iglob(pattern, recursive=True))  # noqa: PTH207
+
+
+def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: Any) -> None:
+    """lm-eval's own loading of a task's data, with full paths. OperatorError where they are not there."""
+    config = vars(task.config)
+    custom = config.get("custom_dataset") is not None
+    written, path = config.get("dataset_kwargs"), task.DATASET_PATH
+    named = written if custom else keywords
+    found = source({**config, "dataset_path": path, "dataset_kwargs": named})
+    if found.trouble:
+        raise OperatorError(f"task {task.config.task}: {found.trouble}")
+    full = dict(found.keywords)
+    task.DATASET_PATH = found.path
+    if custom and written is not None:
+        task.config.dataset_kwargs = full
+    try:
+        original(task, full, **more)
+    finally:
+        task.config.dataset_kwargs, task.DATASET_PATH = written, path
+        for key in set(named or ()) - set(full):
+            del named[key]  # lm-eval drops trust_remote_code from the config itself
+
+
+# --- functions -------------------------------------------------------------------------------------------------------
+
+
+def missing_function(config: Mapping[str, Any]) -> str:
+    """Which `!function` of a config (functions not imported) names no module that is there; "" where all are."""
+    for key, value in _functions(config, ""):
+        module = str(value).removeprefix(f"{value.yaml.parent}{os.sep}").rpartition(".")[0]
+        place = value.yaml.parent / f"{module.replace('.', '/')}.py"
+        if module and not place.is_file() and not _installed(module):
+            return f"{value.yaml}: {key}: no file {place}"
+    return ""
+
+
+def _functions(value: Any, key: str) -> Iterator[tuple[str, FunctionSaid]]:
+    if isinstance(value, FunctionSaid):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            yield from _functions(member, f"{key} {name}".strip())
+    elif isinstance(value, list):
+        for member in value:
+            yield from _functions(member, key)
+
+
+def _installed(module: str) -> bool:
+    with _without_current_folder():
+        try:
+            return importlib.util.find_spec(module.partition(".")[0]) is not None
+        except (ImportError, ValueError):
+            return False

@@ -1,0 +1,88 @@
+"""What lm-eval's task YAML says, read without lm-eval and without importing what it names.
+
+Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py, 0.4.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class Function(str):
+    """The text of a `!function` tag."""
+
+    __slots__ = ()
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads lm-eval's YAML without importing what it names."""
+
+
+def _tagged(_loader: Any, suffix: str, node: Any) -> Any:
+    text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+    return Function(text) if suffix == "function" else text
+
+
+_Loader.add_multi_constructor("!", _tagged)
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    try:
+        said = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
+    except (OSError, yaml.YAMLError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def included(path: Path, said: Mapping[str, Any]) -> list[Path]:
+    named = said.get("include") or []
+    return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]
+
+
+def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
+    """As lm-eval merges: included files first, the file's own keys over them."""
+    if path in seen:
+        return {}
+    said = parsed(path)
+    merged: dict[str, Any] = {}
+    for other in included(path, said):
+        merged |= merged_config(other, seen | {path})
+    return merged | said
+
+
+def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]]:
+    """Name -> YAML files that define it, and the names that a tag holds. Of two files of one folder the first counts,
+    of two folders the later one, as in lm-eval.
+    """
+    index: dict[str, tuple[list[Path], list[str]]] = {}
+    for folder in folders:
+        part: dict[str, tuple[list[Path], list[str]]] = {}
+        for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
+            if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
+                continue
+            said = merged_config(path)
+            name = said.get("group") if "group" in said and "class" not in said else said.get("task")
+            if not isinstance(name, str):
+                continue
+            part.setdefault(name, ([path], []))
+            tags = said.get("tag") or []
+            for tag in tags if isinstance(tags, list) else [tags]:
+                part.setdefault(str(tag), ([], []))[1].append(name)
+        index |= part
+    return index
+
+
+def names_in(member: Any) -> Iterator[str]:
+    """Task and group names that a group's `task:` holds, nested groups included."""
+    if isinstance(member, str):
+        yield member
+    elif isinstance(member, list):
+        for one in member:
+            yield from names_in(one)
+    elif isinstance(member, dict):
+        yield from names_in(member.get("task"))
+        yield from names_in(member.get("group"))

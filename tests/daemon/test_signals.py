@@ -1,0 +1,31 @@
+"""What SIGTERM means within a Slurm job, read from `scontrol --oneliner show job` as Slurm 22.05 printed it at that moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.signals import cancelled_by_slurm, shows_cancelled
+
+ENDS = "JobId=1 JobName=x JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "restarts", "before", "cancelled"),
+    [
+        ("COMPLETING", "None", 0, 0, True),
+        ("CANCELLED", "None", 2, 2, True),
+        ("COMPLETING", "None", 1, 0, False),  # requeued, by hand or by preemption
+        ("COMPLETING", "TimeLimit", 0, 0, False),
+        ("RUNNING", "None", 0, 0, False),  # a signal alone, or the warning before preemption
+    ],
+)
+def test_only_a_cancelled_job_is_taken_for_one(state, reason, restarts, before, cancelled):
+    """One that Slurm requeues, preempts, ends at its limit or only signals leaves its evaluation to the next run."""
+    assert shows_cancelled(ENDS.format(state=state, reason=reason, restarts=restarts), before) == cancelled
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Unable to contact slurm controller"])
+def test_no_answer_is_no_cancellation(text, tmp_path):
+    """Without Slurm's word the jobs go on, also where the command is not there or there is no job."""
+    assert not shows_cancelled(text, 0)
+    assert not cancelled_by_slurm({})

@@ -1,0 +1,271 @@
+"""Laws of paths in a task's YAML: the same files from any current folder, and a plain refusal where there are none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaljobs import harness, requests, task_names, task_paths
+from evaljobs.errors import OperatorError
+
+pytestmark = pytest.mark.model
+
+RIGHT, WRONG = ["of the suite", "of the suite, too"], ["of the current folder"]
+YAML = """task: own
+output_type: generate_until
+doc_to_text: "{{x}}"
+doc_to_target: "{{x}}"
+"""
+LOADER = """import json
+import datasets
+
+def load(data_files, **_):
+    return {"test": datasets.Dataset.from_list([json.loads(line) for line in open(data_files["test"])])}
+
+def same(rows):
+    return rows
+"""
+# how a YAML may name its data: (its lines, the split that they become)
+SHAPES = {
+    "a string": ("dataset_path: json\ndataset_kwargs: {data_files: data/test.jsonl}", "train"),
+    "a list": ("dataset_path: json\ndataset_kwargs: {data_files: [data/test.jsonl]}", "train"),
+    "a dict": ("dataset_path: json\ndataset_kwargs: {data_files: {test: data/test.jsonl}}", "test"),
+    "a dict of lists": ("dataset_path: json\ndataset_kwargs: {data_files: {test: [data/test.jsonl]}}", "test"),
+    "splits with paths": (
+        "dataset_path: json\ndataset_kwargs: {data_files: [{split: test, path: data/test.jsonl}]}",
+        "test",
+    ),
+    "a pattern": ('dataset_path: json\ndataset_kwargs: {data_files: {test: "data/*.jsonl"}}', "test"),
+    "a deep pattern": ('dataset_path: json\ndataset_kwargs: {data_files: {test: "**/t?st.jsonl"}}', "test"),
+    "from the folder above": (
+        "dataset_path: json\ndataset_kwargs: {data_files: {test: ../tasks/data/test.jsonl}}",
+        "test",
+    ),
+    "a folder of data": ("dataset_path: json\ndataset_kwargs: {data_dir: data}", "test"),
+    "files in a folder": (
+        "dataset_path: json\ndataset_kwargs: {data_dir: data, data_files: {test: test.jsonl}}",
+        "test",
+    ),
+    "a local data set": ("dataset_path: data", "test"),
+    "a local data set's files": ("dataset_path: ./data\ndataset_kwargs: {data_files: {test: test.jsonl}}", "test"),
+    "a function's argument": (
+        "custom_dataset: !function own.load\ndataset_kwargs: {data_files: {test: data/test.jsonl}}",
+        "test",
+    ),
+}  # fmt: skip
+
+
+def rows(place: Path, texts: list[str]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("".join(json.dumps({"x": text}) + "\n" for text in texts))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A suite's folder with data. The current folder is another one, whose data lie at the same relative paths."""
+    import datasets
+
+    harness.quiet_environment(offline=True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "Süße Aufgaben" / "tasks"
+    rows(folder / "data" / "test.jsonl", RIGHT)
+    (folder / "own.py").write_text(LOADER)
+    for decoy in ("here", "there/tasks"):
+        rows(tmp_path / decoy / "data" / "test.jsonl", WRONG)
+    monkeypatch.chdir(tmp_path / "here")
+    return folder
+
+
+def write(folder: Path, lines: str, split: str = "test", name: str = "own.yaml") -> Path:
+    place = folder / name
+    place.write_text(f"{YAML}{lines}\ntest_split: {split}\n")
+    return place
+
+
+def load(folder: Path, name: str = "own") -> Any:
+    return harness.Tasks(harness.task_manager([str(folder)], name)).load([name])["tasks"]["own"]
+
+
+def texts(task: Any) -> list[str]:
+    return [document["x"] for document in task.test_docs()]
+
+
+def ask(folder: Path, *names: str) -> task_names.Answer:
+    return task_names.ask([str(folder)], names or ["own"], None, chat=False)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_data_are_the_suites_from_any_folder(
+    shape: str, tasks: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Wherever the command is typed, the documents are those beside the YAML; so are the files that decide a request set."""
+    write(tasks, *SHAPES[shape])
+    there = str(tasks / "data" / "test.jsonl")
+    for place in (tmp_path / "here", tmp_path / "there" / "tasks", Path("/"), tasks):
+        monkeypatch.chdir(place)
+        task = load(tasks)
+        assert texts(task) == RIGHT
+        assert [file.name for file in requests._data_files(task)] == [there]
+        answer = ask(tasks)
+        assert (answer.unfit, answer.uncached) == ({}, {})
+        assert answer.files
+
+
+@pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
+def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeypatch: Any) -> None:
+    """What lm-eval itself loads from the suite's own folder; the config says what was written, not where the suite lies."""
+    from lm_eval.tasks import TaskManager
+
+    write(tasks, *SHAPES[shape])
+    task = load(tasks)
+    monkeypatch.chdir(tasks)
+    own = TaskManager(include_path=str(tasks), include_defaults=False).load(["own"])["tasks"]["own"]
+    assert texts(task) == texts(own)
+    assert json.dumps(task.dump_config(), default=str) == json.dumps(own.dump_config(), default=str)
+
+
+def test_absolute_paths_stay_what_they_are(tasks: Path, tmp_path: Path) -> None:
+    """A full path is read wherever the YAML lies."""
+    place = tmp_path / "here" / "data" / "test.jsonl"
+    write(tasks, f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {place}}}}}")
+    assert texts(load(tasks)) == WRONG
+    assert ask(tasks).files == [str(place)]
+
+
+def test_an_included_yaml_means_its_own_folder(tasks: Path) -> None:
+    """Data that an included YAML names lie beside that YAML, also where the including one has a file of the same name."""
+    base = tasks.parent / "base"
+    rows(base / "data" / "test.jsonl", ["of the base"])
+    (base / "_base").write_text(
+        f"{YAML}dataset_path: json\ntest_split: test\ndataset_kwargs: {{data_files: {{test: data/test.jsonl}}}}\n"
+    )
+    (tasks / "own.yaml").write_text("include: ../base/_base\ntask: own\n")
+    assert texts(load(tasks)) == ["of the base"]
+    assert ask(tasks).files == [str(base / "data" / "test.jsonl")]
+
+
+def test_a_group_means_its_own_folder(tasks: Path) -> None:
+    """Data that a group names for a member lie beside the group's YAML."""
+    write(tasks, "dataset_path: json\ndataset_kwargs: {data_files: {test: data/test.jsonl}}")
+    rows(tasks / "groups" / "data" / "test.jsonl", ["of the group"])
+    (tasks / "groups" / "all.yaml").write_text(
+        "group: all\ntask: [{task: own, dataset_kwargs: {data_files: {test: data/test.jsonl}}}]\n"
+    )
+    assert texts(load(tasks, "all")) == ["of the group"]
+    assert ask(tasks, "all").files == [str(tasks / "groups" / "data" / "test.jsonl")]
+
+
+# a wrong YAML: (its lines, the key that is named, what is named relative to the YAML)
+WRONG_LINES = {
+    "a file": ("dataset_path: json\ndataset_kwargs: {data_files: {test: [data/test.jsonl, only.jsonl]}}", "data_files", "only.jsonl"),
+    "a pattern": ('dataset_path: json\ndataset_kwargs: {data_files: "only*.jsonl"}', "data_files", "only*.jsonl"),
+    "a folder of data": ("dataset_path: json\ndataset_kwargs: {data_dir: only}", "data_dir", "only"),
+    "a local data set": ("dataset_path: ./only", "dataset_path", "only"),
+    "a deep data set": ("dataset_path: only/a/b", "dataset_path", "only/a/b"),
+    "a module": ("dataset_path: data\nprocess_docs: !function only_module.same", "process_docs", "only_module.py"),
+    "an include": ("include: only.yml\ndataset_path: data", "include", "only.yml"),
+    "no file at all": ("dataset_path: json", "data_files", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_LINES)
+def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypatch: Any) -> None:
+    """Though the current folder has it: before a submission, and by a job, in one line with YAML, key and full path."""
+    lines, key, name = WRONG_LINES[what]
+    here = Path.cwd()
+    rows(here / "only.jsonl", WRONG)
+    rows(here / "only" / "a" / "b" / "test.jsonl", WRONG)
+    (here / "only.yml").write_text("repeats: 1\n")
+    (here / "only_module.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(str(here))  # as `python -m` does
+    place = write(tasks, lines)
+    answer = ask(tasks)
+    (why,) = answer.unfit.values()
+    assert "\n" not in why
+    assert str(place) in why
+    assert key in why
+    assert str(tasks / name) in why
+    if what != "an include":  # of which lm-eval knows no task
+        with pytest.raises(OperatorError) as refused:
+            load(tasks)
+        assert str(tasks) in str(refused.value)
+
+
+def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
+    """A tag or group never loses a member in silence because the member's YAML includes a file that is not there."""
+    write(tasks, "dataset_path: data\ntag: both")
+    write(tasks, "dataset_path: data\ntag: both\ninclude: gone.yml\ntask: other", name="other.yaml")
+    (tasks / "all.yaml").write_text("group: all\ntask: [own, other]\n")
+    for name in ("both", "all"):
+        (why,) = set(ask(tasks, name).unfit.values())
+        assert str(tasks / "gone.yml") in why
+    assert ask(tasks, "own").unfit == {}
+
+
+@pytest.fixture
+def hub(tasks: Path, tmp_path: Path) -> str:
+    """A hub data set that has been fetched, as it lies in the cache."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(
+        "json",
+        data_files={"test": str(tmp_path / "there/tasks/data/test.jsonl")},
+        cache_dir=str(tmp_path / "made"),
+    )
+    builder.download_and_prepare()
+    made = Path(builder.cache_dir)
+    place = Path(datasets.config.HF_DATASETS_CACHE) / "lab___rows" / "default" / Path(*made.parts[-2:])
+    shutil.copytree(made, place)
+    (place / "json-test.arrow").rename(place / "rows-test.arrow")
+    info = place / "dataset_info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"config_name": "default"}))
+    return "lab/rows"
+
+
+def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> None:
+    """Also where the current folder has a folder of the same name, which `datasets` would read in its place."""
+    rows(Path.cwd() / "lab" / "rows" / "test.jsonl", ["of the current folder's own"])
+    write(tasks, f"dataset_path: {hub}")
+    assert ask(tasks).uncached == {}
+    assert texts(load(tasks)) == WRONG
+
+
+@pytest.mark.parametrize(
+    "lines", ["", "\ndataset_name: other", "\ndataset_kwargs: {data_files: {test: data/test.jsonl}}"]
+)
+def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: str) -> None:
+    """Another data set, subset or file of one than those in the cache. A hub id's data_files are never the suite's."""
+    write(tasks, f"dataset_path: {hub if lines else 'lab/others'}{lines}")
+    answer = ask(tasks)
+    assert answer.uncached.keys() == {"own"}
+    assert (answer.files, answer.unfit) == ([], {})
+    assert str(tasks / "lab") in answer.uncached["own"], "a folder beside the YAML may have been meant"
+
+
+def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
+    """A group of lm-eval's own, in a second process from the list that the first one left: each leaf with its data set."""
+    first = task_names.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
+    again = task_names.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
+    assert first == again
+    assert first.uncached["arc_easy"] == "allenai/ai2_arc"
+    assert len(first.uncached) > 5
+    assert list(tmp_path.glob("lm_eval-*-index.json"))
+
+
+def test_lm_eval_is_itself_again_outside_the_block(tasks: Path) -> None:
+    """Neither its loader nor its download stays changed, also after a failure."""
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks import _yaml_loader
+
+    before = _yaml_loader._make_loader, ConfigurableTask.download
+    write(tasks, "dataset_path: ./only")
+    with pytest.raises(OperatorError):
+        load(tasks)
+    assert (_yaml_loader._make_loader, ConfigurableTask.download) == before
+    with task_paths.relative_to_yaml():
+        assert (_yaml_loader._make_loader, ConfigurableTask.download) != before
