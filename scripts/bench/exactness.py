@@ -20,8 +20,9 @@ from typing import Any
 from exactness.pipeline import Case, lm_eval_run, our_run
 
 from bench.harness import ROOT, command, option
-from evaljobs import engine, harness
-from evaljobs.contract import ModelOptions
+from evaljobs.contract.contract import ModelOptions
+from evaljobs.lmeval import harness
+from evaljobs.trial import engine
 
 
 def cases(limit: int) -> dict[str, Case]:

@@ -20,15 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.portfolio import INSTANCE, Portfolio, Set
-from coordinator import request_sets, setup
-from coordinator.checkpoint import inspect
-from coordinator.planning import BYTES_PER_PARAMETER
-from coordinator.suites import load_suite
-from coordinator.triggers import Notice, submit
-from evaljobs.batches import Batch, Piece, encode_batch
-from evaljobs.contract import BatchIndex, CheckpointSpec, EntryManifest, Record, RequestSetManifest
-from evaljobs.files import write_atomic
-from evaljobs.paths import WorkPaths, batch_file, batch_index_file, entry_manifest, request_set_manifest
+from coordinator.intake import request_sets
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.suites import load_suite
+from coordinator.intake.triggers import Notice, submit
+from coordinator.planning.planning import BYTES_PER_PARAMETER
+from coordinator.runtime import setup
+from evaljobs.contract.contract import BatchIndex, CheckpointSpec, EntryManifest, Record, RequestSetManifest
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.paths import (
+    WorkPaths,
+    batch_file,
+    batch_index_file,
+    entry_manifest,
+    request_set_manifest,
+)
+from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append
 
 ENGINE = "synthetic"

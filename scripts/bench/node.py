@@ -13,13 +13,13 @@ from bench import synthetic
 
 verb = sys.argv[3]
 if verb == "trial":
-    from evaljobs import engine
+    from evaljobs.trial import engine
 
     engine.load = synthetic.load
     engine.seed_batch = synthetic.seed_batch
     engine.run_batch = synthetic.run_batch
 elif verb == "worker":
-    sys.modules["evaljobs.metric"] = synthetic
+    sys.modules["evaljobs.scoring.metric"] = synthetic
 elif verb == "stage":
     time.sleep(synthetic.given()["storage_seconds"])
 

@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 from bench.harness import command, option, row, targets
-from coordinator.packing.commands import plan_instance, simulate_instance
-from coordinator.packing.planner import Lane, WorkSet, plan
+from coordinator.planning.planner import Lane, WorkSet, plan
+from coordinator.simulation.commands import plan_instance, simulate_instance
 
 Texts = dict[int, str]
 Rows = Iterator[dict[str, Any]]

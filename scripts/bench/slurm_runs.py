@@ -22,7 +22,7 @@ from dev_cluster.api import Cluster
 from bench import synthetic_run
 from bench.harness import RunError
 from bench.portfolio import Portfolio
-from coordinator.packing.baselines import SUBMIT_SECONDS
+from coordinator.simulation.baselines import SUBMIT_SECONDS
 
 PEER_JOB = Path("scripts") / "bench" / "peer_job.py"
 STARTS = 32
@@ -76,7 +76,7 @@ def starts(floor: Floor) -> dict[str, float]:
     folder = floor.folder("starts")
     python, mark = shlex.quote(str(floor.cluster.python)), "$SLURM_ARRAY_TASK_ID"
     script = (
-        f'{python} -c "import evaljobs.__main__, evaljobs.trial, evaljobs.stage" && '
+        f'{python} -c "import evaljobs.__main__, evaljobs.trial.trial, evaljobs.staging.stage" && '
         f"date +%s.%N >{folder}/.{mark} && mv {folder}/.{mark} {folder}/done/{mark}"
     )
     began = time.time()

@@ -15,8 +15,7 @@ from typing import Any
 
 from support.toys import TASKS
 
-from evaljobs import requests
-from evaljobs.contract import (
+from evaljobs.contract.contract import (
     BuildSpec,
     ExecuteSpec,
     FrameRef,
@@ -26,9 +25,10 @@ from evaljobs.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.files import FrameWriter, read_record
-from evaljobs.outcomes import ShardResponses
-from evaljobs.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.files import FrameWriter, read_record
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.requests import requests
 
 DOCUMENTS = 12  # of a set
 PER_JOB = 3  # of an execute job

@@ -31,8 +31,8 @@ from chaos_lib.campaign import laws_broken
 from chaos_lib.faults import FAULTS, Fault, Run
 from chaos_lib.site import TASKS, Place, Site, place
 from coordinator.hook import PIN_PREFIX
-from coordinator.store import WorkLock
-from evaljobs.paths import WorkPaths
+from coordinator.runtime.store import WorkLock
+from evaljobs.contract.paths import WorkPaths
 
 GAP_S = (3.0, 17.0)  # between two strikes
 CALM_S = 600.0  # for what is in flight when the storm ends

@@ -12,10 +12,10 @@ from bench import folder, peer_job
 from bench import slurm as bench
 from bench.portfolio import INSTANCE, Portfolio
 
-from coordinator.packing.instance import parse_instance
-from coordinator.planning import read_sets
-from coordinator.request_sets import found
-from evaljobs.shards import RequestSet
+from coordinator.intake.request_sets import found
+from coordinator.planning.planning import read_sets
+from coordinator.simulation.instance import parse_instance
+from evaljobs.trial.shards import RequestSet
 
 
 @pytest.fixture(scope="module")

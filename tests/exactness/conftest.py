@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from exactness import pipeline
 
-from evaljobs import harness
+from evaljobs.lmeval import harness
 
 
 @pytest.fixture(scope="session")

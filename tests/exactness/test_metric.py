@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from exactness.pipeline import Case, dumped, our_run
 
-from evaljobs import metric, replay
-from evaljobs.contract import ExecuteSpec
-from evaljobs.files import write_record
-from evaljobs.items import Items
-from evaljobs.outcomes import Executed, Failed, Scored
-from evaljobs.paths import EvaluationPaths
-from evaljobs.recording import record_programs
-from evaljobs.results import merge_results
+from evaljobs.contract.contract import ExecuteSpec
+from evaljobs.contract.files import write_record
+from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.lmeval import replay
+from evaljobs.lmeval.results import merge_results
+from evaljobs.scoring import metric
+from evaljobs.scoring.items import Items
+from evaljobs.scoring.recording import record_programs
 
 
 @pytest.mark.model

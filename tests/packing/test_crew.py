@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.packing.crew import SLACK, Crew
-from coordinator.packing.planner import plan
-from coordinator.packing.work import Lane, WorkSet
+from coordinator.planning.crew import SLACK, Crew
+from coordinator.planning.planner import plan
+from coordinator.planning.work import Lane, WorkSet
 from tests.packing.instances import fixed, lanes, work_sets
 
 

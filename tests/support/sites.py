@@ -15,8 +15,8 @@ from typing import Any
 
 from dev_cluster.api import Cluster
 
-from coordinator.redis_server import RedisServer
-from evaljobs.paths import WorkPaths
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
 from support.toys import cluster_tasks, config_text, furnish, suite_text
 
 TOYS: dict[str, dict[str, int]] = {

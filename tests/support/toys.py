@@ -53,7 +53,7 @@ def expected(model: Path, entries: Mapping[str, Mapping[str, int]]) -> dict[str,
     """lm-eval's own results of each task, one run a task."""
     from exactness.pipeline import Case, lm_eval_run
 
-    from evaljobs import harness
+    from evaljobs.lmeval import harness
 
     harness.quiet_environment(offline=True)
     cases = {
