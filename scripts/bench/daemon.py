@@ -28,7 +28,7 @@ from bench.events import events, replay
 from bench.harness import command, option
 from bench.scale import scale
 from bench.synthetic_run import COMMANDS, count_commands, counted
-from evaljobs.contract.files import read_frames
+from evaljobs.contract.storage import read_frames
 
 TASKS = 60
 TICKS = os.sysconf("SC_CLK_TCK")

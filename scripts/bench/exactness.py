@@ -20,8 +20,8 @@ from typing import Any
 from exactness.pipeline import Case, lm_eval_run, our_run
 
 from bench.harness import ROOT, command, option
-from evaljobs.contract.contract import ModelOptions
-from evaljobs.lmeval import harness
+from evaljobs.contract.specs import ModelOptions
+from evaljobs.lmeval import run
 from evaljobs.trial import engine
 
 
@@ -78,7 +78,7 @@ def rows_of(name: str, case: Case, said: argparse.Namespace, batch_size: int) ->
 
 
 def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     rows: list[dict[str, Any]] = []
     for name, kind in cases(said.limit).items():
         if said.tasks and not any(word in name for word in said.tasks):

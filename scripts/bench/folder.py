@@ -22,12 +22,10 @@ from typing import Any
 from bench.portfolio import INSTANCE, Portfolio, Set
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
+from coordinator.intake.sources import Notice, submit
 from coordinator.intake.suites import load_suite
-from coordinator.intake.triggers import Notice, submit
-from coordinator.planning.planning import BYTES_PER_PARAMETER
-from coordinator.runtime import setup
-from evaljobs.contract.contract import BatchIndex, CheckpointSpec, EntryManifest, Record, RequestSetManifest
-from evaljobs.contract.files import write_atomic
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER
+from coordinator.runtime import wiring
 from evaljobs.contract.paths import (
     WorkPaths,
     batch_file,
@@ -35,6 +33,8 @@ from evaljobs.contract.paths import (
     entry_manifest,
     request_set_manifest,
 )
+from evaljobs.contract.specs import BatchIndex, CheckpointSpec, EntryManifest, Record, RequestSetManifest
+from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append
 
@@ -189,9 +189,9 @@ def main(root: Path, said: dict[str, Any]) -> None:
         for one in sets
     }
     (root / "bench.json").write_text(json.dumps({"storage_seconds": storage, "metrics": metrics}))
-    settings = setup.load(config, {})
-    site, suite, model = setup.site_of(settings), load_suite(suite_file), setup.model_options(settings)
-    paths, inputs = site.paths, setup.inputs_for(site, setup.lm_eval_version(settings, site))(suite, model)
+    settings = wiring.load(config, {})
+    site, suite, model = wiring.site_of(settings), load_suite(suite_file), wiring.model_options(settings)
+    paths, inputs = site.paths, wiring.inputs_for(site, wiring.lm_eval_version(settings, site))(suite, model)
     first = root / "checkpoints" / "step-0"
     checkpoint = write_checkpoint(first, megabytes)
     for index, one in enumerate(sets):

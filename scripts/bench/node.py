@@ -19,7 +19,7 @@ if verb == "trial":
     engine.seed_batch = synthetic.seed_batch
     engine.run_batch = synthetic.run_batch
 elif verb == "worker":
-    sys.modules["evaljobs.scoring.metric"] = synthetic
+    sys.modules["evaljobs.scoring.score"] = synthetic
 elif verb == "stage":
     time.sleep(synthetic.given()["storage_seconds"])
 

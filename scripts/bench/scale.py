@@ -14,10 +14,10 @@ from typing import Any
 from dev_cluster.api import dev_cluster
 
 from bench.synthetic_run import compile_all, counted, run
-from evaljobs.contract.contract import SPEC, RequestSetManifest, ScoreSpec
-from evaljobs.contract.files import read_frame, read_frames, read_record
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
+from evaljobs.contract.storage import read_frame, read_frames, read_record
 
 CPU_NODES = 2
 PATIENCE_SECONDS = 3600

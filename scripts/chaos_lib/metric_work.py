@@ -15,7 +15,9 @@ from typing import Any
 
 from support.toys import TASKS
 
-from evaljobs.contract.contract import (
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.specs import (
     BuildSpec,
     ExecuteSpec,
     FrameRef,
@@ -25,10 +27,8 @@ from evaljobs.contract.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.files import FrameWriter, read_record
-from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
-from evaljobs.requests import requests
+from evaljobs.contract.storage import FrameWriter, read_record
+from evaljobs.requests import build
 
 DOCUMENTS = 12  # of a set
 PER_JOB = 3  # of an execute job
@@ -85,7 +85,7 @@ class Work:
                 "model": ModelOptions(device="cpu", threads=1),
             }
             places = {"evaluation_dir": str(self.folder), "out_dir": str(self.folder / "sets" / str(number))}
-            built = requests.build(BuildSpec(name=f"build-{number}", batch_size=4, **places, **common))
+            built = build.build(BuildSpec(name=f"build-{number}", batch_size=4, **places, **common))
             self.sets[number] = Set(number=number, task=task, request_set=built.sets[task], common=common)
         return self.sets[number]
 

@@ -21,7 +21,7 @@ from dev_cluster import daemons, procs
 from dev_cluster.api import Cluster, dev_cluster
 from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_model
 
-from evaljobs.contract.files import read_frames
+from evaljobs.contract.storage import read_frames
 
 HUNG_SECONDS = 45
 TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}

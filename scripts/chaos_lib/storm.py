@@ -31,7 +31,7 @@ from chaos_lib.campaign import laws_broken
 from chaos_lib.faults import FAULTS, Fault, Run
 from chaos_lib.site import TASKS, Place, Site, place
 from coordinator.hook import PIN_PREFIX
-from coordinator.runtime.store import WorkLock
+from coordinator.runtime.journal import WorkLock
 from evaljobs.contract.paths import WorkPaths
 
 GAP_S = (3.0, 17.0)  # between two strikes

@@ -13,9 +13,9 @@ from bench import slurm as bench
 from bench.portfolio import INSTANCE, Portfolio
 
 from coordinator.intake.request_sets import found
-from coordinator.planning.planning import read_sets
+from coordinator.planning.make_plan import read_sets
 from coordinator.simulation.instance import parse_instance
-from evaljobs.trial.shards import RequestSet
+from evaljobs.trial.shard_runner import RequestSet
 
 
 @pytest.fixture(scope="module")

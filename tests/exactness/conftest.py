@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from exactness import pipeline
 
-from evaljobs.lmeval import harness
+from evaljobs.lmeval import run
 
 
 @pytest.fixture(scope="session")
 def model_dir(toy_model: Path) -> Path:
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     return toy_model
 
 

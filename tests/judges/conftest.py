@@ -9,8 +9,8 @@ import pytest
 from judges.endpoint import Endpoint, serving
 from served import served_work
 
-from evaljobs.contract.contract import JudgeJob, JudgeOptions
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import JudgeJob, JudgeOptions
 
 
 @pytest.fixture(scope="session")

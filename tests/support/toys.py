@@ -53,9 +53,9 @@ def expected(model: Path, entries: Mapping[str, Mapping[str, int]]) -> dict[str,
     """lm-eval's own results of each task, one run a task."""
     from exactness.pipeline import Case, lm_eval_run
 
-    from evaljobs.lmeval import harness
+    from evaljobs.lmeval import run
 
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     cases = {
         name: Case(task=name, entry=dict(entry), include_path=str(TASKS), bootstrap=BOOTSTRAP)
         for name, entry in entries.items()
