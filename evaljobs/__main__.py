@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from evaljobs.contract import (
+from evaljobs.contract.contract import (
     SPEC,
     BuildSpec,
     ConvertSpec,
@@ -28,18 +28,18 @@ from evaljobs.contract import (
     StageSpec,
     TrialSpec,
 )
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import JobError, one_line
-from evaljobs.outcomes import Failed
-from evaljobs.paths import EvaluationPaths
 
 log = logging.getLogger("evaljobs")
 
 # verbs with arguments of their own: (module, function of the arguments)
 PASSED_ON = {
-    "worker": ("evaljobs.worker", "main"),
+    "worker": ("evaljobs.scoring.worker", "main"),
     "sandbox": ("evaljobs.sandbox.cli", "main"),
-    "clean": ("evaljobs.clean", "clean_main"),
-    "probe": ("evaljobs.node_probe", "probe_main"),
+    "clean": ("evaljobs.staging.clean", "clean_main"),
+    "probe": ("evaljobs.staging.node_probe", "probe_main"),
 }
 
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks.add_argument("--chat", action="store_true", help="the suite applies a chat template")
     chosen = parser.parse_args(arguments)
     if chosen.verb == "tasks":
-        from evaljobs.task_names import main as ask  # noqa: PLC0415
+        from evaljobs.lmeval.task_names import main as ask  # noqa: PLC0415
 
         try:
             names = [n for n in chosen.names.split(",") if n]
@@ -88,28 +88,28 @@ def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
         case BuildSpec():
             return _build(spec)
         case ConvertSpec():
-            from evaljobs import convert  # noqa: PLC0415
+            from evaljobs.requests import convert  # noqa: PLC0415
 
             return convert.main(spec)
         case StageSpec():
-            from evaljobs import stage  # noqa: PLC0415
+            from evaljobs.staging import stage  # noqa: PLC0415
 
             return stage.main(spec)
         case TrialSpec():
-            from evaljobs import trial  # noqa: PLC0415
+            from evaljobs.trial import trial  # noqa: PLC0415
 
             return trial.main(spec)
         case HostSpec():
-            return int(importlib.import_module("evaljobs.host").main(spec))
+            return int(importlib.import_module("evaljobs.trial.host").main(spec))
         case ExecuteSpec() | ScoreSpec():
-            from evaljobs import metric  # noqa: PLC0415
+            from evaljobs.scoring import metric  # noqa: PLC0415
 
             return 1 if isinstance(metric.perform(spec), Failed) else 0
 
 
 def _build(spec: BuildSpec) -> int:
-    from evaljobs import requests  # noqa: PLC0415
-    from evaljobs.files import write_outcome  # noqa: PLC0415
+    from evaljobs.contract.files import write_outcome  # noqa: PLC0415
+    from evaljobs.requests import requests  # noqa: PLC0415
 
     try:
         requests.main(spec)

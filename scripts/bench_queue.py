@@ -19,13 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.metric_queue import MetricQueue
-from coordinator.redis_server import RedisServer
-from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
-from evaljobs.files import write_atomic, write_outcome
-from evaljobs.outcomes import Failed
-from evaljobs.paths import EvaluationPaths, WorkPaths
-from evaljobs.work_queue import QueuedShard, WorkQueue
+from coordinator.services.metric_queue import MetricQueue
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.files import write_atomic, write_outcome
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 
 def pull(file: str, trial: str, lane: str, most: int, out: Any) -> None:

@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoint import inspect
-from evaljobs import copying, node_memory, stage
-from evaljobs.contract import CheckpointSpec, StageSpec
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.contract import CheckpointSpec, StageSpec
+from evaljobs.staging import copying, node_memory, stage
 
 MIB = 1 << 20
 LATENCY = 0.005  # seconds a block
@@ -59,7 +59,7 @@ TRIAL = """
 import time; a = time.perf_counter()
 import sys
 from evaljobs import engine
-from evaljobs.contract import ModelOptions
+from evaljobs.contract.contract import ModelOptions
 engine.load(sys.argv[1], ModelOptions(device="cpu"), 1)
 print(time.perf_counter() - a)
 """
@@ -168,7 +168,7 @@ class Bench:
     def storage_ratio(self) -> float:
         """Bytes that left storage over the model's bytes, with eight precursors of one checkpoint on the node at once."""
         code = (
-            "import sys; from evaljobs import stage; from evaljobs.contract import StageSpec\n"
+            "import sys; from evaljobs import stage; from evaljobs.contract.contract import StageSpec\n"
             "h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)\n"
             "sys.stdin.read(); stage.clear(h, 'bench')"
         )

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.redis_server import RedisServer
-from evaljobs.paths import WorkPaths
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
 
 
 @contextmanager

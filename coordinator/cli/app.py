@@ -10,19 +10,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator import machine
-from coordinator.config import Config
-from coordinator.ended import read_ended
+from coordinator.config.config import Config
+from coordinator.doctor.shared_storage import check_shared
 from coordinator.errors import OperatorError
-from coordinator.intake import check_tasks, prepare_command
-from coordinator.messages import Accepted, AnyEvent
-from coordinator.records import EvaluationRecord
-from coordinator.setup import site_of
-from coordinator.shared_storage import check_shared
-from coordinator.specs import Site
-from coordinator.state import IllegalEventError, State
-from coordinator.store import events_after, read_events
-from evaljobs.paths import EvaluationPaths
+from coordinator.evaluation import machine
+from coordinator.evaluation.messages import Accepted, AnyEvent
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.specs import Site
+from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.intake.intake import check_tasks, prepare_command
+from coordinator.runtime.ended import read_ended
+from coordinator.runtime.setup import site_of
+from coordinator.runtime.store import events_after, read_events
+from evaljobs.contract.paths import EvaluationPaths
 
 app = typer.Typer(
     no_args_is_help=True,

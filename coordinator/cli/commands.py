@@ -10,21 +10,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator import needs, setup
-from coordinator.aside import read_fault
-from coordinator.asked import Command, leave_command
+from coordinator.allocation import needs
 from coordinator.cli.app import CONFIG, WORK_DIR, app, find_folder, replay, stdout
+from coordinator.cli.live_screen import Watcher
 from coordinator.cli.service import EVALUATION
 from coordinator.cli.standing import open_states
 from coordinator.cluster import ClusterError
-from coordinator.config import Config
-from coordinator.daemon import Coordinator
+from coordinator.config.config import Config
 from coordinator.errors import OperatorError
-from coordinator.report.live import Watcher
+from coordinator.evaluation.state import State
 from coordinator.report.terminal import by_reason, seconds
-from coordinator.state import State
-from coordinator.store import JournalError, WorkLock, read_events
-from evaljobs.paths import EvaluationPaths, WorkPaths
+from coordinator.runtime import setup
+from coordinator.runtime.aside import read_fault
+from coordinator.runtime.asked import Command, leave_command
+from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime.store import JournalError, WorkLock, read_events
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365
 

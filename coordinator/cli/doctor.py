@@ -10,10 +10,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from coordinator import checkup, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
-from coordinator.doctor import Checkup
+from coordinator.doctor import checkup
+from coordinator.doctor.doctor import Checkup
 from coordinator.report.terminal import NARROW
+from coordinator.runtime import setup
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -12,24 +12,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator import preparing, setup
-from coordinator.asked import obey_commands
+from coordinator.base.signals import Signals
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, check_suite, stdout
 from coordinator.cli.interrupt import Interrupt
+from coordinator.cli.live_screen import Watcher
 from coordinator.cluster import ClusterError
-from coordinator.config import Config
-from coordinator.daemon import Coordinator
+from coordinator.config.config import Config
 from coordinator.errors import OperatorError
-from coordinator.intake import check_cluster, make_record
-from coordinator.perform import Performer
-from coordinator.records import EvaluationRecord
-from coordinator.report.live import Watcher
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import State
+from coordinator.intake import preparing
+from coordinator.intake.intake import check_cluster, make_record
+from coordinator.intake.resubmission import nothing_run
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
-from coordinator.resubmission import nothing_run
-from coordinator.running import Running
-from coordinator.signals import Signals
-from coordinator.state import State
+from coordinator.runtime import setup
+from coordinator.runtime.asked import obey_commands
+from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime.perform import Performer
+from coordinator.runtime.running import Running
 from coordinator.trackers.live import Exporter
 
 TRACKER_SECONDS = 60.0  # waited for the trackers that the settings name, before the scores are shown

@@ -15,9 +15,9 @@ from typing import TextIO
 
 import typer
 
-from coordinator.report.live import Watcher
-from coordinator.running import Running
-from coordinator.signals import Signals, cancelled_by_slurm
+from coordinator.base.signals import Signals, cancelled_by_slurm
+from coordinator.cli.live_screen import Watcher
+from coordinator.runtime.running import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
 LEFT = "SIGTERM: the evaluation's jobs go on; the same command takes them up"

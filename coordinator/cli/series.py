@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coordinator import ending, setup
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
-from coordinator.config import Config
+from coordinator.config.config import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.report.curves import show_series
 from coordinator.report.history import find_series, point_of
 from coordinator.report.series import Point, Series, make_series, to_csv
 from coordinator.report.terminal import show
+from coordinator.runtime import ending, setup
 from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files
 
 EVALUATION = Annotated[

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
-from coordinator import admission, gate, kept_back, setup, triggers
-from coordinator.asked import Command, leave_command
+from coordinator.allocation import kept_back
+from coordinator.base.contained import Contained
+from coordinator.base.signals import Signals
 from coordinator.cli.app import (
     CONFIG,
     JSON,
@@ -28,23 +29,24 @@ from coordinator.cli.app import (
     find_folder,
     stdout,
 )
+from coordinator.cli.live_screen import Watcher
 from coordinator.cli.standing import rows_of
-from coordinator.config import Config
-from coordinator.contained import Contained
+from coordinator.config.config import Config
 from coordinator.errors import OperatorError
-from coordinator.intake import judge_for, make_record
+from coordinator.intake import admission, gate, triggers
+from coordinator.intake.intake import judge_for, make_record
+from coordinator.intake.resubmission import submitted
+from coordinator.intake.suites import load_suite
+from coordinator.intake.triggers import Notice
 from coordinator.report.listing import logs_of, show_gate, show_status
-from coordinator.report.live import Watcher
 from coordinator.report.terminal import seconds
-from coordinator.resubmission import submitted
-from coordinator.running import Running
-from coordinator.service import Service
-from coordinator.signals import Signals
-from coordinator.store import DAEMON, Journal, WorkLock, is_daemon
-from coordinator.suites import load_suite
+from coordinator.runtime import setup
+from coordinator.runtime.asked import Command, leave_command
+from coordinator.runtime.running import Running
+from coordinator.runtime.service import Service
+from coordinator.runtime.store import DAEMON, Journal, WorkLock, is_daemon
 from coordinator.trackers.live import Exporter
-from coordinator.triggers import Notice
-from evaljobs.paths import WorkPaths
+from evaljobs.contract.paths import WorkPaths
 
 log = logging.getLogger(__name__)
 EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]

@@ -15,20 +15,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from coordinator.aside import Fault, read_fault
 from coordinator.cli.app import replay
-from coordinator.config import Config
-from coordinator.ended import WARNINGS, Ended, read_ended
+from coordinator.cli.live_screen import done_shards, stage_of
+from coordinator.config.config import Config
 from coordinator.errors import EvalspanError
-from coordinator.messages import Accepted
-from coordinator.records import EvaluationRecord
+from coordinator.evaluation.messages import Accepted
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import HeldJob, NodeUse, State
 from coordinator.report.listing import failed_jobs
-from coordinator.report.live import done_shards, stage_of
 from coordinator.report.terminal import seconds
-from coordinator.state import HeldJob, NodeUse, State
-from coordinator.store import read_events
+from coordinator.runtime.aside import Fault, read_fault
+from coordinator.runtime.ended import WARNINGS, Ended, read_ended
+from coordinator.runtime.store import read_events
 from coordinator.trackers.live import failures
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths
 
 
 def folders(config: Config) -> Iterator[EvaluationPaths]:

@@ -13,18 +13,21 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-import coordinator.config
-from coordinator import config_text, request_sets, setup, suite_plan
-from coordinator.checkpoint import inspect
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
 from coordinator.cluster import ClusterError
-from coordinator.config import Config
+from coordinator.config import config as settings_schema
+from coordinator.config import config_text
+from coordinator.config.config import Config
 from coordinator.errors import OperatorError
-from coordinator.packing import commands as packing
+from coordinator.intake import request_sets
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.suites import load_suite
 from coordinator.report.comparison import comparison, lane_table, show_comparison
 from coordinator.report.terminal import size
-from coordinator.suites import load_suite
-from evaljobs.paths import WorkPaths
+from coordinator.runtime import setup
+from coordinator.simulation import commands as packing
+from coordinator.simulation import suite_plan
+from evaljobs.contract.paths import WorkPaths
 from priors import commands as prior_commands
 from priors.table import read as read_observations
 
@@ -290,7 +293,7 @@ def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = N
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(coordinator.config.FILE_NAME),
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(settings_schema.FILE_NAME),
     force: Annotated[bool, typer.Option(help="Overwrite what is there.")] = False,
     cluster: Annotated[
         Literal["local", "slurm"] | None, typer.Option(help="Default: slurm where its commands are.")

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.packing.commands import simulate_instance
-from coordinator.state import State
+from coordinator.evaluation.state import State
+from coordinator.simulation.commands import simulate_instance
 
 # by the name that is shown
 POLICIES: Mapping[str, str] = {

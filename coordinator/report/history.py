@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.errors import OperatorError
-from coordinator.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.model import Report
 from coordinator.report.series import Point, scores_of
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 

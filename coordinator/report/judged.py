@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from evaljobs.contract import JudgeOptions, Record
+from evaljobs.contract.contract import JudgeOptions, Record
 from evaljobs.judges.records import Judgement
 
 MILLION = 1e6

@@ -15,11 +15,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.gate import Shown
+from coordinator.evaluation.state import State
+from coordinator.intake.gate import Shown
 from coordinator.report.terminal import by_reason, seconds
-from coordinator.state import State
-from evaljobs.outcomes import OUTCOME, Failed
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.outcomes import OUTCOME, Failed
+from evaljobs.contract.paths import EvaluationPaths
 
 COLUMNS = ("evaluation", "stage", "shards", "trials", "scored", "age")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from coordinator.messages import (
+from coordinator.evaluation.messages import (
     Accepted,
     AnyEvent,
     JobStarted,
@@ -25,12 +25,12 @@ from coordinator.messages import (
     ResultsWritten,
     ShardsDumped,
 )
-from coordinator.packing.bounds import MeasuredSet, measured_lower_bound
+from coordinator.evaluation.state import State
+from coordinator.planning.bounds import MeasuredSet, measured_lower_bound
 from coordinator.report.compared import without_evalspan
 from coordinator.report.judged import JudgeUse
-from coordinator.state import State
-from evaljobs.contract import Record
-from evaljobs.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
+from evaljobs.contract.contract import Record
+from evaljobs.contract.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
 
 
 class ShardSpan(Record):

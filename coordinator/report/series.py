@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coordinator.report.keys import Difference, difference, keys_of
-from evaljobs.contract import Record
+from evaljobs.contract.contract import Record
 
 ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
 

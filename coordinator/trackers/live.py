@@ -23,14 +23,14 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from coordinator.config import Config
+from coordinator.config.config import Config
 from coordinator.errors import OperatorError
 from coordinator.report.history import point_of, records
 from coordinator.report.series import Point, make_series
 from coordinator.trackers import TRACKERS, export_points, runs_of
-from evaljobs.contract import Record
-from evaljobs.files import write_atomic
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.contract import Record
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import OperatorError
-from coordinator.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.model import Report
-from evaljobs.files import write_atomic
-from evaljobs.paths import EvaluationPaths, slug
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.paths import EvaluationPaths, slug
 
 
 def model_folder(model: str) -> str:

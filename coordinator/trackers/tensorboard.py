@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.report.series import Point
 from coordinator.trackers import need, steps_of, values_of
-from evaljobs.paths import slug
+from evaljobs.contract.paths import slug
 
 SUFFIX = ".evalspan"
 Values = dict[str, float]  # by tag

@@ -28,9 +28,9 @@ from typing import Any, Final
 
 import redis
 
-from evaljobs import redis_address
-from evaljobs.contract import JudgeOptions
-from evaljobs.redis_address import QueueUnavailable, explained
+from evaljobs.contract.contract import JudgeOptions
+from evaljobs.queue import redis_address
+from evaljobs.queue.redis_address import QueueUnavailable, explained
 
 LEASE_SECONDS: Final = 20.0
 FULL_SECONDS: Final = 0.2  # a full house is looked at again

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from evaljobs.files import write_atomic
+from evaljobs.contract.files import write_atomic
 from evaljobs.judges.records import Judgement
 
 

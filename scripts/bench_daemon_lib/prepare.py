@@ -22,11 +22,11 @@ from typing import Any
 from bench_slurm_lib import folder
 from bench_slurm_lib.portfolio import Set
 
-from coordinator import setup
-from coordinator.checkpoint import inspect
-from coordinator.suites import load_suite
-from coordinator.triggers import Notice, submit
-from evaljobs.paths import WorkPaths
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.suites import load_suite
+from coordinator.intake.triggers import Notice, submit
+from coordinator.runtime import setup
+from evaljobs.contract.paths import WorkPaths
 
 LOAD_SECONDS = 2.0
 METRIC_SECONDS = 0.2

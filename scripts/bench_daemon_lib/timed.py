@@ -20,13 +20,13 @@ from typing import Any
 import bench_slurm_lib
 from bench_slurm_lib import synthetic
 
-from coordinator import setup
 from coordinator.cli.service import daemon
-from coordinator.config import Config
-from coordinator.daemon import Coordinator
-from coordinator.redis_server import RedisServer
-from coordinator.service import Service
-from coordinator.specs import Site
+from coordinator.config.config import Config
+from coordinator.evaluation.specs import Site
+from coordinator.runtime import setup
+from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime.service import Service
+from coordinator.services.redis_server import RedisServer
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REDIS_EVERY = 25

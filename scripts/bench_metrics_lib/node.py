@@ -16,10 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from evaljobs import engine
 from evaljobs.__main__ import main
-from evaljobs.batches import Batch
-from evaljobs.contract import ModelOptions
+from evaljobs.contract.contract import ModelOptions
+from evaljobs.lmeval.batches import Batch
+from evaljobs.trial import engine
 
 _GIVEN: dict[str, Any] = {}
 

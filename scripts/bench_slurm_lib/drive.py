@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench_slurm_lib import folder, synthetic
 from bench_slurm_lib.portfolio import INSTANCE, Portfolio
-from coordinator import setup
-from coordinator.records import EvaluationRecord, Inputs, evaluation_id
-from coordinator.signals import Signals
-from evaljobs.contract import Sources
+from coordinator.base.signals import Signals
+from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
+from coordinator.runtime import setup
+from evaljobs.contract.contract import Sources
 
 CHECKPOINT_MB = 64
 

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench_slurm_lib.portfolio import Set
-from coordinator import request_sets
-from coordinator.checkpoint import inspect
-from coordinator.planning import BYTES_PER_PARAMETER
-from coordinator.records import Inputs
-from coordinator.specs import Site
-from evaljobs.batches import Batch, Piece, encode_batch
-from evaljobs.contract import (
+from coordinator.evaluation.records import Inputs
+from coordinator.evaluation.specs import Site
+from coordinator.intake import request_sets
+from coordinator.intake.checkpoint import inspect
+from coordinator.planning.planning import BYTES_PER_PARAMETER
+from evaljobs.contract.contract import (
     BatchIndex,
     CheckpointSpec,
     EntryManifest,
@@ -29,8 +28,9 @@ from evaljobs.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.files import write_atomic
-from evaljobs.paths import batch_file, batch_index_file, entry_manifest, request_set_manifest
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.paths import batch_file, batch_index_file, entry_manifest, request_set_manifest
+from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append
 
 ENGINE = "synthetic"

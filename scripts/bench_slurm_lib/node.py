@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 verb = sys.argv[3]  # node.py -m evaljobs VERB …
 if verb == "trial":
     from bench_slurm_lib import synthetic
-    from evaljobs import engine
+    from evaljobs.trial import engine
 
     engine.load, engine.seed_batch, engine.run_batch = (
         synthetic.load,
@@ -26,7 +26,7 @@ if verb == "trial":
 elif verb == "worker":
     from bench_slurm_lib import synthetic
 
-    sys.modules["evaljobs.metric"] = synthetic
+    sys.modules["evaljobs.scoring.metric"] = synthetic
 elif verb == "stage":
     time.sleep(float(os.environ["BENCH_STORAGE_SECONDS"]))
 

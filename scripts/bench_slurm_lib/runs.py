@@ -20,7 +20,7 @@ from typing import Any
 from dev_cluster.api import Cluster
 
 from bench_slurm_lib.portfolio import Portfolio
-from coordinator.packing.baselines import SUBMIT_SECONDS
+from coordinator.simulation.baselines import SUBMIT_SECONDS
 
 PEER_JOB = Path("scripts") / "bench_slurm_lib" / "peer_job.py"
 STARTS = 32
@@ -81,7 +81,7 @@ def starts(floor: Floor) -> dict[str, float]:
     folder = floor.folder("starts")
     python, mark = shlex.quote(str(floor.cluster.python)), "$SLURM_ARRAY_TASK_ID"
     script = (
-        f'{python} -c "import evaljobs.__main__, evaljobs.trial, evaljobs.stage" && '
+        f'{python} -c "import evaljobs.__main__, evaljobs.trial.trial, evaljobs.staging.stage" && '
         f"date +%s.%N >{folder}/.{mark} && mv {folder}/.{mark} {folder}/done/{mark}"
     )
     began = time.time()

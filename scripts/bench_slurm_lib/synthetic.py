@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evaljobs.batches import Batch
-from evaljobs.contract import ExecuteSpec, ModelOptions, ScoreSpec
-from evaljobs.engine import Loaded
-from evaljobs.files import write_atomic, write_outcome
-from evaljobs.outcomes import Executed, Scored
-from evaljobs.paths import EvaluationPaths, slug
+from evaljobs.contract.contract import ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs.contract.files import write_atomic, write_outcome
+from evaljobs.contract.outcomes import Executed, Scored
+from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.lmeval.batches import Batch
+from evaljobs.trial.engine import Loaded
 
 FOLDER = "BENCH_SLURM"
 SLOW = (
@@ -36,7 +36,7 @@ def load(
     *,
     phase: Callable[[str], None] = lambda _phase: None,
 ) -> Loaded:
-    """`evaljobs.engine.load`: ready `load_seconds` after this process began."""
+    """`evaljobs.trial.engine.load`: ready `load_seconds` after this process began."""
     phase("load")
     began, seconds = time.monotonic(), float(options.model_args["load_seconds"])
     time.sleep(max(0.0, seconds - _age_seconds()))
@@ -52,11 +52,11 @@ def _age_seconds() -> float:
 
 
 def seed_batch(_seed: int, _key: str, _number: int) -> None:
-    """`evaljobs.engine.seed_batch`: nothing is drawn here."""
+    """`evaljobs.trial.engine.seed_batch`: nothing is drawn here."""
 
 
 def run_batch(_lm: Any, batch: Batch) -> list[tuple[int, Any]]:
-    """`evaljobs.engine.run_batch`: hold the GPU for the seconds that the requests say."""
+    """`evaljobs.trial.engine.run_batch`: hold the GPU for the seconds that the requests say."""
     time.sleep(_times() * sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
     return [(piece.index, "") for piece in batch.pieces]
 
@@ -71,11 +71,11 @@ def _times() -> float:
 
 
 def warm() -> None:
-    """`evaljobs.metric.warm`: nothing is imported."""
+    """`evaljobs.scoring.metric.warm`: nothing is imported."""
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
-    """`evaljobs.metric.perform`: hold a CPU slot; a judge's jobs one at a time."""
+    """`evaljobs.scoring.metric.perform`: hold a CPU slot; a judge's jobs one at a time."""
     folder = Path(os.environ[FOLDER])
     metrics = json.loads((folder / "metrics.json").read_text())
     started = time.monotonic()

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos_lib.site import TASKS, toy_model
-from evaljobs import requests
-from evaljobs.contract import (
+from evaljobs.contract.contract import (
     BuildSpec,
     ExecuteSpec,
     FrameRef,
@@ -24,9 +23,10 @@ from evaljobs.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.files import FrameWriter, read_record
-from evaljobs.outcomes import ShardResponses
-from evaljobs.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.files import FrameWriter, read_record
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.requests import requests
 
 DOCUMENTS = 12  # of a set
 PER_JOB = 3  # of an execute job

@@ -28,14 +28,16 @@ from typing import Any
 import redis
 
 from chaos_lib.metric_work import DOCUMENTS, Set, Work
-from coordinator.metric_queue import MetricQueue, QueueUnavailable
-from coordinator.redis_server import RedisServer
-from coordinator.running import METRIC_AUDIT_SECONDS
-from evaljobs import harness, metric, metric_jobs, redis_address, seam
-from evaljobs.contract import ExecuteSpec, FrameRef, ScoreSpec
-from evaljobs.files import write_atomic
-from evaljobs.outcomes import OUTCOME, Failed, Scored
-from evaljobs.paths import EvaluationPaths, WorkPaths
+from coordinator.runtime.running import METRIC_AUDIT_SECONDS
+from coordinator.services.metric_queue import MetricQueue, QueueUnavailable
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.contract import ExecuteSpec, FrameRef, ScoreSpec
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.outcomes import OUTCOME, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.lmeval import harness, seam
+from evaljobs.queue import redis_address
+from evaljobs.scoring import metric, metric_jobs
 
 TICK_SECONDS = 0.2  # as the coordinator's
 KEEP_SECONDS = 2.0  # how often the coordinator sees to Redis

@@ -13,10 +13,10 @@ from bench_slurm_lib import __main__ as bench
 from bench_slurm_lib import folder, runs
 from bench_slurm_lib.portfolio import INSTANCE, Portfolio
 
-from coordinator.packing.instance import parse_instance
-from coordinator.planning import read_sets
-from coordinator.request_sets import found
-from evaljobs.shards import RequestSet
+from coordinator.intake.request_sets import found
+from coordinator.planning.planning import read_sets
+from coordinator.simulation.instance import parse_instance
+from evaljobs.trial.shards import RequestSet
 
 
 @pytest.fixture(scope="module")

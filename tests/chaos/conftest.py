@@ -34,7 +34,7 @@ def expected(place: site.Place) -> dict[str, Any]:
     """lm-eval's own results of each task, one run a task."""
     from pipeline import Case, lm_eval_run
 
-    from evaljobs import harness
+    from evaljobs.lmeval import harness
 
     harness.quiet_environment(offline=True)
     tasks = str(TESTS / "exactness" / "tasks")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator import gate
+from coordinator.intake import gate
 from coordinator.report.listing import failed_jobs, show_gate, show_status
-from evaljobs.outcomes import Failed
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths
 
 ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
 

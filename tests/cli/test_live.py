@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from trackers.conftest import leave, results
 
-from coordinator.records import EvaluationRecord
-from coordinator.report.live import Scores, Watcher, apart, eta_seconds, screen
+from coordinator.cli.live_screen import Scores, Watcher, apart, eta_seconds, screen
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import EntryState, NodeUse, ShardState, State
 from coordinator.report.terminal import by_reason
-from coordinator.state import EntryState, NodeUse, ShardState, State
-from evaljobs.contract import FrameRef
-from evaljobs.work_queue import Progress, QueueSnapshot
+from evaljobs.contract.contract import FrameRef
+from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)
 

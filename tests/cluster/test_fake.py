@@ -7,7 +7,7 @@ import math
 import pytest
 
 from coordinator.cluster import ClusterError, Job, JobState
-from coordinator.testing import FakeCluster, FakeFaults, fake_node
+from coordinator.cluster.fake import FakeCluster, FakeFaults, fake_node
 
 JOB = Job(name="es-a", argv=("x",), log="/l", gpus=1)
 

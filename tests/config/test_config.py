@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import config, config_text, setup
 from coordinator.cluster import NodeState
+from coordinator.config import config, config_text
 from coordinator.errors import OperatorError
+from coordinator.runtime import setup
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import suites
 from coordinator.errors import OperatorError
+from coordinator.intake import suites
 
 
 @pytest.fixture

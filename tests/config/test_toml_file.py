@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import toml_file
+from coordinator.config import toml_file
 from coordinator.errors import OperatorError
-from evaljobs.contract import Record
+from evaljobs.contract.contract import Record
 
 KEY = st.text(alphabet="abcdefgh_-", min_size=1, max_size=6)
 VALUE = st.sampled_from(

@@ -48,7 +48,7 @@ def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
     """lm-eval's own results of the two tasks, one run a task."""
     from pipeline import Case, lm_eval_run
 
-    from evaljobs import harness
+    from evaljobs.lmeval import harness
 
     harness.quiet_environment(offline=True)
     results = {}

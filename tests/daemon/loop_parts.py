@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.allocation import Limits
-from coordinator.daemon import Coordinator, Pace
-from coordinator.lm_eval_version import own_version
-from coordinator.observe import Grace
-from coordinator.perform import Performer
-from coordinator.redis_server import RedisServer
-from coordinator.specs import Site
-from coordinator.testing import FakeCluster
-from evaljobs.paths import WorkPaths
+from coordinator.allocation.allocation import Limits
+from coordinator.cluster.fake import FakeCluster
+from coordinator.evaluation.specs import Site
+from coordinator.intake.lm_eval_version import own_version
+from coordinator.runtime.daemon import Coordinator, Pace
+from coordinator.runtime.observe import Grace
+from coordinator.runtime.perform import Performer
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
 
 
 def small_disk(tmp_path: Path) -> Iterator[Path]:

@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from served import served_work
 from typer.testing import CliRunner
 
-from coordinator import gate, hook, service
-from coordinator.admission import NotAdmittedError, admitted_suite, check_place, suite_files
+from coordinator import hook
 from coordinator.cli import app
-from coordinator.config import CheckpointConfig, Config, WatchConfig
+from coordinator.config.config import CheckpointConfig, Config, WatchConfig
 from coordinator.errors import OperatorError
-from coordinator.service import Service
-from coordinator.triggers import Notice, spool, submit
-from evaljobs import redis_address
-from evaljobs.paths import WorkPaths
+from coordinator.intake import gate
+from coordinator.intake.admission import NotAdmittedError, admitted_suite, check_place, suite_files
+from coordinator.intake.triggers import Notice, spool, submit
+from coordinator.runtime import service
+from coordinator.runtime.service import Service
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
 
 MINE = 'name = "mine"\n[[task]]\nname = "toy"\n'
 

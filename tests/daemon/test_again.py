@@ -11,16 +11,16 @@ from daemon.test_gate import SUITE, announce, daemon, notices, small, until
 from typer.testing import CliRunner
 from world_parts import record
 
-from coordinator import service, setup
-from coordinator.asked import Command
 from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
-from coordinator.config import Config, WatchConfig
-from coordinator.intake import make_record
-from coordinator.resubmission import submitted
-from coordinator.running import Running
-from coordinator.service import Service
-from coordinator.state import EntryState, State
+from coordinator.config.config import Config, WatchConfig
+from coordinator.evaluation.state import EntryState, State
+from coordinator.intake.intake import make_record
+from coordinator.intake.resubmission import submitted
+from coordinator.runtime import service, setup
+from coordinator.runtime.asked import Command
+from coordinator.runtime.running import Running
+from coordinator.runtime.service import Service
 
 
 @pytest.fixture(autouse=True)

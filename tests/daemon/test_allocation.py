@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.allocation import Demand, Limits, allocate
-from coordinator.backlog import Seen, stale
+from coordinator.allocation.allocation import Demand, Limits, allocate
+from coordinator.allocation.backlog import Seen, stale
 from coordinator.cluster import NodeState
-from coordinator.testing import fake_node
+from coordinator.cluster.fake import fake_node
 
 
 @st.composite

@@ -8,11 +8,11 @@ import pytest
 from world import World, replay
 from world_parts import SITE, Faults, record
 
-from coordinator import machine
-from coordinator import messages as m
 from coordinator.cluster import ClusterError, Job
-from coordinator.perform import Performer
-from coordinator.testing import FakeCluster, fake_node
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
+from coordinator.runtime.perform import Performer
 
 
 def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from world import World
 from world_parts import Faults
 
-from coordinator import clock
-from coordinator.daemon import _Due
+from coordinator.base import clock
+from coordinator.runtime.daemon import _Due
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

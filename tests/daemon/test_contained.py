@@ -12,17 +12,17 @@ import pytest
 from loop_parts import coordinator_on, fill, no_room_for_an_event
 from world_parts import record
 
-from coordinator import aside
-from coordinator.asked import Command, leave_command, obey_commands
 from coordinator.cli.standing import rows_of
-from coordinator.config import Config
-from coordinator.daemon import Coordinator
-from coordinator.ended import read_ended
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.config.config import Config
+from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
-from coordinator.records import job_prefix
-from coordinator.service import Service
-from coordinator.testing import FakeCluster, fake_node
-from evaljobs.paths import EvaluationPaths, WorkPaths
+from coordinator.runtime import aside
+from coordinator.runtime.asked import Command, leave_command, obey_commands
+from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime.ended import read_ended
+from coordinator.runtime.service import Service
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
 

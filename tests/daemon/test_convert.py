@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoint import CheckpointError, inspect_raw, is_hugging_face
-from evaljobs import convert
-from evaljobs.contract import ConvertSpec
-from evaljobs.paths import EvaluationPaths
+from coordinator.intake.checkpoint import CheckpointError, inspect_raw, is_hugging_face
+from evaljobs.contract.contract import ConvertSpec
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.requests import convert
 
 TO_DCP = """
 import sys, torch.distributed.checkpoint as dcp

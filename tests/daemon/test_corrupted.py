@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from world import World
 from world_parts import SITE, Faults
 
-from coordinator import facts, machine
-from coordinator import messages as m
-from coordinator.indexes import validate
-from coordinator.running import Running
-from evaljobs.contract import FrameRef
-from evaljobs.files import MAGIC, FrameWriter
-from evaljobs.outcomes import Failed, ShardResponses
-from evaljobs.paths import EvaluationPaths
+from coordinator.evaluation import facts, machine
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.indexes import validate
+from coordinator.runtime.running import Running
+from evaljobs.contract.contract import FrameRef
+from evaljobs.contract.files import MAGIC, FrameWriter
+from evaljobs.contract.outcomes import Failed, ShardResponses
+from evaljobs.contract.paths import EvaluationPaths
 
 
 def scoring(seed: int) -> tuple[World, int]:

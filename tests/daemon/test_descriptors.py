@@ -10,9 +10,9 @@ from loop_parts import coordinator_on
 from test_contained import until
 from world_parts import record
 
-from coordinator.daemon import Coordinator
-from coordinator.store import Journal
-from coordinator.testing import FakeCluster, fake_node
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime.store import Journal
 
 
 def descriptors() -> int:

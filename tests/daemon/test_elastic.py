@@ -6,16 +6,16 @@ from pathlib import Path
 
 from world_parts import record
 
-from coordinator.allocation import Limits
+from coordinator.allocation.allocation import Limits
 from coordinator.cluster import ClusterError, Job
-from coordinator.daemon import Coordinator, Pace
+from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
-from coordinator.lm_eval_version import own_version
-from coordinator.observe import Grace
-from coordinator.perform import Performer
-from coordinator.records import EvaluationRecord
-from coordinator.specs import Site
-from coordinator.testing import FakeCluster, fake_node
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.specs import Site
+from coordinator.intake.lm_eval_version import own_version
+from coordinator.runtime.daemon import Coordinator, Pace
+from coordinator.runtime.observe import Grace
+from coordinator.runtime.perform import Performer
 
 
 class _NoRedis:

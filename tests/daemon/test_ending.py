@@ -9,9 +9,9 @@ import pytest
 from world import World
 from world_parts import Faults
 
-from coordinator import ending
-from coordinator.store import Journal
-from evaljobs.paths import EvaluationPaths
+from coordinator.runtime import ending
+from coordinator.runtime.store import Journal
+from evaljobs.contract.paths import EvaluationPaths
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from loop_parts import coordinator_on, fill, no_room_for_an_event
 from world_parts import record
 
-from coordinator import setup
+from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
-from coordinator.testing import FakeCluster, fake_node
-from evaljobs import redis_address
-from evaljobs.paths import WorkPaths
+from coordinator.runtime import setup
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
 
 
 def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(

@@ -19,17 +19,18 @@ from staging.world import make_checkpoint
 from typer.testing import CliRunner
 from world_parts import record
 
-from coordinator import gate, service
-from coordinator.asked import Command, leave_command
+from coordinator.base.contained import Contained
 from coordinator.cli import app
-from coordinator.config import Config, WatchConfig
-from coordinator.contained import Contained
+from coordinator.cluster.fake import FakeCluster
+from coordinator.cluster.slurm_rules import Hosting
+from coordinator.config.config import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
-from coordinator.lm_eval_version import LmEvalVersion
-from coordinator.service import Service
-from coordinator.site_rules import Hosting
-from coordinator.testing import FakeCluster
-from coordinator.triggers import FolderWatch, Notice, spool
+from coordinator.intake import gate
+from coordinator.intake.lm_eval_version import LmEvalVersion
+from coordinator.intake.triggers import FolderWatch, Notice, spool
+from coordinator.runtime import service
+from coordinator.runtime.asked import Command, leave_command
+from coordinator.runtime.service import Service
 
 SUITE = "quickstart"
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from world import World
 from world_parts import SITE, Faults, record
 
-from coordinator import machine, observe
-from coordinator import messages as m
 from coordinator.cluster import JobState
-from coordinator.indexes import validate
-from coordinator.state import State
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.indexes import validate
+from coordinator.evaluation.state import State
+from coordinator.runtime import observe
 
 GRACE = observe.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
 

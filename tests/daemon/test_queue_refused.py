@@ -12,16 +12,16 @@ import redis
 from world import World
 from world_parts import Faults
 
-from coordinator.observe import Grace
-from coordinator.perform import Performer
-from coordinator.redis_server import binary
-from coordinator.running import Running
-from coordinator.specs import Site
-from coordinator.store import Journal, read_events
-from coordinator.testing import FakeCluster
-from evaljobs.files import write_record
-from evaljobs.paths import WorkPaths
-from evaljobs.redis_address import RedisAddress
+from coordinator.cluster.fake import FakeCluster
+from coordinator.evaluation.specs import Site
+from coordinator.runtime.observe import Grace
+from coordinator.runtime.perform import Performer
+from coordinator.runtime.running import Running
+from coordinator.runtime.store import Journal, read_events
+from coordinator.services.redis_server import binary
+from evaljobs.contract.files import write_record
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue.redis_address import RedisAddress
 
 
 @pytest.fixture

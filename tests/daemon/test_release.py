@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_parts import record
 
-from coordinator import clock, kept_back
-from coordinator.daemon import Coordinator
-from coordinator.needs import LOSS, Use, to_give_back
-from coordinator.running import Running
-from coordinator.testing import FakeCluster, fake_node
+from coordinator.allocation import kept_back
+from coordinator.allocation.needs import LOSS, Use, to_give_back
+from coordinator.base import clock
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime.running import Running
 
 USES = st.lists(
     st.builds(

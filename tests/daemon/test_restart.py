@@ -6,8 +6,8 @@ import pytest
 from world import World, replay
 from world_parts import SITE, Faults
 
-from coordinator import machine
-from coordinator import messages as m
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoint import inspect
 from coordinator.hook import STREAM, pinned
-from coordinator.triggers import Notice, spool
-from evaljobs import redis_address
-from evaljobs.files import read_frames
-from evaljobs.paths import WorkPaths
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.triggers import Notice, spool
+from evaljobs.contract.files import read_frames
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
 
 pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"

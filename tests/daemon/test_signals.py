@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.signals import cancelled_by_slurm, shows_cancelled
+from coordinator.base.signals import cancelled_by_slurm, shows_cancelled
 
 ENDS = "JobId=1 JobName=x JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1"
 

@@ -11,9 +11,9 @@ import pytest
 from daemon.test_elastic import another, coordinator_on
 from world_parts import record
 
-from coordinator import perform
 from coordinator.cluster import Job
-from coordinator.testing import FakeCluster, fake_node
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.runtime import perform
 
 NODES = [fake_node(f"n{i}", gpus=2, memory_mb=64_000) for i in range(6)]
 

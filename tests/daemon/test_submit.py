@@ -14,14 +14,14 @@ from daemon.test_gate import SUITE, daemon, small, taken
 from staging.test_ordinary_user import as_user
 from typer.testing import CliRunner
 
-from coordinator import service
 from coordinator.cli import app
 from coordinator.cli.evaluate import _record
-from coordinator.config import Config
+from coordinator.config.config import Config
 from coordinator.errors import OperatorError
-from coordinator.store import DAEMON, WorkLock
-from coordinator.triggers import Notice, spool, submit
-from evaljobs.paths import WorkPaths
+from coordinator.intake.triggers import Notice, spool, submit
+from coordinator.runtime import service
+from coordinator.runtime.store import DAEMON, WorkLock
+from evaljobs.contract.paths import WorkPaths
 
 EVAL = "evalspan eval"
 

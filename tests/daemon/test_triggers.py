@@ -14,14 +14,15 @@ import pytest
 from daemon.test_elastic import coordinator_on
 from served import served_work
 
-from coordinator import gate, hook, triggers
-from coordinator.checkpoint import step_of
-from coordinator.config import Config, WatchConfig
-from coordinator.service import Service
-from coordinator.testing import FakeCluster
-from coordinator.triggers import FolderWatch, Notice, from_spool, from_stream, spool
-from evaljobs import redis_address
-from evaljobs.paths import WorkPaths
+from coordinator import hook
+from coordinator.cluster.fake import FakeCluster
+from coordinator.config.config import Config, WatchConfig
+from coordinator.intake import gate, triggers
+from coordinator.intake.checkpoint import step_of
+from coordinator.intake.triggers import FolderWatch, Notice, from_spool, from_stream, spool
+from coordinator.runtime.service import Service
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from evaljobs import engine
-from evaljobs.batches import Batch, Piece, RequestsHead
-from evaljobs.files import FrameWriter
-from evaljobs.outcomes import ShardResponses
-from evaljobs.replay import collect_answers
+from evaljobs.contract.files import FrameWriter
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.lmeval.batches import Batch, Piece, RequestsHead
+from evaljobs.lmeval.replay import collect_answers
+from evaljobs.trial import engine
 
 pytest.importorskip("lm_eval")
 from lm_eval.api.model import TemplateLM

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from evaljobs import harness, requests, task_names, task_paths
 from evaljobs.errors import OperatorError
+from evaljobs.lmeval import harness, task_names, task_paths
+from evaljobs.requests import requests
 
 pytestmark = pytest.mark.model
 

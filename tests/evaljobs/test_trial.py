@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 from served import served_work
 
-from coordinator.checkpoint import inspect
-from evaljobs import engine, requests, stage
-from evaljobs import trial as trial_module
-from evaljobs.contract import (
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.contract import (
     BatchIndex,
     BuildSpec,
     LaneSpec,
@@ -29,12 +27,16 @@ from evaljobs.contract import (
     TaskEntry,
     TrialSpec,
 )
-from evaljobs.files import read_frame, read_frames, read_record, write_atomic, write_record
-from evaljobs.outcomes import Failed, Probed, TrialEnded
-from evaljobs.paths import WorkPaths, batch_file, batch_index_file, shard_id
-from evaljobs.shards import RequestSet, run_shard
-from evaljobs.trial import Trial
-from evaljobs.work_queue import QueuedShard, WorkQueue
+from evaljobs.contract.files import read_frame, read_frames, read_record, write_atomic, write_record
+from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
+from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
+from evaljobs.requests import requests
+from evaljobs.staging import stage
+from evaljobs.trial import engine
+from evaljobs.trial import trial as trial_module
+from evaljobs.trial.shards import RequestSet, run_shard
+from evaljobs.trial.trial import Trial
 
 TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
 TASK = "toy_sums"

@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE))  # pipeline and tiny_model are imported by name, a
 import pipeline  # noqa: E402
 import tiny_model  # noqa: E402
 
-from evaljobs import harness  # noqa: E402
+from evaljobs.lmeval import harness  # noqa: E402
 
 
 @pytest.fixture(scope="session")

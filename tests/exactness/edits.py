@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from coordinator.checkpoint import inspect
-from coordinator.inputs import inputs_of
-from coordinator.records import evaluation_id
-from coordinator.request_sets import folder_name
-from coordinator.specs import Site
-from evaljobs import requests
-from evaljobs.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
-from evaljobs.files import read_record
-from evaljobs.paths import request_set_manifest
+from coordinator.evaluation.records import evaluation_id
+from coordinator.evaluation.specs import Site
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.inputs import inputs_of
+from coordinator.intake.request_sets import folder_name
+from evaljobs.contract.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.files import read_record
+from evaljobs.contract.paths import request_set_manifest
+from evaljobs.requests import requests
 
 Work = Literal["nothing", "rebuild", "score", "gpu"]
 ORDER: tuple[Work, ...] = ("nothing", "rebuild", "score", "gpu")

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs import engine, metric, requests, shards
-from evaljobs.contract import (
+from evaljobs.contract.contract import (
     BuildSpec,
     FrameRef,
     ModelOptions,
@@ -21,8 +20,11 @@ from evaljobs.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.files import FrameWriter
-from evaljobs.paths import EvaluationPaths, shard_id
+from evaljobs.contract.files import FrameWriter
+from evaljobs.contract.paths import EvaluationPaths, shard_id
+from evaljobs.requests import requests
+from evaljobs.scoring import metric
+from evaljobs.trial import engine, shards
 
 TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP = 100
@@ -82,7 +84,7 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from evaljobs import seam
+    from evaljobs.lmeval import seam
 
     seam.install()
     torch.set_num_threads(threads)

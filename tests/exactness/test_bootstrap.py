@@ -7,7 +7,7 @@ import random
 import pytest
 from lm_eval.api import metrics
 
-from evaljobs import bootstrap
+from evaljobs.scoring import bootstrap
 
 RNG = random.Random(3)
 PAIRS = [(RNG.randrange(2), RNG.randrange(2)) for _ in range(40)]

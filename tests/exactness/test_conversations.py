@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline import TASKS, Case, our_run
 
-from evaljobs import requests
-from evaljobs.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
-from evaljobs.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
-from evaljobs.conversations import turns
-from evaljobs.engine import load, run_batch
+from evaljobs.contract.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.files import FrameWriter, read_record
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import request_set_manifest
 from evaljobs.errors import OperatorError
-from evaljobs.files import FrameWriter, read_record
-from evaljobs.instances import instances_digest
-from evaljobs.outcomes import ShardResponses
-from evaljobs.paths import request_set_manifest
-from evaljobs.replay import ReplayError, collect_answers
-from evaljobs.shards import RequestSet
+from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
+from evaljobs.lmeval.conversations import turns
+from evaljobs.lmeval.instances import instances_digest
+from evaljobs.lmeval.replay import ReplayError, collect_answers
+from evaljobs.requests import requests
+from evaljobs.trial.engine import load, run_batch
+from evaljobs.trial.shards import RequestSet
 
 SYSTEM = "Be brief."
 CAP = 24

@@ -17,12 +17,12 @@ from lm_eval.api.instance import Instance
 from pipeline import Case
 from test_metric import dumped
 
-from evaljobs import items, metric
-from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.outcomes import Scored
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import RetryError
-from evaljobs.items import Items, Watch
-from evaljobs.outcomes import Scored
-from evaljobs.paths import EvaluationPaths
+from evaljobs.scoring import items, metric
+from evaljobs.scoring.items import Items, Watch
 
 
 def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:

@@ -10,8 +10,8 @@ from edits import EDITS, ORDER, Edit, Keys, decided, keys_now, write_suite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs import sources
 from evaljobs.errors import OperatorError
+from evaljobs.lmeval import sources
 
 pytestmark = pytest.mark.model
 

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from pipeline import Case, our_run, run_shards
 
-from evaljobs import engine, metric, replay, requests
-from evaljobs.contract import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
-from evaljobs.files import write_record
-from evaljobs.items import Items
-from evaljobs.outcomes import Executed, Failed, Scored
-from evaljobs.paths import EvaluationPaths
-from evaljobs.recording import record_programs
-from evaljobs.results import merge_results
+from evaljobs.contract.contract import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs.contract.files import write_record
+from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.lmeval import replay
+from evaljobs.lmeval.results import merge_results
+from evaljobs.requests import requests
+from evaljobs.scoring import metric
+from evaljobs.scoring.items import Items
+from evaljobs.scoring.recording import record_programs
+from evaljobs.trial import engine
 
 
 def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:

@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from pipeline import TASKS, Case, our_run
 
-from evaljobs import requests, shards
-from evaljobs.contract import BatchIndex, BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.contract import (
+    BatchIndex,
+    BuildSpec,
+    ModelOptions,
+    RequestSetManifest,
+    SuiteSpec,
+    TaskEntry,
+)
+from evaljobs.contract.files import read_record, write_record
+from evaljobs.contract.outcomes import Built, Failed
+from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.errors import OperatorError
-from evaljobs.files import read_record, write_record
-from evaljobs.outcomes import Built, Failed
-from evaljobs.paths import batch_index_file, request_set_manifest
+from evaljobs.requests import requests
+from evaljobs.trial import shards
 
 
 def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from coordinator.checkpoint import inspect
-from coordinator.suites import load_suite
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.suites import load_suite
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import hook, triggers
-from coordinator.redis_server import RedisServer
-from evaljobs import redis_address
-from evaljobs.paths import WorkPaths
-from evaljobs.redis_address import RedisAddress
+from coordinator import hook
+from coordinator.intake import triggers
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
+from evaljobs.queue.redis_address import RedisAddress
 
 ROOT = Path(__file__).resolve().parents[2]
 

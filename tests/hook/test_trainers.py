@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import checkpoint, hook, triggers
-from evaljobs.paths import WorkPaths
+from coordinator import hook
+from coordinator.intake import checkpoint, triggers
+from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.model
 

@@ -23,8 +23,8 @@ for folder in (TESTS.parent / "scripts", TESTS / "exactness"):
 
 from dev_cluster.api import Cluster, dev_cluster, unavailable  # noqa: E402
 
-from coordinator.redis_server import RedisServer  # noqa: E402
-from evaljobs.paths import WorkPaths  # noqa: E402
+from coordinator.services.redis_server import RedisServer  # noqa: E402
+from evaljobs.contract.paths import WorkPaths  # noqa: E402
 
 TASKS = TESTS / "exactness" / "tasks"
 SUITE = """
@@ -130,7 +130,7 @@ def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
     """lm-eval's own results of each task, one run a task."""
     from pipeline import Case, lm_eval_run
 
-    from evaljobs import harness
+    from evaljobs.lmeval import harness
 
     harness.quiet_environment(offline=True)
     results = {}

@@ -8,8 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
-from evaljobs import stage
-from evaljobs.contract import StageSpec
+from evaljobs.contract.contract import StageSpec
+from evaljobs.staging import stage
 
 _once = threading.Lock()
 

@@ -13,11 +13,11 @@ import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import sbatch, state, unfinished, wait_until
 
-from coordinator.checkpoint import inspect
-from evaljobs.contract import StageSpec
-from evaljobs.files import read_record
-from evaljobs.outcomes import Cleared, Staged
-from evaljobs.paths import EvaluationPaths
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.contract import StageSpec
+from evaljobs.contract.files import read_record
+from evaljobs.contract.outcomes import Cleared, Staged
+from evaljobs.contract.paths import EvaluationPaths
 
 pytestmark = pytest.mark.slurm
 PAUSED = Path("tests") / "integration" / "paused.py"

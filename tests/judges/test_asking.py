@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from endpoint import Endpoint, Request
 
-from evaljobs import redis_address
-from evaljobs.contract import JudgeJob
+from evaljobs.contract.contract import JudgeJob
 from evaljobs.errors import OperatorError
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.caps import prefix
 from evaljobs.judges.records import Ask, Judgement
+from evaljobs.queue import redis_address
 
 ASKER = """
 import sys
-from evaljobs.contract import JudgeJob
+from evaljobs.contract.contract import JudgeJob
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.records import Ask
 job = JudgeJob.model_validate_json(sys.argv[1])
@@ -317,9 +317,9 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
     """No address is published yet: asking starts when it is."""
     import threading
 
-    from coordinator.redis_server import RedisServer
-    from evaljobs.contract import JudgeOptions
-    from evaljobs.paths import WorkPaths
+    from coordinator.services.redis_server import RedisServer
+    from evaljobs.contract.contract import JudgeOptions
+    from evaljobs.contract.paths import WorkPaths
 
     server = RedisServer(WorkPaths(tmp_path / "work"))
     options = JudgeOptions(url=endpoint.url, model="m")

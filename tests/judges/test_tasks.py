@@ -12,17 +12,28 @@ from typing import Any
 import pytest
 from pipeline import run_shards
 
-from coordinator import suites
-from coordinator.config import Config, JudgeConfig
+from coordinator.config.config import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
-from coordinator.intake import judge_for
-from coordinator.setup import judge_options
-from evaljobs import engine, harness, metric, requests, seam
-from evaljobs.contract import BuildSpec, ExecuteSpec, JudgeJob, ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from coordinator.intake import suites
+from coordinator.intake.intake import judge_for
+from coordinator.runtime.setup import judge_options
+from evaljobs.contract.contract import (
+    BuildSpec,
+    ExecuteSpec,
+    JudgeJob,
+    ModelOptions,
+    ScoreSpec,
+    SuiteSpec,
+    TaskEntry,
+)
+from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Reply
-from evaljobs.outcomes import Executed, Failed, Scored
-from evaljobs.paths import EvaluationPaths
+from evaljobs.lmeval import harness, seam
+from evaljobs.requests import requests
+from evaljobs.scoring import metric
+from evaljobs.trial import engine
 
 TASKS = str(suites.folder() / "judge")
 SHORT = {"max_gen_toks": 4}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.report.judged import judge_use
-from evaljobs.contract import JudgeOptions
+from evaljobs.contract.contract import JudgeOptions
 from evaljobs.judges.records import Judgement
 
 OPTIONS = JudgeOptions(url="http://j/v1", model="m", price_per_million_prompt_tokens=1.0, max_cost=2.0)

@@ -7,12 +7,12 @@ from typing import Any
 
 from world_parts import SITE, ended, record
 
-from coordinator import machine
-from coordinator import messages as m
-from coordinator.state import State
-from evaljobs.contract import FrameRef
-from evaljobs.outcomes import Built, Executed, Scored, Staged
-from evaljobs.paths import shard_id
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.state import State
+from evaljobs.contract.contract import FrameRef
+from evaljobs.contract.outcomes import Built, Executed, Scored, Staged
+from evaljobs.contract.paths import shard_id
 
 Step = Callable[[State, m.AnyEvent], list[m.Action]]
 

@@ -11,10 +11,10 @@ import random
 from world import World
 from world_parts import FakeJob, FakeMember, Faults, record
 
-from coordinator import ahead, needs
-from coordinator import messages as m
-from coordinator.allocation import Limits, allocate
+from coordinator.allocation import ahead, needs
+from coordinator.allocation.allocation import Limits, allocate
 from coordinator.cluster import NodeState
+from coordinator.evaluation import messages as m
 
 
 class Tenant(World):

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import FakeJob, FakeMember, Faults, record
 
-from coordinator import messages as m
-from coordinator.blame import MAX_KILLS, MAX_KILLS_ON_ONE_NODE, NODE_WORDS, SHARD_WORDS, whose
-from evaljobs.contract import FrameRef, TrialSpec
-from evaljobs.outcomes import Failed
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.blame import MAX_KILLS, MAX_KILLS_ON_ONE_NODE, NODE_WORDS, SHARD_WORDS, whose
+from evaljobs.contract.contract import FrameRef, TrialSpec
+from evaljobs.contract.outcomes import Failed
 
 ECC = (
     "AcceleratorError: CUDA error: uncorrectable ECC error encountered Search for `cudaErrorECCUncorrectable'"

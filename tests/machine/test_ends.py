@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import SITE, FakeJob, FakeMember, Faults, ended, record
 
-from coordinator import machine, observe
-from coordinator import messages as m
-from evaljobs.contract import TrialSpec
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
+from coordinator.runtime import observe
+from evaljobs.contract.contract import TrialSpec
 
 TICK = 5.0
 

@@ -11,9 +11,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from large import Large, plain_step
 
-from coordinator import messages as m
-from coordinator.indexes import recounted
-from coordinator.state import State
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.indexes import recounted
+from coordinator.evaluation.state import State
 
 
 def operations(nodes: int, generations: int) -> dict[str, float]:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from world_parts import record
 
-from coordinator import indexes, machine
-from coordinator import messages as m
-from coordinator.specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
-from coordinator.state import NodeUse
+from coordinator.evaluation import indexes, machine
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
+from coordinator.evaluation.state import NodeUse
 
 DAY = 24 * 3600
 

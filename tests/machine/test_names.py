@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import Faults
 
-from coordinator.records import job_token
+from coordinator.evaluation.records import job_token
 
 CLUSTER = "gpu-node-of-the-very-long-named-cluster-in-building-"
 

@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import Faults, record
 
-from coordinator import facts, observe
-from coordinator import messages as m
 from coordinator.cluster import JobState
+from coordinator.evaluation import facts
+from coordinator.evaluation import messages as m
+from coordinator.runtime import observe
 
 UNFIT = "Requested node configuration is not available"
 LIMIT = "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy"

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_blame import VAGUE, Faulty, left_nothing
 from world_parts import Faults, record
 
-from coordinator import messages as m
+from coordinator.evaluation import messages as m
 
 FAULTS = Faults(
     kill=0.005,

@@ -15,8 +15,8 @@ from shared import Shared
 from world import World, replay
 from world_parts import Faults, record
 
-from coordinator import messages as m
-from coordinator.facts import MAX_LOSSES
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.facts import MAX_LOSSES
 
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.stragglers import LEAST_SECONDS, LEAST_SHARDS, LEAST_SIGMA, SIGMAS, Pace, stragglers
+from coordinator.allocation.stragglers import (
+    LEAST_SECONDS,
+    LEAST_SHARDS,
+    LEAST_SIGMA,
+    SIGMAS,
+    Pace,
+    stragglers,
+)
 
 SIGMA = st.floats(0.0, 0.5)
 # so many times as long as predicted, each of the others

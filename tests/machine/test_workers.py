@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import Faults, record
 
-from coordinator import messages as m
-from coordinator.metric_rules import MAX_WORKER_JOBS, WAITING_SECONDS
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.metric_rules import MAX_WORKER_JOBS, WAITING_SECONDS
 
 
 def all_scored(world: World) -> None:

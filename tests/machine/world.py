@@ -11,14 +11,15 @@ from typing import Any
 
 from world_parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record
 
-from coordinator import machine, observe
-from coordinator import messages as m
 from coordinator.cluster import JobState
-from coordinator.indexes import validate
-from coordinator.records import EvaluationRecord
-from coordinator.state import State
-from evaljobs.contract import FrameRef, TrialSpec
-from evaljobs.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.indexes import validate
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import State
+from coordinator.runtime import observe
+from evaljobs.contract.contract import FrameRef, TrialSpec
+from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
 
 
 class World:

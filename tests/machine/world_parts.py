@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator import messages as m
 from coordinator.cluster import Job
-from coordinator.records import EvaluationRecord, RunOptions
-from coordinator.specs import Site
-from evaljobs.contract import (
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.records import EvaluationRecord, RunOptions
+from coordinator.evaluation.specs import Site
+from evaljobs.contract.contract import (
     CheckpointFile,
     CheckpointSpec,
     ModelOptions,
@@ -18,8 +18,8 @@ from evaljobs.contract import (
     TaskEntry,
     TrialSpec,
 )
-from evaljobs.outcomes import TrialEnded
-from evaljobs.paths import shard_id
+from evaljobs.contract.outcomes import TrialEnded
+from evaljobs.contract.paths import shard_id
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
 

@@ -12,11 +12,11 @@ import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
-from coordinator import checkup, doctor
-from coordinator.config import Config
-from coordinator.specs import Site
-from coordinator.survey import Answer, Target
-from coordinator.testing import FakeCluster
+from coordinator.cluster.fake import FakeCluster
+from coordinator.config.config import Config
+from coordinator.doctor import checkup, doctor
+from coordinator.doctor.survey import Answer, Target
+from coordinator.evaluation.specs import Site
 
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
 

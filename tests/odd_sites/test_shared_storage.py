@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import shared_storage
+from coordinator.doctor import shared_storage
 from coordinator.errors import OperatorError
-from evaljobs.node_room import MEMORY_FS, fs_type
+from evaljobs.staging.node_room import MEMORY_FS, fs_type
 
 
 @pytest.mark.parametrize(

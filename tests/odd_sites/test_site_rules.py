@@ -7,9 +7,8 @@ from dev_cluster.api import dev_cluster, unavailable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import config, config_text
-from coordinator.cluster.slurm_text import seconds_of
-from coordinator.site_rules import (
+from coordinator.cluster.fake import fake_node
+from coordinator.cluster.slurm_rules import (
     FEW_WORKERS,
     Hosting,
     Partition,
@@ -20,12 +19,13 @@ from coordinator.site_rules import (
     parse_partitions,
     private_memory,
 )
-from coordinator.testing import fake_node
+from coordinator.cluster.slurm_text import seconds_of
+from coordinator.config import config, config_text
 
 ASK = """
 from coordinator.cluster.script import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.site_rules import Wants, ask_hosting
+from coordinator.cluster.slurm_rules import Wants, ask_hosting
 site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu", "cpu")
 wants = Wants(holder_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
 print(site.workers_that_fit(wants, 2), site.reason_for(wants))

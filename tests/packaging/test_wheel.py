@@ -78,8 +78,8 @@ def _run(python: Path, cwd: Path, code: str) -> str:
 def test_the_wheel_works_from_another_folder(installed, tmp_path):
     """Installed, imported from elsewhere: code and suites come from the wheel, not from a checkout."""
     code = (
-        "import coordinator.config, coordinator.suites, evaljobs.contract, priors\n"
-        "suite = coordinator.suites.load_suite('quickstart')\n"
+        "import coordinator.config.config, coordinator.intake.suites, evaljobs.contract.contract, priors\n"
+        "suite = coordinator.intake.suites.load_suite('quickstart')\n"
         "print(coordinator.__file__, evaljobs.__file__, priors.__file__, suite.include_path[0], sep='\\n')"
     )
     places = _run(installed, tmp_path, code).splitlines()
@@ -96,7 +96,7 @@ def test_quickstart_tasks_load_offline_wherever_they_are(installed, tmp_path):
         "import evaluate\n"
         "def refuse(*args, **kwargs): raise SystemExit('a metric was loaded while reading tasks')\n"
         "evaluate.load = refuse\n"
-        "from coordinator.suites import load_suite\n"
+        "from coordinator.intake.suites import load_suite\n"
         "from lm_eval.tasks import TaskManager\n"
         "suite = load_suite('quickstart')\n"
         "manager = TaskManager(include_path=list(suite.include_path), include_defaults=False)\n"

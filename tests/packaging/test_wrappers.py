@@ -184,7 +184,7 @@ def _furnish(site: Cluster, model: Path) -> None:
 
 
 ASKS = """#!/bin/bash
-trap '{python} -c "import os; from coordinator.signals import cancelled_by_slurm as c; print(c(os.environ))"; exit' TERM
+trap '{python} -c "import os; from coordinator.base.signals import cancelled_by_slurm as c; print(c(os.environ))"; exit' TERM
 echo ready
 while :; do sleep 0.1; done
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.packing.baselines import (
+from coordinator.planning.work import WorkSet
+from coordinator.simulation.baselines import (
     Costs,
     Piece,
     Source,
@@ -17,8 +18,7 @@ from coordinator.packing.baselines import (
     run_tasks,
     size_factor,
 )
-from coordinator.packing.truth import Predicted, Truth
-from coordinator.packing.work import WorkSet
+from coordinator.simulation.truth import Predicted, Truth
 
 
 def piece(name, start, end):

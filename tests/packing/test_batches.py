@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.packing.batches import Even, extremes, reaching, running, seconds_of
-from coordinator.packing.planner import Lane, WorkSet, plan
+from coordinator.planning.batches import Even, extremes, reaching, running, seconds_of
+from coordinator.planning.planner import Lane, WorkSet, plan
 
 
 @given(st.integers(0, 40), st.sampled_from([0.0, 0.25, 1.0, 3.5]), st.integers(-50, 50))

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.packing.commands import POLICIES, plan_instance, quantile, simulate_instance, what_if
-from coordinator.packing.instance import parse_instance
-from coordinator.packing.planner import Lane, WorkSet, plan
+from coordinator.planning.planner import Lane, WorkSet, plan
+from coordinator.simulation.commands import POLICIES, plan_instance, quantile, simulate_instance, what_if
+from coordinator.simulation.instance import parse_instance
 
 BASE = {
     "schema_version": 1,
@@ -196,7 +196,7 @@ def test_parsing_gives_one_batch_a_document():
 def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
     """Two interpreters with other hash seeds print the same plan."""
     code = (
-        "import json, sys; from coordinator.packing.commands import plan_instance;"
+        "import json, sys; from coordinator.simulation.commands import plan_instance;"
         "print(json.dumps(plan_instance(sys.argv[1])))"
     )
     printed = {

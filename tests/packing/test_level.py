@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.packing.batches import Even, running
-from coordinator.packing.level import levelled
-from coordinator.packing.planner import Lane, WorkSet, plan
+from coordinator.planning.batches import Even, running
+from coordinator.planning.level import levelled
+from coordinator.planning.planner import Lane, WorkSet, plan
 
 
 @st.composite

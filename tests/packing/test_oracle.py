@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.packing.planner import plan
+from coordinator.planning.planner import plan
 from tests.packing.oracle import best_known, random_problem
 
 pytest.importorskip("ortools")

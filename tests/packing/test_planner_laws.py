@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.packing.planner import Lane, WorkSet, plan
+from coordinator.planning.planner import Lane, WorkSet, plan
 from tests.packing.instances import fixed, lanes, work_sets
 
 FEW = settings(max_examples=120)

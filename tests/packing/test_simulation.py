@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.packing.cpu_stage import divided, metrics_end
-from coordinator.packing.planner import plan
-from coordinator.packing.simulate import simulate
-from coordinator.packing.truth import Predicted, Truth
-from coordinator.packing.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
-from coordinator.planning import SHARD_OVERHEAD_SECONDS
+from coordinator.planning.cpu_stage import divided, metrics_end
+from coordinator.planning.planner import plan
+from coordinator.planning.planning import SHARD_OVERHEAD_SECONDS
+from coordinator.planning.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.simulation.simulate import simulate
+from coordinator.simulation.truth import Predicted, Truth
 from tests.packing.instances import fixed, lanes, work_sets
 
 FEW = settings(max_examples=80)

@@ -9,8 +9,8 @@ import pytest
 import redis
 from served import served_work
 
-from evaljobs import redis_address
-from evaljobs.paths import WorkPaths
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.metric_queue import MetricQueue
-from coordinator.redis_server import RedisServer
-from evaljobs.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
-from evaljobs.files import read_record, write_atomic
-from evaljobs.outcomes import Failed
-from evaljobs.paths import EvaluationPaths, WorkPaths, request_set_manifest
-from evaljobs.redis_address import RedisAddress
+from coordinator.services.metric_queue import MetricQueue
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.files import read_record, write_atomic
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
+from evaljobs.queue.redis_address import RedisAddress
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:

@@ -12,7 +12,7 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from evaljobs.work_queue import QueuedShard, WorkQueue
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 TRIALS = ("t0", "t1", "t2", "t3", "t4")
 LANES = ("a", "b", "c")

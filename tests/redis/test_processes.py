@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from coordinator import processes
+from coordinator.base import processes
 from tests.redis.jobs import until
 
 # Its first thread ends; another one lives until it is killed.

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from coordinator import redis_server
 from coordinator.errors import OperatorError, RetryError
-from coordinator.redis_server import RedisServer, SiteRedis, check, local_address_towards
-from evaljobs import redis_address
-from evaljobs.paths import WorkPaths
-from evaljobs.redis_address import QueueUnavailable, RedisAddress
-from evaljobs.work_queue import QueuedShard, WorkQueue
+from coordinator.services import redis_server
+from coordinator.services.redis_server import RedisServer, SiteRedis, check, local_address_towards
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
+from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 from tests.redis.jobs import Bench, kill, move, running, until, zombie
 
 
@@ -179,8 +179,8 @@ def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
     code = textwrap.dedent(
         f"""
         import os, signal
-        from coordinator.redis_server import RedisServer
-        from evaljobs.paths import WorkPaths
+        from coordinator.services.redis_server import RedisServer
+        from evaljobs.contract.paths import WorkPaths
         RedisServer(WorkPaths({str(work.root)!r})).ensure()
         os.kill(os.getpid(), signal.SIGKILL)
         """
@@ -404,11 +404,11 @@ def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Pat
     bench = Bench(work, "e")
     common = f"""
         from pathlib import Path
-        from coordinator.redis_server import RedisServer
-        from coordinator.metric_queue import MetricQueue
+        from coordinator.services.redis_server import RedisServer
+        from coordinator.services.metric_queue import MetricQueue
         from evaljobs import redis_address
-        from evaljobs.paths import WorkPaths
-        from evaljobs.work_queue import QueuedShard, WorkQueue
+        from evaljobs.contract.paths import WorkPaths
+        from evaljobs.queue.work_queue import QueuedShard, WorkQueue
         work = WorkPaths({str(work.root)!r})
     """
     spec = bench.write_spec("far")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from coordinator import hook
-from coordinator.config import Config, RedisConfig
+from coordinator.config.config import Config, RedisConfig
 from coordinator.errors import OperatorError
-from coordinator.metric_queue import MetricQueue
-from coordinator.redis_config import acl_text
-from coordinator.setup import cluster_of, keeper_of
-from evaljobs.paths import WorkPaths
-from evaljobs.work_queue import WorkQueue
+from coordinator.runtime.setup import cluster_of, keeper_of
+from coordinator.services.metric_queue import MetricQueue
+from coordinator.services.redis_config import acl_text
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue.work_queue import WorkQueue
 from tests.redis.jobs import until
 
 PASSWORD = "secret"  # noqa: S105

@@ -11,9 +11,9 @@ import pytest
 import redis
 from hypothesis import settings
 
-from evaljobs import queue_scripts, redis_address
-from evaljobs.paths import WorkPaths
-from evaljobs.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import queue_scripts, redis_address
+from evaljobs.queue.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
 from tests.redis.queue_model import AgainstModel
 
 

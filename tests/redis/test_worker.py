@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import rq.registry
 
-from coordinator.redis_server import RedisServer
-from evaljobs import metric_jobs, redis_address
-from evaljobs.contract import ScoreSpec
-from evaljobs.items import NOTE_BYTES, note_file
-from evaljobs.paths import WorkPaths
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.contract import ScoreSpec
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
+from evaljobs.scoring import metric_jobs
+from evaljobs.scoring.items import NOTE_BYTES, note_file
 from tests.redis.jobs import Bench, children, kill, move, running, until, zombie
 
 
@@ -161,8 +162,8 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
     good = str(bench.write_spec("good"))
     attacks = [
         queue.enqueue("os.system", f"touch {touched}"),
-        queue.enqueue("evaljobs.worker.main", ["--help"]),
-        queue.enqueue("evaljobs.worker.execute", good),  # a score spec
+        queue.enqueue("evaljobs.scoring.worker.main", ["--help"]),
+        queue.enqueue("evaljobs.scoring.worker.execute", good),  # a score spec
         queue.enqueue(metric_jobs.SCORE, str(foreign)),
         queue.enqueue(metric_jobs.SCORE, str(link)),
         queue.enqueue(metric_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
@@ -301,7 +302,7 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
 
 IMPATIENT = (
     "import sys; from evaljobs import items; items.FIRST_SECONDS = 0.0; "
-    "from evaljobs.worker import main; sys.exit(main(sys.argv[5:]))"
+    "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
 )
 
 

@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from evaljobs import stage
-from evaljobs.contract import StageSpec
+from evaljobs.contract.contract import StageSpec
+from evaljobs.staging import stage
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "fcntl.flock"}
 

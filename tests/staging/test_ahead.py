@@ -12,23 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staging.world import World as Node
 
-from coordinator import ahead, machine, needs
-from coordinator import messages as m
-from coordinator.allocation import Demand, Limits
+from coordinator.allocation import ahead, needs
+from coordinator.allocation.allocation import Demand, Limits
 from coordinator.cluster import Job, NodeState
-from coordinator.daemon import Coordinator, Pace
-from coordinator.observe import Grace
-from coordinator.perform import Performer
-from coordinator.records import EvaluationRecord, evaluation_id, job_token
-from coordinator.specs import Site, holder_memory_mb
-from coordinator.state import JobInfo, NodeUse, State
-from coordinator.testing import FakeCluster, fake_node
-from evaljobs.contract import Release
-from evaljobs.files import write_outcome
-from evaljobs.node_room import room
-from evaljobs.outcomes import Cleared, Failed, Staged
-from evaljobs.paths import EvaluationPaths
-from evaljobs.stage import MARGIN
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.evaluation import machine
+from coordinator.evaluation import messages as m
+from coordinator.evaluation.records import EvaluationRecord, evaluation_id, job_token
+from coordinator.evaluation.specs import Site, holder_memory_mb
+from coordinator.evaluation.state import JobInfo, NodeUse, State
+from coordinator.runtime.daemon import Coordinator, Pace
+from coordinator.runtime.observe import Grace
+from coordinator.runtime.perform import Performer
+from evaljobs.contract.contract import Release
+from evaljobs.contract.files import write_outcome
+from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.staging.node_room import room
+from evaljobs.staging.stage import MARGIN
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "machine"))
 from world import World, replay

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from staging.world import MIB, ROOT, World, wait_for
 
-from evaljobs import node_memory
-from evaljobs.copying import Copy, copy_files
-from evaljobs.huge_pages import DEAR, EXTENT, LAST, Purse, huge_pages
+from evaljobs.staging import node_memory
+from evaljobs.staging.copying import Copy, copy_files
+from evaljobs.staging.huge_pages import DEAR, EXTENT, LAST, Purse, huge_pages
 
 MOUNT = 'mount -t tmpfs -o huge=always,size=256m,mode=0755 none "$0" && exec "$@"'
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from staging.world import World, names
 
-from evaljobs import clean, node_memory, stage
+from evaljobs.staging import clean, node_memory, stage
 
 RUNNER = str(Path(__file__).with_name("killed.py"))
 POINTS = int(os.environ.get("EVALSPAN_KILL_POINTS", "12"))

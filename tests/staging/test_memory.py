@@ -14,10 +14,10 @@ TRIAL = """
 import json, sys, torch, transformers
 from pathlib import Path
 from safetensors.torch import save_file
-from coordinator.checkpoint import inspect
+from coordinator.intake.checkpoint import inspect
 from evaljobs import stage
-from evaljobs.contract import StageSpec
-from evaljobs.reading import reading
+from evaljobs.contract.contract import StageSpec
+from evaljobs.staging.reading import reading
 
 def anonymous():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])

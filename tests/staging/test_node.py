@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from staging.world import ROOT, World
 
-from evaljobs import clean, host, node_probe, node_room, stage
 from evaljobs.errors import OperatorError
+from evaljobs.staging import clean, node_probe, node_room, stage
+from evaljobs.trial import host
 
 
 def test_the_probe_measures_and_leaves_nothing(world: World) -> None:
@@ -32,7 +33,7 @@ def test_the_probe_measures_and_leaves_nothing(world: World) -> None:
 
 def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: World) -> None:
     """Left by one process, found once by another that sees the same root; not found elsewhere."""
-    code = "import sys; from evaljobs.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
+    code = "import sys; from evaljobs.staging.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
 
     def look() -> str:
         return subprocess.run(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from staging.world import World, names
 
-from evaljobs import clean, node_memory, own_files, stage
-from evaljobs.contract import CheckpointSpec
-from evaljobs.reading import reading
+from evaljobs.contract.contract import CheckpointSpec
+from evaljobs.staging import clean, node_memory, own_files, stage
+from evaljobs.staging.reading import reading
 
 USER = 64321  # belongs to nobody
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")

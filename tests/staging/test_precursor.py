@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from staging.world import MIB, World, make_checkpoint, names, wait_for
 
-from coordinator.checkpoint import inspect
-from evaljobs import clean, copying, node_memory, publishing, stage
-from evaljobs.outcomes import Cleared, Failed, Staged
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.staging import clean, copying, node_memory, publishing, stage
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 

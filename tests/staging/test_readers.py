@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from staging.world import ROOT, World, wait_for
 
-from evaljobs import clean, node_memory, stage
-from evaljobs.contract import CheckpointSpec
-from evaljobs.reading import NotStaged, reading
+from evaljobs.contract.contract import CheckpointSpec
+from evaljobs.staging import clean, node_memory, stage
+from evaljobs.staging.reading import NotStaged, reading
 
 # Maps the weights as a trial does (the descriptor is closed, only the mapping stays), says so, and checks them at the end.
 TRIAL = """
 import ctypes, ctypes.util, os, sys
 from contextlib import nullcontext
 from pathlib import Path
-from evaljobs.copying import hash_file
-from evaljobs.reading import reading
+from evaljobs.staging.copying import hash_file
+from evaljobs.staging.reading import reading
 model, locked = Path(sys.argv[1]), sys.argv[2] == "locked"
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p

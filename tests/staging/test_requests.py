@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from staging.world import MIB, World, wait_for
 
-from evaljobs import stage
-from evaljobs.batches import Batch, Piece, RequestsHead, encode_batches
-from evaljobs.files import write_atomic
-from evaljobs.node_requests import copy_of
-from evaljobs.outcomes import RequestsStaged
-from evaljobs.paths import batch_file, batch_index_file
-from evaljobs.shards import RequestSet
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.outcomes import RequestsStaged
+from evaljobs.contract.paths import batch_file, batch_index_file
+from evaljobs.lmeval.batches import Batch, Piece, RequestsHead, encode_batches
+from evaljobs.staging import stage
+from evaljobs.staging.node_requests import copy_of
+from evaljobs.trial.shards import RequestSet
 
 SIZE = 2
 

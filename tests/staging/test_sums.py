@@ -12,10 +12,10 @@ import pytest
 from staging.world import ROOT, World, make_checkpoint
 
 from coordinator import hook
-from coordinator.checkpoint import inspect
-from evaljobs.copying import hash_file
-from evaljobs.outcomes import Failed
-from evaljobs.weights import SAVE_SUMS
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.outcomes import Failed
+from evaljobs.staging.copying import hash_file
+from evaljobs.staging.weights import SAVE_SUMS
 
 NOTIFY = """
 import sys

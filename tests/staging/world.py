@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.checkpoint import inspect
-from evaljobs import node_memory
-from evaljobs.contract import CheckpointSpec, Release, StageSpec
-from evaljobs.files import write_atomic
-from evaljobs.outcomes import OUTCOME, Cleared, Failed, RequestsStaged, Staged
-from evaljobs.paths import EvaluationPaths
+from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.contract import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, RequestsStaged, Staged
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.staging import node_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

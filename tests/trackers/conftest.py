@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.records import EvaluationRecord, RunOptions
+from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.report.model import Report, Stages
 from coordinator.report.series import Point, scores_of
-from evaljobs.contract import (
+from evaljobs.contract.contract import (
     CheckpointSpec,
     ModelOptions,
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths
 
 
 def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, Any]:

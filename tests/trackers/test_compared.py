@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from trackers.conftest import leave
 
-from coordinator.messages import PlannedLeaf
-from coordinator.records import EvaluationRecord
+from coordinator.evaluation.messages import PlannedLeaf
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import EntryState, LeafState, NodeUse, State
 from coordinator.report.compared import POLICIES, without_evalspan
 from coordinator.report.model import Report
 from coordinator.report.terminal import show
-from coordinator.state import EntryState, LeafState, NodeUse, State
 
 COSTS: dict[str, Any] = {"load_seconds": 10.0, "read_seconds": 4.0, "build_seconds": 6.0}
 

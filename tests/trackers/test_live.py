@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from trackers.conftest import leave, results
 
-from coordinator.config import Config, TrackersConfig
+from coordinator.config.config import Config, TrackersConfig
 from coordinator.trackers import TRACKERS, live, runs_of
-from evaljobs.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths
 
 # A tracker of three functions in a file: what was written to it can be read back.
 ADAPTER = """

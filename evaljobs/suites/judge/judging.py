@@ -18,10 +18,10 @@ from typing import Any
 
 import datasets
 
-from evaljobs.conversations import turns
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Ask, Form
-from evaljobs.seam import JUDGES
+from evaljobs.lmeval.conversations import turns
+from evaljobs.lmeval.seam import JUDGES
 
 HERE = Path(__file__).resolve().parent
 NEED_REFERENCE = ("math", "reasoning", "coding")  # NEED_REF_CATS

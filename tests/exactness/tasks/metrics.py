@@ -9,7 +9,7 @@ from pathlib import Path
 
 import evaluate
 
-from evaljobs.conversations import turns
+from evaljobs.lmeval.conversations import turns
 
 # as lm-eval's own humaneval does: load the metric, and try it, when the task is read
 code_eval = evaluate.load("code_eval")

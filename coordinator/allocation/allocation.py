@@ -1,0 +1,134 @@
+"""Which evaluation may use which free GPUs. Pure.
+
+Rule: by priority, then age; a node's free GPUs are offered once. What an evaluation already uses stays its own, what it
+was promised and has not taken yet is not free, and on its own nodes it may grow.
+It does not know: what an evaluation does with an offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.cluster import NodeState
+from coordinator.evaluation.messages import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one evaluation could use: `gpus` more than it has. It has `in_use[node]` GPUs; it wants none of `avoid`.
+
+    `holder_mb`: memory that it needs once a node; `trial_mb`: beside that, for each trial.
+    """
+
+    evaluation_id: str
+    priority: int
+    accepted_at: float
+    gpus: int
+    gpus_per_trial: int
+    in_use: Mapping[str, int]
+    avoid: frozenset[str] = frozenset()
+    holder_mb: int = 0
+    trial_mb: int = 0
+
+    @property
+    def turn(self) -> tuple[int, float, str]:
+        """Sorts demands as they are served: by priority, then age."""
+        return -self.priority, self.accepted_at, self.evaluation_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What all evaluations together may borrow from the cluster at most."""
+
+    max_nodes: int | None = None
+    max_gpus: int | None = None
+    leave_nodes_free: int = 0
+    partition: str | None = None
+
+
+def allocate(
+    nodes: Iterable[NodeState],
+    demands: Sequence[Demand],
+    limits: Limits,
+    *,
+    gpus_in_use: int,
+    nodes_in_use: Collection[str] = (),
+    promised: Mapping[str, int] | None = None,
+    promised_mb: Mapping[str, int] | None = None,
+) -> Mapping[str, tuple[Offer, ...]]:
+    """Offers for each evaluation id: GPUs of a node that are its own from now on, those it has there included.
+
+    Nodes that it has weights on first, then whole free nodes and the fullest offers, so that few nodes are staged; those
+    that a job of higher priority may take back come last. `gpus_in_use`, `nodes_in_use`: what all evaluations have, for
+    the limits; `promised`, `promised_mb`: GPUs and MiB of a node that are offered and still free. A node gives as many
+    trials as its free memory holds. Where no node of the cluster could ever hold one, memory decides nothing here: the
+    cluster's own refusal then says why.
+    """
+    promised, promised_mb = promised or {}, promised_mb or {}
+    nodes = [
+        replace(
+            n,
+            gpus_free=max(0, n.gpus_free - promised.get(n.name, 0)),
+            memory_free_mb=n.memory_free_mb - promised_mb.get(n.name, 0),
+        )
+        for n in nodes
+    ]
+    usable = [
+        n
+        for n in nodes
+        if n.usable and n.gpus_free > 0 and (limits.partition is None or limits.partition in n.partitions)
+    ]
+    usable.sort(key=lambda n: (n.best_effort, -n.gpus_free, n.name))
+    idle = [n for n in usable if n.gpus_free == n.gpus]
+    if limits.leave_nodes_free:
+        spared = {n.name for n in idle[max(0, len(idle) - limits.leave_nodes_free) :]}
+        usable = [n for n in usable if n.name not in spared]
+    left = None if limits.max_gpus is None else max(0, limits.max_gpus - gpus_in_use)
+    ours = set(nodes_in_use).union(*(d.in_use for d in demands))
+    taken: set[str] = set()
+    offers: dict[str, tuple[Offer, ...]] = {}
+    for demand in sorted(demands, key=lambda d: d.turn):
+        mine: list[Offer] = []
+        wanted = demand.gpus
+        fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in nodes if n.gpus)
+        for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
+            if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
+                break
+            has = demand.in_use.get(node.name, 0)
+            full = limits.max_nodes is not None and len(ours) >= limits.max_nodes
+            if node.name in taken or node.name in demand.avoid or (full and node.name not in ours):
+                continue
+            # trials of its own that have ended unnoticed leave GPUs free: those are not new ones
+            gpus = min(node.gpus_free, node.gpus - has, wanted if left is None else min(wanted, left))
+            gpus -= gpus % demand.gpus_per_trial
+            if fits_somewhere:
+                trials = _holds(node, node.memory_free_mb, demand, new=not has)
+                gpus = min(gpus, trials * demand.gpus_per_trial)
+            if gpus <= 0:
+                continue
+            taken.add(node.name)
+            ours.add(node.name)
+            wanted -= gpus
+            left = None if left is None else left - gpus
+            mine.append(
+                Offer(
+                    node=node.name,
+                    gpus=has + gpus,
+                    memory_mb=node.memory_free_mb,
+                    gpu_type=node.gpu_type,
+                    best_effort=node.best_effort,
+                )
+            )
+        offers[demand.evaluation_id] = tuple(mine)
+    return offers
+
+
+def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:
+    """Trials that this much memory of the node holds; `new`: beside what the evaluation needs once a node."""
+    if not node.counts_memory:
+        return node.gpus
+    left = megabytes - (demand.holder_mb if new else 0)
+    if left < 0:
+        return 0
+    return left // demand.trial_mb if demand.trial_mb else node.gpus

@@ -1,0 +1,312 @@
+"""The live screen of running evaluations: stages, shards, lanes, metrics, scores as they come, ETA against the prior.
+
+Rule: reads states, snapshots and the files of scores that are there, computes nothing but sums for display; fits the
+terminal, whatever its width. Where there is no terminal, or a dumb one, it prints a line for each evaluation that has changed, at most
+every few seconds, and a line for each score.
+It does not know: how the evaluation is driven.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from os.path import commonprefix
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.evaluation.state import EntryState, State
+from coordinator.report.series import ScoreValue, scores_of
+from coordinator.report.terminal import by_reason, seconds
+from coordinator.runtime.running import Running
+
+MAX_LANES = 16  # beyond that a line is a node
+MAX_ENTRIES = 12
+LINE_SECONDS = 5.0
+WIDE = 100  # columns from which on two lanes share a line
+OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
+STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
+
+
+def stage_of(state: State) -> str:
+    """The stage in one word, the furthest that is under way."""
+    if state.ended_at is not None or state.results_written:
+        return "clearing" if state.ended_at is None else "cancelled" if state.cancelled else "ended"
+    if state.cancelled or state.fatal:
+        return "ending"
+    if state.leaves and state.todo == 0:
+        return "scoring"
+    if any(s.frame is not None for s in state.shards.values()) or state.live_trials:
+        return "inference"
+    if any(e.status in ("unbuilt", "building") for e in state.entries):
+        return "building requests"
+    return "staging"
+
+
+def done_shards(state: State) -> int:
+    return len(state.shards) - state.todo
+
+
+def eta_seconds(state: State, now: float) -> float | None:
+    """Predicted seconds until the last shard is done; None before there is a plan and after the last one.
+
+    At first the prior's word, then more and more what the shards so far took: each counts by the share that is done.
+    """
+    if state.planned_at is None or not state.shards or state.todo == 0:
+        return None
+    total = sum(s.seconds for s in state.shards.values()) or 1e-9
+    done = sum(s.seconds for s in state.shards.values() if s.frame is not None)
+    elapsed = max(0.0, now - state.planned_at)
+    by_prior = max(0.0, state.predicted_makespan_seconds - elapsed)
+    if done <= 0:
+        return by_prior
+    share = done / total
+    return share * elapsed * (total - done) / done + (1 - share) * by_prior
+
+
+class Scores:
+    """The scores of tasks as their files appear; each file is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[ScoreValue, ...]] = {}
+
+    def of(self, entry: EntryState) -> tuple[ScoreValue, ...]:
+        """Of a scored entry: its groups' values where it has groups, else its tasks'."""
+        if not entry.result_file:
+            return ()
+        if entry.result_file not in self._read:
+            try:
+                results = json.loads(Path(entry.result_file).read_bytes())
+            except (OSError, ValueError):
+                return ()  # storage that is away for a moment
+            if results.get("groups"):
+                results = {**results, "results": {}}
+            self._read[entry.result_file] = scores_of(results)
+        return self._read[entry.result_file]
+
+
+def _value(score: ScoreValue) -> str:
+    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+    return f"{score.metric}{'' if score.filter == 'none' else ',' + score.filter} {score.value:.4f}{error}"
+
+
+def _lanes(running: Running, width: int) -> Table | None:
+    """What each trial does now; with many of them, what those of a node do."""
+    trials = running.snapshot.trials if running.snapshot is not None else {}
+    lanes = {lane: t for t, lane in running.state.trial_lane.items() if t in running.state.live_trials}
+    now = {lane: trials.get(lanes[lane]) for lane in sorted(lanes, key=_natural)}
+    if not now:
+        return None
+    table = Table.grid(padding=(0, 1))
+    shown = apart(lanes)
+    if len(now) > MAX_LANES:
+        nodes: dict[str, Counter[str]] = {}
+        for lane, progress in now.items():
+            phases = nodes.setdefault(shown[lane].rsplit("/", 1)[0], Counter())
+            phases[progress.phase if progress is not None else "pending"] += 1
+        for node, phases in list(nodes.items())[:MAX_LANES]:
+            told = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
+            table.add_row(f"  {node}", told)
+        if len(nodes) > MAX_LANES:
+            table.add_row("  ...", f"and {len(nodes) - MAX_LANES} more nodes")
+        return table
+    cells = []
+    for lane, progress in now.items():
+        phase = progress.phase if progress is not None else "pending"
+        what = ""
+        if progress is not None and progress.shard:
+            batches = f" {progress.batches_done}/{progress.batches}" if progress.batches else ""
+            what = progress.shard.replace("|", " ") + batches
+        cells.append((Text(f"  {shown[lane]}"), Text(phase, style=STYLES.get(phase, "yellow")), Text(what)))
+    abreast = 2 if width >= WIDE and len(cells) > 4 else 1
+    for _ in range(abreast):
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for first in range(0, len(cells), abreast):
+        row = [cell for one in cells[first : first + abreast] for cell in one]
+        table.add_row(*row)
+    return table
+
+
+def apart(lanes: Iterable[str], most: int = 24) -> dict[str, str]:
+    """Lane -> how it is shown: of names longer than `most` characters, the parts that all share at their beginning go."""
+    names = list(lanes)
+    if max(map(len, names), default=0) <= most:
+        return {name: name for name in names}
+    nodes = [name.rpartition("/")[0] for name in names]
+    shared = commonprefix(nodes).rpartition("-")[0]  # noqa: RUF071 (names, not paths)
+    return {name: f"...{name[len(shared) :]}" if shared else name for name in names}
+
+
+def _natural(lane: str) -> list[tuple[bool, int, str]]:
+    """n2 before n10."""
+    parts = "".join(c if c.isdigit() else f"\0{c}\0" for c in lane).replace("\0\0", "").split("\0")
+    return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
+
+
+def _metrics(state: State) -> Text | None:
+    """The queue of metric jobs: how many are under way, of what."""
+    if not state.metrics:
+        return None
+    waiting = [state.metrics[name] for name in sorted(state.outstanding)]
+    done = len(state.metrics) - len(waiting)
+    counts = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in waiting)
+    text = Text("  metrics", style="dim")
+    text.append(f" {len(waiting)} queued, {done} done")
+    for what, count in counts.most_common(4):
+        text.append(f"  {what}" + (f" x {count}" if count > 1 else ""), style="cyan")
+    if len(counts) > 4:
+        text.append("  ...")
+    return text
+
+
+def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableType]:
+    """A line per scored or failed task, the last ones where there are many; then what is still open, in a line."""
+    scored = [e for e in state.entries if e.status == "scored"]
+    yield Text(f"  {len(scored)}/{len(state.entries)} tasks scored", style="dim")
+    failed = {e.name: e.error for e in state.entries if e.status == "failed"}
+    for whose, why in by_reason(failed).items():
+        yield Text(f"    {whose}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
+    if len(scored) > MAX_ENTRIES:
+        yield Text(f"    ... and {len(scored) - MAX_ENTRIES} before these", style="dim")
+    for entry in scored[-MAX_ENTRIES:]:
+        values = scores.of(entry)
+        own = {v.task for v in values} == {entry.name}
+        told = [f"{'' if own else v.task + ' '}{_value(v)}" for v in values[:4]]
+        told += [f"and {len(values) - 4} more"] if len(values) > 4 else []
+        line = "  ".join(told)
+        if len(entry.name) + len(line) + 6 <= width:
+            yield Text.assemble((f"    {entry.name}", "green"), f"  {line}")
+        else:
+            yield Text(f"    {entry.name}", style="green")
+            yield from (Text(f"      {one}") for one in told)
+    words = {e.name: _open_word(state, e) for e in state.entries if not e.terminal}
+    for word in dict.fromkeys(words.values()):
+        names = [name for name, its in words.items() if its == word]
+        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        yield Padding(Text(f"{word}: {', '.join(names[:6])}{more}", style="dim"), (0, 0, 0, 4))
+
+
+def _open_word(state: State, entry: EntryState) -> str:
+    """What a task waits for; its programs are run or judged once all its responses are there."""
+    leaves = [state.leaves[task] for task in entry.sets if task in state.leaves]
+    if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
+        return "executing"
+    return OPEN[entry.status]
+
+
+def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
+    state = running.state
+    age = seconds(now - state.record.accepted_at)
+    yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
+    if state.shards:
+        eta = eta_seconds(state, now)
+        lanes = sum(n.lanes for n in state.nodes.values() if n.status in ("ready", "staging"))
+        figures = f"{done_shards(state)}/{len(state.shards)} shards  {len(state.live_trials)}/{lanes} trials"
+        if eta is not None:
+            figures += f"  ETA {seconds(eta)}"
+        room = width - len(figures) - 4
+        if room >= 8:
+            bar = ProgressBar(total=len(state.shards), completed=done_shards(state), width=min(40, room))
+            line = Table.grid(padding=(0, 1))
+            line.add_row(" ", bar, figures)
+            yield line
+        else:
+            yield Text(f"  {figures}")
+    table = _lanes(running, width)
+    if table is not None:
+        yield table
+    metrics = _metrics(state)
+    if metrics is not None:
+        yield metrics
+    yield from _entries(state, scores, width)
+    for warning in list(dict.fromkeys(state.warnings))[-3:]:
+        yield Text(f"  ! {warning}", style="yellow")
+
+
+def screen(
+    runnings: Sequence[Running], trouble: str, width: int, *, now: float, scores: Scores
+) -> RenderableType:
+    """The whole screen."""
+    parts: list[RenderableType] = []
+    for running in runnings:
+        if parts:
+            parts.append(Text(""))
+        parts += _block(running, scores, now, width)
+    if trouble:
+        parts.append(Text(f"  ! {trouble}", style="yellow"))
+    return Group(*parts)
+
+
+class Watcher:
+    """Draws on a terminal; elsewhere prints a line when something changed."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = (
+            Live(console=console, refresh_per_second=4, transient=True)
+            if console.is_terminal and not console.is_dumb_terminal
+            else None
+        )
+        self._scores = Scores()
+        self._said: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, and when
+        self._told: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
+
+    def __enter__(self) -> Watcher:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def pause(self) -> None:
+        """Leave the screen to a question."""
+        if self._live is not None:
+            self._live.stop()
+
+    def go_on(self) -> None:
+        if self._live is not None:
+            self._live.start()
+
+    def show(self, runnings: Sequence[Running], trouble: str) -> None:
+        now = time.time()
+        if self._live is not None:
+            self._live.update(screen(runnings, trouble, self.console.width, now=now, scores=self._scores))
+            return
+        for running in runnings:
+            self._say(running.state, now)
+        self._line("", f"! {trouble}" if trouble else "", now)
+
+    def _say(self, state: State, now: float) -> None:
+        scored = sum(e.status == "scored" for e in state.entries)
+        shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
+        age = f"[{seconds(now - state.record.accepted_at):>9}] {state.evaluation_id}"
+        fresh = [e for e in state.entries if e.terminal and (state.evaluation_id, e.name) not in self._told]
+        self._told |= {(state.evaluation_id, e.name) for e in fresh}
+        for names, why in by_reason({e.name: e.error for e in fresh if e.status == "failed"}).items():
+            self._print(f"{age}: {names}: {why}")
+        for entry in fresh:
+            if entry.status == "scored":
+                self._print(f"{age}: {entry.name}: {'  '.join(map(_value, self._scores.of(entry)))}")
+        line = f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored"
+        self._line(state.evaluation_id, line, now, age + ": ")
+
+    def _line(self, whose: str, line: str, now: float, head: str = "") -> None:
+        last, said_at = self._said.get(whose, ("", 0.0))
+        if line != last and (now - said_at >= LINE_SECONDS or not last):
+            if line:
+                self._print(head + line)
+            self._said[whose] = (line, now)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,112 @@
+"""Frozen values that the coordinator keeps: what was asked for, and the plan it was turned into.
+
+Rule: a record is data and arithmetic on itself; ids are pure functions of content, so asking twice is asking once.
+It does not know: files, clusters, queues, time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from evaljobs.contract.contract import (
+    CheckpointSpec,
+    JudgeOptions,
+    ModelOptions,
+    Record,
+    Sources,
+    SuiteSpec,
+)
+from evaljobs.contract.paths import slug
+
+
+class RunOptions(Record):
+    """How an evaluation is run. Nothing in here changes a score."""
+
+    gpus_per_trial: int = 1
+    trial_cpus: int = 1
+    trial_memory_mb: int = 4096
+    trial_time_limit_seconds: int = 4 * 3600
+    max_trials: int | None = None  # at most this many GPUs' worth of trials at once
+    max_nodes: int | None = None
+    shards_per_task: int | None = None  # None: the planner decides
+    build_jobs: int = 2
+    convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
+    workers: int = 2  # at most
+    worker_cpus: int = 1
+    worker_memory_mb: int = 4096
+    execute_documents: int = 50  # documents of one `execute` job
+    stage: bool = True  # False: trials read storage themselves
+    requests_mb: int = 0  # MiB of request sets that a node keeps beside the weights; 0: trials read storage
+    host_trials: bool = (
+        False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
+    )
+    host_why: str = ""  # what of the site asks for that; empty where the settings did
+    holder_memory_slack: float = 1.25
+    allow_unsafe: bool = False
+    bootstrap_iters: int = 100_000
+    item_seconds: float = 60.0
+
+
+class Inputs(Record):
+    """What a suite's tasks are made of when it is submitted: lm-eval's version, and each entry's source key."""
+
+    lm_eval: str = ""
+    entries: tuple[Sources, ...] = ()
+    model: str = ""  # digest of local files that model arguments name
+
+
+class EvaluationRecord(Record):
+    """One checkpoint x one suite, as accepted. Kept in `evaluation.json`; never changed afterwards."""
+
+    schema_version: int = 1
+    evaluation_id: str
+    checkpoint: CheckpointSpec
+    suite: SuiteSpec
+    model: ModelOptions
+    options: RunOptions
+    inputs: Inputs | None = None  # None: accepted by a version that did not look at them
+    convert: str | None = None  # command that makes a Hugging Face folder of the checkpoint first
+    judge: JudgeOptions | None = None  # where the suite has tasks that a judge scores
+    priority: int = 0
+    accepted_at: float  # unix seconds
+
+
+def evaluation_id(
+    checkpoint: CheckpointSpec,
+    suite: SuiteSpec,
+    model: ModelOptions,
+    judge: JudgeOptions | None = None,
+    inputs: Inputs | None = None,
+) -> str:
+    """Deterministic id: readable names and a digest of all that decides a score."""
+    folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
+    # the folder too: jobs are named by the digest alone, and a checkpoint may be copied with its mtimes
+    what: list[object] = [
+        folder,
+        checkpoint.digest,
+        suite.model_dump(mode="json"),
+        model.model_dump(mode="json"),
+    ]
+    if judge is not None:
+        what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
+    if inputs is not None:
+        what.append(inputs.model_dump(mode="json"))
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
+
+
+def job_token(evaluation: str, kind: str, detail: str, attempt: int) -> str:
+    """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart."""
+    return f"{job_prefix(evaluation)}{kind}-{job_detail(detail)}-a{attempt}"
+
+
+def job_detail(detail: str) -> str:
+    """A node's or a task's part of a job name, at most 40 characters: where it is cut, 8 hex digits of the whole end it."""
+    safe = slug(detail)
+    return safe if len(safe) <= 40 else f"{safe[:31]}-{hashlib.sha256(detail.encode()).hexdigest()[:8]}"
+
+
+def job_prefix(evaluation: str) -> str:
+    """What the names of all jobs of an evaluation begin with."""
+    return f"es-{evaluation.rsplit('-', 1)[-1]}-"

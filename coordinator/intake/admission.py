@@ -1,0 +1,78 @@
+"""What a notice may name: suites and folders that the operator's settings allow.
+
+Rule: whoever can write to Redis or into the spool folder can write a notice, and a suite or a checkpoint may run code. So
+a notice names a suite, never a file, and a checkpoint below `[watch] roots` or a watched folder. Called by `service`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from coordinator.config.config import WatchConfig
+from coordinator.errors import OperatorError
+from coordinator.intake import suites
+
+
+class NotAdmittedError(OperatorError):
+    """A notice names what the settings do not allow. No later look changes that."""
+
+
+def suite_files(watch: WatchConfig) -> dict[str, str]:
+    """Name in a notice -> file, of the suite files in `[watch]`. OperatorError where one name means two suites."""
+    shipped = dict.fromkeys((*suites.names(), "default"), "a shipped suite")
+    found: dict[str, str] = {}
+    for file in map(str, watch.suites):
+        name = Path(file).stem
+        if other := shipped.get(name) or found.get(name):
+            raise OperatorError(
+                f"[watch] suites: a notice would name {file} {name!r}, as it does {other}: rename the file"
+            )
+        found[name] = file
+    if watch.suite is not None and suites.is_file_name(watch.suite) and Path(watch.suite).stem not in shipped:
+        found.setdefault(Path(watch.suite).stem, watch.suite)
+    return found
+
+
+def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> str:
+    """The shipped suite or suite file that a notice means by `name`; `files` as of `suite_files`. NotAdmittedError."""
+    if name == "default":
+        if watch.suite is None:
+            raise OperatorError("no suite was named and [watch] suite is not set")
+        return watch.suite
+    if name in files:
+        return files[name]
+    if suites.is_file_name(name):
+        raise NotAdmittedError(
+            f"a notice names a suite, not a file: list the file in [watch] suites and announce {Path(name).stem!r}"
+        )
+    return name  # shipped, or refused with the nearest names when it is loaded
+
+
+def check_place(checkpoint: str, watch: WatchConfig) -> None:
+    """NotAdmittedError where the folder, links resolved, is below none of `[watch] roots` and `folders`."""
+    roots = (*watch.roots, *watch.folders)
+    try:
+        place = Path(checkpoint).resolve()
+        if any(_is_below(place, root) for root in roots):
+            return
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name with a NUL
+        raise NotAdmittedError(f"{checkpoint}: no folder that can be looked up ({error})") from error
+    named = f"any of [watch] roots and folders ({', '.join(map(str, roots))})" if roots else "[watch] roots"
+    raise NotAdmittedError(
+        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to"
+    )
+
+
+def _is_below(place: Path, root: Path) -> bool:
+    """`root` may be a glob, as watched folders may: from its first pattern on, part by part."""
+    parts = root.parts
+    fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
+    base, patterns = Path(*parts[:fixed]).resolve().parts, parts[fixed:]
+    below = place.parts[len(base) :]
+    return (
+        place.parts[: len(base)] == base
+        and len(below) >= len(patterns)
+        and all(map(fnmatchcase, below, patterns))
+    )

@@ -1,0 +1,281 @@
+"""Look at a checkpoint's folder: what inference needs of it, and whether it is whole.
+
+Rule: names, sizes, JSON and safetensors headers are read, never weights; a folder that no trial could load is refused
+here, in one line that says why, before anything is submitted. Selection of weights follows transformers' order.
+
+It does not know: torch, transformers, or whether the tensors make sense to the model's code.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import OperatorError
+from coordinator.hook import PIN_PREFIX
+from evaljobs.contract.contract import CheckpointFile, CheckpointSpec
+from evaljobs.staging.weights import SAVE_SUMS, BadWeights, fingerprint, identity, is_safe_name, read_header
+
+CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
+# What a tokenizer or a config loader opens by name. Trainers' own files (optimizer states, logs) match none of these.
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*",
+    "tekken.json",
+    "*.tiktoken",
+    "chat_template*",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+)
+TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
+MOST_TEXT = 1000  # characters of a complaint
+UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # left by writers that have not ended, or died
+
+
+class CheckpointError(OperatorError):
+    """A folder is no checkpoint that can be evaluated. One line: what is wrong and what to do."""
+
+    def __init__(self, text: str) -> None:
+        """`text` may quote what a file holds, and files hold anything: it is shortened, and shown as one line."""
+        short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+        super().__init__("".join(c if c.isprintable() else "?" for c in short))
+
+
+def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = None) -> CheckpointSpec:
+    """Describe the checkpoint in `path`: the files that inference needs, and its identity (no full read).
+
+    `allow_bin` accepts pytorch_model.bin, which is unpickled when it is loaded. Raises CheckpointError.
+    """
+    folder = _resolved(path)
+    with _refusing(folder):
+        config = _config(folder)
+        weights = _weights(folder, allow_bin=allow_bin)
+        small = _small_files(folder, code="auto_map" in config)
+        sums = _save_sums(folder)
+        files = tuple(_describe(folder, name, sums) for name in sorted({*small, *weights}))
+        return CheckpointSpec(source=str(folder), digest=identity(files, folder), files=files, step=step)
+
+
+def _resolved(path: str | Path) -> Path:
+    """The folder that `path` names. CheckpointError where there is none, or none that may be looked at."""
+    try:
+        folder = Path(path).resolve(strict=True)
+        there = folder.is_dir()
+        str(folder).encode()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"{path}: no such folder; name a checkpoint: a folder with config.json, safetensors and tokenizer"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (ValueError, RuntimeError) as error:  # no text; links in a circle
+        raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
+    if not there:
+        raise CheckpointError(f"{path}: no folder")
+    return folder
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """Whatever a folder holds, what comes of it is a description or a CheckpointError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename}: it vanished while the checkpoint was looked at") from error
+    except BadWeights as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    except UnicodeError as error:
+        raise CheckpointError(f"{folder}: a file's name is no text (UTF-8)") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{folder}: a JSON file of it is nested too deeply") from error
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> CheckpointSpec:
+    """Describe a checkpoint in training's own format (DCP, Megatron): all files below `path`, whatever they hold.
+
+    Its identity covers the command that will convert it, names, sizes, mtimes and samples. Raises CheckpointError.
+    """
+    folder = _resolved(path)
+    with _refusing(folder):
+        found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(PIN_PREFIX))
+        names = [p.relative_to(folder).as_posix() for p in found]
+        if unfinished := [n for n in names if any(fnmatch.fnmatch(n, f"*{u}") for u in UNFINISHED)]:
+            raise CheckpointError(f"{folder}: {min(unfinished)} looks unfinished")
+        if any(n.endswith(".distcp") for n in names) and not any(p.name == ".metadata" for p in found):
+            raise CheckpointError(f"{folder}: incomplete, its .metadata (written last) is not there")
+        files = tuple(_describe(folder, name, {}) for name in names)
+        if not any(f.size for f in files):
+            raise CheckpointError(f"{folder}: holds nothing to convert")
+        rows = [(f.name, f.size, f.mtime_ns, fingerprint(folder / f.name).hex()) for f in files]
+        digest = hashlib.sha256(json.dumps([convert, *rows]).encode()).hexdigest()[:32]
+        return CheckpointSpec(source=str(folder), digest=digest, files=files, step=step)
+
+
+def is_hugging_face(path: str | Path) -> bool:
+    """Whether a folder is (or is becoming) one that needs no conversion."""
+    folder = Path(path)
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return (folder / "config.json").exists() and any((folder / w).exists() for w in weights)
+
+
+def step_of(name: str) -> int | None:
+    """The training step in a checkpoint folder's name: its last run of digits."""
+    digits = ""
+    for char in reversed(name):
+        if char.isdecimal():
+            digits = char + digits
+        elif digits:
+            break
+    return int(digits) if digits else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: no valid JSON (half-written?); save the checkpoint again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object")
+    return value
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The model's config, of a causal language model."""
+    if not (folder / "config.json").is_file():
+        hint = (
+            "it holds an adapter: merge it into its model first"
+            if (folder / "adapter_config.json").is_file()
+            else ""
+        )
+        raise CheckpointError(f"{folder}: no config.json; {hint or 'save the model with save_pretrained'}")
+    config = _json(folder / "config.json")
+    architectures = config.get("architectures") or []
+    auto_map = config.get("auto_map") or {}
+    if not isinstance(architectures, list) or not isinstance(auto_map, dict):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: architectures is no list of names, or auto_map no table; save the checkpoint again"
+        )
+    multimodal = isinstance(config.get("text_config"), dict)
+    causal = any(
+        str(name).endswith(CAUSAL) or (multimodal and str(name).endswith("ForConditionalGeneration"))
+        for name in architectures
+    )
+    if not causal and "AutoModelForCausalLM" not in auto_map:
+        named = ", ".join(map(str, architectures)) or "nothing"
+        raise CheckpointError(
+            f"{folder}: no causal language model (config.json's architectures name {named})"
+        )
+    return config
+
+
+def _weights(folder: Path, *, allow_bin: bool) -> list[str]:
+    """Names of the weight files, each checked against its own header and its index."""
+    if (folder / "model.safetensors").is_file():
+        _check_safetensors(folder / "model.safetensors")
+        return ["model.safetensors"]
+    index = "model.safetensors.index.json"
+    if (folder / index).is_file():
+        for name, tensors in _indexed(folder, index).items():
+            held = _check_safetensors(folder / name)
+            if missing := tensors - held:
+                raise CheckpointError(f"{folder / name}: lacks {min(missing)}, which the index says it holds")
+        return [index, *_indexed(folder, index)]
+    single, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
+    if (folder / single).is_file():
+        names, extra = [single], []
+    elif (folder / index).is_file():
+        names, extra = list(_indexed(folder, index)), [index]
+    else:
+        unfinished = [p.name for p in folder.iterdir() if any(fnmatch.fnmatch(p.name, u) for u in UNFINISHED)]
+        why = f"; {min(unfinished)} looks unfinished" if unfinished else ""
+        raise CheckpointError(f"{folder}: incomplete, no model.safetensors and no index of shards{why}")
+    if not allow_bin:
+        raise CheckpointError(
+            f"{folder}: only .bin weights, which run code when they are loaded; convert them to safetensors or allow them"
+        )
+    for name in names:
+        if not zipfile.is_zipfile(folder / name):
+            raise CheckpointError(f"{folder / name}: truncated, or saved by a torch before 1.6")
+    return [*extra, *names]
+
+
+def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
+    """Shard -> names of its tensors, by the index; each shard is there."""
+    table = _json(folder / index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{folder / index}: has no weight_map")
+    shards: dict[str, set[str]] = {}
+    for tensor, name in table.items():
+        if not isinstance(name, str) or not is_safe_name(name):
+            raise CheckpointError(f"{folder / index}: names {name!r}, which is no file of this folder")
+        shards.setdefault(name, set()).add(tensor)
+    for name in shards:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: incomplete, {index} names {name}, which is not there")
+    return shards
+
+
+def _check_safetensors(path: Path) -> frozenset[str]:
+    try:
+        return read_header(path).tensors
+    except BadWeights as error:
+        raise CheckpointError(f"{path}: truncated or damaged, {error}") from error
+
+
+def _small_files(folder: Path, *, code: bool) -> list[str]:
+    """Config and tokenizer files; the model's own Python files where its config asks for them."""
+    patterns = (*SMALL_FILES, "*.py") if code else SMALL_FILES
+    names = [
+        name
+        for name in _names(folder)
+        if any(fnmatch.fnmatch(name, p) and name.count("/") == p.count("/") for p in patterns)
+        and not any(fnmatch.fnmatch(name, u) for u in UNFINISHED)
+    ]
+    if not any(fnmatch.fnmatch(name, t) for name in names for t in TOKENIZERS):
+        raise CheckpointError(f"{folder}: no tokenizer; save it beside the model (tokenizer.save_pretrained)")
+    return names
+
+
+def _names(folder: Path) -> Iterable[str]:
+    for path in folder.iterdir():
+        if path.is_file():
+            yield path.name
+    templates = folder / "additional_chat_templates"
+    if templates.is_dir():
+        yield from (f"{templates.name}/{p.name}" for p in templates.iterdir() if p.is_file())
+
+
+def _save_sums(folder: Path) -> dict[str, str]:
+    """Hashes that were written down when the checkpoint was saved, if they were."""
+    if not (folder / SAVE_SUMS).is_file():
+        return {}
+    sums = _json(folder / SAVE_SUMS).get("xxh3_128")
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"{folder / SAVE_SUMS}: holds no xxh3_128 table")
+    return {str(name): str(value) for name, value in sums.items()}
+
+
+def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:
+    name.encode()  # or no JSON could hold it
+    found = (folder / name).stat()
+    return CheckpointFile(name=name, size=found.st_size, mtime_ns=found.st_mtime_ns, xxh3_128=sums.get(name))

@@ -1,0 +1,73 @@
+"""What a submission means for an evaluation that is known. Pure.
+
+Rule: whoever submits wants scores, so what was cancelled or dropped is taken up again, as `evalspan eval` does; a higher
+priority is taken over and a lower one is not; what failed is tried again only where that is asked for (`retry`).
+It does not know: how the daemon is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from coordinator.evaluation.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What comes of a submission: `what` for scripts, `said` for people; whether the daemon is to hear the notice, and to retry."""
+
+    what: Literal["new", "known", "priority-raised", "taken-up-again", "ended"]
+    said: str = ""
+    announce: bool = False
+    again: bool = False
+
+
+def day(at: float) -> str:
+    """Local date and time of unix seconds."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def nothing_run(state: State) -> str:
+    """What a person is to know of an evaluation that had ended before it was asked for again."""
+    failed, at = len(state.failed_entries()), day(state.ended_at or 0.0)
+    if failed:
+        return (
+            f"ended on {at} from the same inputs, {failed} of {len(state.entries)} tasks failed; nothing was run: "
+            f"`evalspan retry {state.evaluation_id}` tries again"
+        )
+    again = (
+        f": `evalspan retry {state.evaluation_id}` scores what lacks a score" if state.unscored_items else ""
+    )
+    return f"scored on {at} from the same inputs; nothing was run{again}"
+
+
+def submitted(known: State | None, priority: int) -> Submitted:
+    """`known`: the evaluation as its journal shows it, None where there is none yet."""
+    if known is None:
+        return Submitted(what="new", announce=True)
+    before = known.record.priority
+    raised = f"its priority is raised from {before} to {priority}" if priority > before else ""
+    if known.cancelled:
+        said = f"it was cancelled ({known.cancelled}) and is taken up again; what is scored is kept"
+        said = f"{said}; {raised}" if raised else said
+        return Submitted(what="taken-up-again", said=said, announce=bool(raised), again=True)
+    if known.ended_at is not None:
+        failed = len(known.failed_entries())
+        if failed or known.unscored_items:
+            said = (
+                f"it has ended, and {failed} of {len(known.entries)} tasks failed"
+                if failed
+                else "it has ended with items unscored"
+            )
+            return Submitted(what="ended", said=f"{said}: `evalspan retry {known.evaluation_id}` tries again")
+        return Submitted(
+            what="ended",
+            said=f"it was scored on {day(known.ended_at)} from the same inputs, and nothing is run: "
+            f"`evalspan report {known.evaluation_id}`",
+        )
+    if raised:
+        return Submitted(what="priority-raised", said=raised, announce=True)
+    kept = f"; its priority stays {before} (a submission lowers none)" if priority < before else ""
+    return Submitted(what="known", said=f"it is known already{kept}")

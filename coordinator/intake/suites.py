@@ -1,0 +1,117 @@
+"""Suites by name or file: TOML to a SuiteSpec.
+
+Rule: a suite file is read strictly; paths in it are relative to the file. Shipped suites lie in `evaljobs/suites`,
+since jobs on nodes read their tasks and data.
+It does not know: whether lm-eval has a task of that name (lm-eval is asked, in `intake`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from coordinator.config import toml_file
+from coordinator.errors import OperatorError
+from evaljobs.contract.contract import Record, SuiteSpec, TaskEntry
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Task(TaskEntry):
+    """As written: a limit is a number of documents, or a share of them below 1 (lm-eval's rule)."""
+
+    name: Annotated[str, Field(min_length=1)]
+    num_fewshot: Count | None = None
+    limit: Positive | Share | None = None
+
+
+class _SuiteFile(Record):
+    """Keys of a suite file."""
+
+    name: Annotated[str, Field(min_length=1)]
+    include_path: tuple[str, ...] = ()
+    batch_size: Positive | Literal["auto"] = 1
+    seed: int | None = None
+    apply_chat_template: bool | str = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool | None = None
+    task: Annotated[tuple[_Task, ...], Field(min_length=1)]
+
+
+def folder() -> Path:
+    """Where shipped suites lie."""
+    return Path(str(resources.files("evaljobs"))) / "suites"
+
+
+def names() -> list[str]:
+    """Shipped suites."""
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def is_file_name(text: str) -> bool:
+    """Does it name a suite file, and no shipped suite?"""
+    return "/" in text or text.endswith(".toml")
+
+
+def load_suite(name_or_file: str | Path) -> SuiteSpec:
+    """The suite of that name, or in that file (a name with a slash, or ending in ".toml").
+
+    `include_path` comes back absolute. OperatorError: no such suite (with the nearest names), no such file or folder,
+    or a wrong key or value (with its line).
+    """
+    path = _find(str(name_or_file))
+    data, text = toml_file.read(path)
+    where = toml_file.in_file(path, text)
+    suite = toml_file.check(_SuiteFile, data, where)
+    _refuse_twins(suite, where)
+    return SuiteSpec(
+        name=suite.name,
+        include_path=tuple(_folder(part, path, where) for part in suite.include_path),
+        batch_size=suite.batch_size,
+        seed=suite.seed,
+        apply_chat_template=suite.apply_chat_template,
+        system_instruction=suite.system_instruction,
+        fewshot_as_multiturn=suite.fewshot_as_multiturn,
+        tasks=tuple(TaskEntry(**task.model_dump()) for task in suite.task),
+    )
+
+
+def _find(text: str) -> Path:
+    if is_file_name(text):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise OperatorError(f"no suite file {text}: give a TOML file, or one of {', '.join(names())}")
+        return path.resolve()
+    shipped = folder() / f"{text}.toml"
+    if text and shipped.is_file():
+        return shipped
+    near = difflib.get_close_matches(text, names(), n=3, cutoff=0.4) or names()
+    raise OperatorError(
+        f"no suite named {text!r} (nearest: {', '.join(near)}); a suite of your own is a file: --suite ./{text or 'my'}.toml"
+    )
+
+
+def _folder(part: str, suite: Path, where: toml_file.Where) -> str:
+    path = (suite.parent / Path(part).expanduser()).resolve()
+    if not path.is_dir():
+        raise OperatorError(
+            f"{where(('include_path',))}: no folder {path} (paths are relative to the suite file)"
+        )
+    return str(path)
+
+
+def _refuse_twins(suite: _SuiteFile, where: toml_file.Where) -> None:
+    """Results are keyed by task name, as lm-eval keys them: a second entry of one name would overwrite the first."""
+    seen: set[str] = set()
+    for index, task in enumerate(suite.task):
+        if task.name in seen:
+            raise OperatorError(
+                f"{where(('task', index, 'name'))}: task {task.name!r} stands twice; put the second into a suite of its own"
+            )
+        seen.add(task.name)

@@ -1,0 +1,261 @@
+"""From what a listing or a snapshot shows to the events that it means. Pure.
+
+Rule: only a successful look is news. A job that a listing lacks is "lost" after it was missing from two good listings
+and for a grace time; a state nobody knows is a warning and "still there" (law 8). Identity is our name (unique per
+attempt); the job id is only how to cancel it, since a restarted controller may hand out an id twice.
+It does not know: how listings are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.cluster import JobState
+from coordinator.evaluation.messages import (
+    AnyEvent,
+    JobEnded,
+    JobNotSubmitted,
+    JobStarted,
+    JobSubmitted,
+    MetricJobsDied,
+    MetricJobsLost,
+    RestOver,
+    TrialHung,
+)
+from coordinator.evaluation.state import JobInfo, MetricState, State
+
+MAX_GRACE_SECONDS = 600.0
+NEVER_STARTS = frozenset({"PartitionTimeLimit"})
+"""Slurm's reasons for a pending job that no wait mends; such a job was refused, only later than by `sbatch`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Grace:
+    """How long absence must last before it means something; seconds."""
+
+    lost: float = 30.0  # a submitted job that listings lack
+    uncertain: float = 10.0  # a submission that may have happened
+    hung: float = 900.0  # a running trial without progress
+    overdue: float = 60.0  # a job that was told to end
+    outcome: float = 0.0  # an ended job's files may reach us later than the word of its end (NFS)
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Memory between listings that is not worth a journal: since when a job has been missing, unknown states told."""
+
+    missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
+    ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
+    told: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last told
+    cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
+
+
+def job_events(
+    state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
+) -> tuple[list[AnyEvent], list[str]]:
+    """Events of one successful listing, and the ids of twin jobs (a name submitted twice) that should be cancelled."""
+    by_name: dict[str, list[JobState]] = {}
+    for job in listing:
+        by_name.setdefault(job.name, []).append(job)
+    events: list[AnyEvent] = []
+    twins: list[str] = []
+    for name in sorted(state.live):
+        info = state.jobs[name]
+        members = by_name.get(name, [])
+        events += _one_job(info, members, seen, grace, now)
+        own = info.job_id or (members[0].job_id if members else "")
+        twins += sorted({m.job_id for m in members if m.job_id != own and m.phase != "ended"})
+    return events, twins
+
+
+def _one_job(
+    info: JobInfo, members: Sequence[JobState], seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    name = info.job.name
+    if not members and info.phase in ("uncertain", "intended"):
+        if (
+            info.phase == "uncertain"
+            and now - max(info.changed_at, _first_missing(seen, (name, -1), now)) > grace.uncertain
+        ):
+            seen.missing_since.pop((name, -1), None)
+            return [JobNotSubmitted(at=now, job=name, error="it is in no listing")]
+        return []
+    events: list[AnyEvent] = []
+    job_id = info.job_id
+    if members and info.phase != "submitted":
+        job_id = members[0].job_id
+        events.append(JobSubmitted(at=now, job=name, job_id=job_id))
+    by_index = {m.index: m for m in members if m.job_id == job_id}
+    never = next((m.reason for m in members if m.phase == "pending" and m.reason in NEVER_STARTS), None)
+    if never is not None:
+        error = f"{never}: it asks for more time than its partition allows, and would never start"
+        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True)]
+    for index, phase in info.members.items():
+        if phase == "ended":
+            continue
+        events += _one_member(name, index, phase, by_index.get(index), seen=seen, grace=grace, now=now)
+    return events
+
+
+def _one_member(
+    name: str, index: int, phase: str, found: JobState | None, *, seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    key = (name, index)
+    if found is None:
+        since = _first_missing(seen, key, now)
+        seen.missing_count[key] = seen.missing_count.get(key, 0) + 1
+        if seen.missing_count[key] >= 2 and now - since >= grace.lost:
+            return [JobEnded(at=now, job=name, index=index, state="VANISHED", lost=True)]
+        return []
+    seen.missing_since.pop(key, None)
+    seen.missing_count.pop(key, None)
+    if found.phase == "ended":
+        if now - seen.ended_since.setdefault(key, now) < grace.outcome:
+            return []
+        return [JobEnded(at=now, job=name, index=index, state=found.state)]
+    if found.phase == "running" and phase == "pending":
+        return [
+            JobStarted(
+                at=now,
+                job=name,
+                index=index,
+                node=found.node,
+                started_at=found.started_at,
+                submitted_at=found.submitted_at,
+            )
+        ]
+    return []
+
+
+def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
+    return seen.missing_since.setdefault(key, now)
+
+
+def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:
+    """The ends of trials with the shard that each had in hand. `claims`: shard -> trial."""
+    in_hand = {trial: shard for shard, trial in claims.items()}
+    found: list[AnyEvent] = []
+    for event in events:
+        if isinstance(event, JobEnded) and state.jobs[event.job].job.purpose == "trial":
+            shard = in_hand.get(state.jobs[event.job].trials[event.index])
+            found.append(event.model_copy(update={"shard": shard}))
+        else:
+            found.append(event)
+    return found
+
+
+def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:
+    """Ids of jobs that were told to end and are still there: holders past their release, anything after the results.
+
+    Named again every `grace.overdue` seconds for as long as they last.
+    """
+    ids = []
+    for name in sorted(state.live):
+        info = state.jobs[name]
+        since = info.released_at
+        if since is None and state.results_written:
+            since = max(info.changed_at, seen.missing_since.setdefault((name, -2), now))
+        if since is None or not info.job_id:
+            continue
+        # again and again: a cancellation may fail like anything else
+        if now - max(since, seen.cancelled.get(name, since)) > grace.overdue:
+            seen.cancelled[name] = now
+            ids.append(info.job_id)
+    return ids
+
+
+def hung_trials(
+    state: State,
+    progress: Mapping[str, tuple[float, str | None]] | None,
+    seen: Sightings,
+    grace: Grace,
+    now: float,
+) -> list[AnyEvent]:
+    """Running trials without progress, again after `grace.overdue` while they last.
+
+    `progress`: trial -> (stamp of its last progress, shard in hand); None: no news of any, which is no trial's silence. A stamp is judged by how long it has stood still by
+    our clock, whatever the clock that it was read from.
+    """
+    if progress is None:
+        seen.moved.clear()
+        return []
+    events: list[AnyEvent] = []
+    for trial, (job, member) in state.live_trials.items():
+        info = state.jobs[job]
+        running = info.members.get(0 if info.job.purpose == "host" else member) == "running"
+        again = trial in seen.told
+        if not running or now - seen.told.get(trial, now - 2 * grace.overdue) < grace.overdue:
+            continue
+        known = seen.moved.get(trial, (0.0, now))
+        stamp, shard = progress.get(trial, (known[0], None))
+        since = known[1] if stamp == known[0] else now
+        seen.moved[trial] = (stamp, since)
+        silent = now - since
+        if silent > grace.hung:
+            seen.told[trial] = now
+            # told again, it is only cancelled again: its shard took down one trial, not two
+            events.append(TrialHung(at=now, trial=trial, shard=None if again else shard, seconds=silent))
+    return events
+
+
+def rests_over(state: State, now: float) -> list[AnyEvent]:
+    """Nodes whose time aside is over, and metric workers or jobs held back that may be submitted again: told, since an
+    evaluation that has nothing but them has no other event. Told once: `rules` acts on it, and where it would not, nothing is told.
+    """
+    held = any(now >= h.due_at for h in state.held.values())
+    if not state.can_work:
+        return [RestOver(at=now, held=True)] if held else []
+    over = tuple(
+        n.name
+        for n in state.nodes.values()
+        if n.status == "aside" and n.aside_until is not None and now >= n.aside_until
+    )
+    workers = state.waits_for_workers and now >= state.workers_due_at
+    return [RestOver(at=now, nodes=over, workers=workers, held=held)] if over or workers or held else []
+
+
+def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:
+    """Shards to do that are neither queued nor claimed by a living trial. `claims`: shard -> trial."""
+    queued = set(unclaimed)
+    return tuple(
+        name
+        for name, shard in state.shards.items()
+        if shard.frame is None
+        and not shard.quarantined
+        and name not in queued
+        and claims.get(name) not in state.live_trials
+    )
+
+
+def shards_read_by(state: State, metric: MetricState) -> Iterator[str]:
+    """Shards of the leaf tasks whose records a metric job reads."""
+    tasks = [metric.task] if metric.kind == "execute" else list(state.entries[metric.entry].sets)
+    for task in tasks:
+        leaf = state.leaves.get(task)
+        yield from leaf.planned.shards if leaf is not None else ()
+
+
+def missing_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[str]:
+    """Metric jobs that RQ has neither queued nor running though no outcome came, some time after they were enqueued: at
+    first `grace` seconds, doubled with each loss.
+    """
+    there = set(known)
+    return [
+        name
+        for name in sorted(state.outstanding)
+        if name not in there
+        and now - state.metrics[name].enqueued_at
+        > min(grace * 2 ** state.metrics[name].losses, MAX_GRACE_SECONDS)
+    ]
+
+
+def metric_events(missing: Iterable[str], failed: Mapping[str, str], now: float) -> list[AnyEvent]:
+    """What became of missing metric jobs. `failed`: those that RQ gave up, with its reason; the rest it has forgotten."""
+    names = list(missing)
+    died = {name: failed[name] for name in names if name in failed}
+    lost = tuple(name for name in names if name not in failed)
+    events: list[AnyEvent] = [MetricJobsDied(at=now, jobs=died)] if died else []
+    return [*events, MetricJobsLost(at=now, jobs=lost)] if lost else events

@@ -1,0 +1,255 @@
+"""Responses and scores of earlier evaluations that answer the same requests: found, and linked into this one's folder.
+
+Rule: only equal keys count: the same checkpoint, model options and batch size, and a request digest of which every batch is
+answered; for scores the score keys of all tasks of an entry, too. Files are linked, so the earlier folder may be removed.
+It does not know: why requests were built again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.errors import EvalspanError
+from coordinator.evaluation.messages import (
+    FindResponses,
+    OutcomeSeen,
+    Planned,
+    PlannedLeaf,
+    ResponsesFound,
+    ShardsDumped,
+)
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import State
+from coordinator.planning.planning import PlanningError, read_sets
+from coordinator.runtime.store import read_events
+from evaljobs.contract.contract import BatchIndex, FrameRef, RequestSetManifest
+from evaljobs.contract.outcomes import Scored
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, parse_shard, slug
+
+log = logging.getLogger(__name__)
+
+REUSED = (
+    ".reused"  # ends the name of a linked response file: no trial writes it, and none is looked for in it
+)
+
+Sets = Mapping[str, tuple[RequestSetManifest, BatchIndex]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """The evaluation that looks."""
+
+    record: EvaluationRecord
+    paths: EvaluationPaths
+
+
+@dataclass(slots=True)
+class _Earlier:
+    """What the journal of an earlier evaluation says of its responses and scores."""
+
+    record: EvaluationRecord
+    paths: EvaluationPaths
+    keys: Mapping[str, Mapping[str, str]]  # leaf task -> "requests" and "score"
+    leaves: dict[str, PlannedLeaf] = field(default_factory=dict)
+    frames: dict[str, FrameRef] = field(default_factory=dict)
+    scores: dict[int, str] = field(default_factory=dict)  # entry -> score file, where no item lacks its score
+
+    def read(self) -> None:
+        for event in read_events(self.paths.journal):
+            match event:
+                case Planned() | ResponsesFound():
+                    self.leaves = {leaf.task: leaf for leaf in event.leaves} | self.leaves
+                    if isinstance(event, ResponsesFound):
+                        self.frames |= dict(event.shards)
+                        self.scores |= event.scores
+                case ShardsDumped():
+                    self.frames = dict(event.shards) | self.frames  # the first copy counts
+                case OutcomeSeen() if isinstance(event.outcome, Scored):
+                    self.scores.pop(event.outcome.entry, None)
+                    if not event.outcome.unscored:
+                        self.scores[event.outcome.entry] = event.outcome.result_file
+                case _ if event.kind == "shard-corrupted":
+                    self.frames.pop(event.shard, None)
+                case _:
+                    pass
+
+
+def find(state: State, wanted: FindResponses, work: WorkPaths, now: float) -> ResponsesFound:
+    """What of `wanted` earlier evaluations of this work folder have; nothing where it cannot be read."""
+    nothing = ResponsesFound(at=now)
+    folders = {task: folder for sets in wanted.sets.values() for task, folder in sets.items()}
+    try:
+        sets = read_sets(folders, wanted.batch_size)
+    except PlanningError:
+        return nothing  # the plan will say so
+    found = nothing
+    ours = _Ours(state.record, work.evaluation(state.evaluation_id))
+    for earlier in _candidates(state, wanted.batch_size, work):
+        wants = {
+            task
+            for task in sets
+            if task not in found.sources and earlier.keys.get(task, {}).get("requests") == sets[task][0].key
+        }
+        if not wants:
+            continue
+        try:
+            earlier.read()
+            found = _with(found, ours, wanted, earlier, {task: sets[task] for task in wants})
+        except (OSError, EvalspanError, ValueError) as error:
+            log.warning("responses of %s are not used again: %s", earlier.paths.root.name, error)
+        if len(found.sources) == len(sets):
+            break
+    return found
+
+
+def _candidates(state: State, batch_size: int, work: WorkPaths) -> Iterator[_Earlier]:
+    """Ended evaluations of this checkpoint with these options, newest first."""
+    ours = state.record
+    spec = state.announced or ours.checkpoint
+    prefix = slug(spec.source.rstrip("/").rsplit("/", 1)[-1])[:40]
+    found = []
+    for file in work.root.glob(f"{prefix}-*/results.json"):
+        paths = EvaluationPaths(file.parent)
+        if paths.root.name == ours.evaluation_id:
+            continue
+        with contextlib.suppress(OSError, ValueError, ValidationError, AttributeError):
+            record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+            said: dict[str, Any] = json.loads(file.read_bytes()).get("evalspan", {})
+            same = (record.checkpoint.digest, record.convert, record.model) == (
+                spec.digest,
+                ours.convert,
+                ours.model,
+            )
+            if same and said.get("batch_size") == batch_size and said.get("keys"):
+                found.append(_Earlier(record, paths, said["keys"]))
+    return iter(sorted(found, key=lambda e: -e.record.accepted_at))
+
+
+def _with(
+    found: ResponsesFound, ours: _Ours, wanted: FindResponses, earlier: _Earlier, sets: Sets
+) -> ResponsesFound:
+    own = ours.paths
+    entry_of = {
+        task: (entry, folder) for entry, named in wanted.sets.items() for task, folder in named.items()
+    }
+    leaves: list[PlannedLeaf] = []
+    shards: dict[str, FrameRef] = {}
+    for task, (manifest, index) in sets.items():
+        leaf = earlier.leaves.get(task)
+        if leaf is None or leaf.key != manifest.key or not _whole(leaf, index, earlier):
+            continue
+        shards |= {s: _linked(earlier.paths, earlier.frames[s], own) for s in leaf.shards}
+        leaves.append(_as_ours(leaf, *entry_of[task], manifest, index))
+    taken = {leaf.task for leaf in leaves}
+    scores = {
+        entry: file
+        for entry, named in wanted.sets.items()
+        if named.keys() <= taken
+        and (file := _score(ours, entry, {t: sets[t][0] for t in named}, earlier)) is not None
+    }
+    return found.model_copy(
+        update={
+            "leaves": (*found.leaves, *leaves),
+            "shards": (*found.shards, *shards.items()),
+            "scores": found.scores | scores,
+            "sources": found.sources | dict.fromkeys(sorted(taken), earlier.record.evaluation_id),
+        }
+    )
+
+
+def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: _Earlier) -> bool:
+    """Is every batch answered by a record that is there?"""
+    at = 0
+    for first, end in sorted(parse_shard(shard)[1:] for shard in leaf.shards):
+        if first != at:
+            return False
+        at = end
+    frames = [earlier.frames.get(shard) for shard in leaf.shards]
+    return at == len(index.requests) and all(
+        frame is not None and _there(earlier.paths, frame) for frame in frames
+    )
+
+
+def _there(paths: EvaluationPaths, frame: FrameRef) -> bool:
+    try:
+        return (paths.responses / frame.file).stat().st_size >= frame.offset + frame.length
+    except OSError:
+        return False
+
+
+def _linked(earlier: EvaluationPaths, frame: FrameRef, own: EvaluationPaths) -> FrameRef:
+    name = hashlib.sha256(f"{earlier.root.name}/{frame.file}".encode()).hexdigest()[:16] + REUSED
+    _link(earlier.responses / frame.file, own.responses / name)
+    return frame.model_copy(update={"file": name})
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for a file that is never written again; a copy where the file system has no links."""
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+
+
+def _as_ours(
+    leaf: PlannedLeaf, entry: int, folder: str, manifest: RequestSetManifest, index: BatchIndex
+) -> PlannedLeaf:
+    documents: Iterable[tuple[int, ...]] = ()
+    if manifest.executes:
+        spans = (parse_shard(shard)[1:] for shard in leaf.shards)
+        documents = (tuple(sorted({d for b in index.documents[a:z] for d in b})) for a, z in spans)
+    return leaf.model_copy(
+        update={
+            "entry": entry,
+            "folder": folder,
+            "executes": manifest.executes,
+            "shard_documents": tuple(documents),
+        }
+    )
+
+
+def _score(
+    ours: _Ours, entry: int, manifests: Mapping[str, RequestSetManifest], earlier: _Earlier
+) -> str | None:
+    """The score file of an entry, linked with its samples; None where it has to be scored."""
+    name = ours.record.suite.tasks[entry].name
+    before, now = earlier.record, ours.record
+    theirs = next(
+        (i for i, t in enumerate(before.suite.tasks) if t.name == name and i in earlier.scores), None
+    )
+    settings = [
+        (r.judge, r.options.bootstrap_iters, r.options.item_seconds, r.options.allow_unsafe)
+        for r in (before, now)
+    ]
+    if theirs is None or settings[0] != settings[1]:
+        return None
+    if any(
+        not manifests[t].score_key or earlier.keys[t].get("score") != manifests[t].score_key
+        for t in manifests
+    ):
+        return None
+    for task in manifests:
+        samples = earlier.paths.samples / f"samples_{slug(task)}_{theirs:03d}.jsonl"
+        if samples.exists():
+            _link(samples, ours.paths.samples / f"samples_{slug(task)}_{entry:03d}.jsonl")
+    scores = Path(earlier.scores[theirs])
+    if not scores.exists():
+        return None
+    target = ours.paths.scores / f"{entry:03d}-{slug(name)}.json"
+    _link(scores, target)
+    return str(target)

@@ -1,0 +1,196 @@
+"""The journal: append-only, fsynced, one writer, replayed on start.
+
+Rule: an event is on disk before anything is done about it. A torn last line (a crash in mid-write) is cut off; any
+other line that cannot be read stops us, since to go on would be to forget.
+It does not know: what the events mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from coordinator.errors import OperatorError
+from coordinator.evaluation.messages import EVENT, AnyEvent
+
+DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
+ASKING_SECONDS = 0.5  # for which somebody who asks whether the lock is held may hold it
+
+
+class JournalError(OperatorError):
+    """A journal with a line that is not ours to read: it stays as it is until a person acts."""
+
+
+class CopiedJournalError(JournalError):
+    """A journal that says it is another folder's: two of one evaluation would do everything twice."""
+
+
+class Journal:
+    """Events of one evaluation in `journal.jsonl`, one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._cut_torn_tail()
+
+    @staticmethod
+    def begun(path: Path) -> bool:
+        """Is there a whole line in it? A torn first one is cut by `replay`, which leaves nothing to go on with."""
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+        return False
+
+    def append(self, events: Iterable[AnyEvent]) -> None:
+        """Write all of `events` and fsync once. On OSError (a full disk) nothing of them stays."""
+        data = b"".join(EVENT.dump_json(e) + b"\n" for e in events)
+        if not data:
+            return
+        end = os.fstat(self._fd).st_size
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
+
+    def replay(self) -> Iterator[AnyEvent]:
+        """All events so far. JournalError names the line that cannot be read."""
+        yield from read_events(self.path)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _cut_torn_tail(self) -> None:
+        size = os.fstat(self._fd).st_size
+        end = size
+        while end > 0:
+            start = max(0, end - 65536)
+            chunk = os.pread(self._fd, end - start, start)
+            newline = chunk.rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._fd, end)
+            os.fsync(self._fd)
+
+
+def read_events(path: Path) -> Iterator[AnyEvent]:
+    """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            yield _event(line, f"{path}:{number}")
+
+
+def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
+    """The whole events from byte `offset` on, and the offset after them; for whoever follows a journal as it grows."""
+    events = []
+    with path.open("rb") as lines:
+        lines.seek(offset)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            events.append(_event(line, f"{path}, byte {offset}"))
+            offset += len(line)
+    return events, offset
+
+
+def _event(line: bytes, where: str) -> AnyEvent:
+    try:
+        return EVENT.validate_json(line)
+    except ValidationError as error:
+        what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
+        raise JournalError(
+            f"{where} is no event of this version ({what}); move the folder away to start afresh"
+        ) from error
+
+
+def is_daemon(holder: str) -> bool:
+    """Does this holder of a work folder's lock, as `WorkLock.holder` names it, take submissions?"""
+    return holder.startswith(DAEMON)
+
+
+class WorkLock:
+    """One coordinator per work folder. The kernel frees the lock when its owner dies, however it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self, command: str = "evalspan") -> None:
+        """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not _locked(fd):
+            owner = _owner(fd)
+            os.close(fd)
+            now = "submit to it (`evalspan submit`), end it" if is_daemon(owner) else "wait until it ends"
+            raise OperatorError(
+                f"{self.path.parent} is in use by {owner}: {now}, or give --work-dir another folder"
+            )
+        with suppress(OSError):  # on a full disk the lock holds without it
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{command}, pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        self._fd = fd
+
+    def holder(self) -> str:
+        """The command and process that hold it, such as "evalspan eval, pid 7 on n1"; "" where none does. A process that
+        only asks the same holds nothing.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDWR)
+        except OSError:
+            return ""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(fd)
+        finally:
+            os.close(fd)
+        return ""
+
+    def held(self) -> bool:
+        """Does any command hold it?"""
+        return bool(self.holder())
+
+    @property
+    def there(self) -> bool:
+        """Do we hold it, and does its path show the file that we hold? Not while the storage below it is away."""
+        try:
+            return self._fd is not None and os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _owner(fd: int) -> str:
+    return os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+
+
+def _locked(fd: int) -> bool:
+    """Take it; tried for as long as somebody may only be asking whether it is held."""
+    end = time.monotonic() + ASKING_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

@@ -1,0 +1,198 @@
+"""The coordinator's side of the metric jobs: enqueue by name, look, recover. The only importer of RQ here.
+
+Rule: RQ is no truth. A job has a deterministic id and one argument, the path of its spec; enqueuing a job that is
+queued or running changes nothing, and enqueuing one that RQ has finished, failed or half lost starts it afresh (a job
+whose outcome is on disk returns at once). Outcomes are files; what RQ says of a job is only a reason to look.
+It does not know: what a job computes, when it is due.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import redis
+from rq import Retry
+from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
+from rq.worker_registration import get_keys
+
+from evaljobs.queue import redis_address
+from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, explained
+from evaljobs.scoring import metric_jobs
+
+__all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRIES = 2  # after a work-horse or its worker died; a job's own errors are outcomes and not retried
+RESULT_SECONDS = 600
+FAILURE_SECONDS = 24 * 3600
+# RQ's own limit; the worker sets the real one from the spec that it reads (evaljobs/scoring/worker.py)
+TIMEOUT_SECONDS = 7 * 24 * 3600
+WORKER_SILENT_SECONDS = 30.0
+
+FUNCTION: Mapping[str, str] = {"execute": metric_jobs.EXECUTE, "score": metric_jobs.SCORE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricQueueStatus:
+    """Metric jobs of an evaluation, by our names. `failed`: RQ's reason, one line (their outcome says more)."""
+
+    queued: int
+    running: tuple[str, ...]
+    failed: Mapping[str, str]
+    workers: int  # that gave a sign within WORKER_SILENT_SECONDS
+
+
+class MetricQueue:
+    """The metric jobs of one evaluation. Methods raise QueueUnavailable where Redis is away; all may be repeated."""
+
+    def __init__(self, redis_file: Path, evaluation_id: str) -> None:
+        self.evaluation_id = evaluation_id
+        self._file = redis_file
+        self._address: RedisAddress | None = None
+        self._queue: Any = None
+
+    def enqueue(
+        self, kind: Literal["execute", "score"], name: str, spec: Path, *, seconds: float = 0.0
+    ) -> None:
+        """Queue a job once, behind those that are predicted to take as long or longer: the longest tails go first."""
+        self._with(lambda queue: self._enqueue(queue, kind, name, spec, seconds))
+
+    def recover(self) -> None:
+        """Queue the jobs of dead workers again (within 15 s of their death, if called every 3 s)."""
+        self._with(metric_jobs.recover)
+
+    def known(self) -> tuple[str, ...]:
+        """Names of all jobs that are queued, about to start, or running: those from which an outcome may come."""
+        return tuple(sorted(self._with(self._known)))
+
+    def status(self) -> MetricQueueStatus:
+        return self._with(self._status)
+
+    def remove(self) -> None:
+        """Take every job of the evaluation out of Redis. No worker should be running one."""
+        self._with(self._remove)
+
+    # --- with a queue ------------------------------------------------------------------------------------------------
+
+    def _with(self, effect: Callable[[Any], T]) -> T:
+        """Once more after a broken connection (a restarted server breaks idle ones), at the address of now."""
+        try:
+            return self._once(effect)
+        except QueueUnavailable as error:
+            if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
+                raise
+            self._queue = None
+        return self._once(effect)
+
+    def _once(self, effect: Callable[[Any], T]) -> T:
+        if self._queue is None:
+            self._address = redis_address.read(self._file)
+            client = redis_address.shared(self._address)
+            self._queue = metric_jobs.open_queue(client, self.evaluation_id)
+        with explained(self._address.where if self._address else "its address"):
+            return effect(self._queue)
+
+    def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
+        rq_id = metric_jobs.job_id(self.evaluation_id, name)
+        try:
+            self._push(queue, kind, rq_id, spec)
+        except DuplicateJobError:
+            if rq_id in self._live(queue):
+                return
+            _forget(queue, rq_id)
+            with suppress(DuplicateJobError):
+                self._push(queue, kind, rq_id, spec)
+        metric_jobs.to_its_place(queue, rq_id, seconds)
+
+    def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
+        queue.enqueue_call(
+            FUNCTION[kind],
+            args=(str(spec),),
+            job_id=rq_id,
+            unique=True,
+            # it had its turn
+            retry=Retry(max=RETRIES, enqueue_at_front=True),
+            timeout=TIMEOUT_SECONDS,
+            result_ttl=RESULT_SECONDS,
+            failure_ttl=FAILURE_SECONDS,
+            description=kind,
+        )
+
+    def _live(self, queue: Any) -> set[str]:
+        """Ids in the queue, on their way to a worker, or running; one moment's view."""
+        with queue.connection.pipeline(transaction=True) as pipe:
+            pipe.lrange(queue.key, 0, -1)
+            pipe.lrange(queue.intermediate_queue_key, 0, -1)
+            pipe.zrange(queue.started_job_registry.key, 0, -1)
+            queued, popped, running = pipe.execute()
+        return {i.decode() for i in (*queued, *popped)} | {_of_execution(e) for e in running}
+
+    def _known(self, queue: Any) -> set[str]:
+        return {metric_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
+
+    def _status(self, queue: Any) -> MetricQueueStatus:
+        running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
+        failed = queue.failed_job_registry.get_job_ids(cleanup=False)
+        jobs = queue.job_class.fetch_many(failed, connection=queue.connection, serializer=queue.serializer)
+        return MetricQueueStatus(
+            queued=int(queue.count) + len(metric_jobs.popped_ids(queue)),
+            running=tuple(
+                sorted(metric_jobs.job_name(self.evaluation_id, _of_execution(e)) for e in running)
+            ),
+            failed={
+                metric_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None
+            },
+            workers=_workers(queue),
+        )
+
+    def _remove(self, queue: Any) -> None:
+        for job in self._live(queue) | set(queue.failed_job_registry.get_job_ids(cleanup=False)):
+            _forget(queue, job)
+        queue.delete(delete_jobs=True)
+        registries = (queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry)
+        queue.connection.delete(queue.intermediate_queue_key, *(r.key for r in registries))
+
+
+def _forget(queue: Any, rq_id: str) -> None:
+    """Take a job out of Redis, by RQ where RQ can read it: of a wiped Redis a heartbeat leaves records in part."""
+    try:
+        queue.job_class.fetch(rq_id, connection=queue.connection, serializer=queue.serializer).delete()
+    except NoSuchJobError:
+        pass
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        log.warning("job %s is in Redis in part (%r): removed", rq_id, error)
+    parts = queue.connection.zrange(f"rq:executions:{rq_id}", 0, -1)
+    executions = [f"rq:execution:{rq_id}:{part.decode()}" for part in parts]
+    queue.connection.delete(queue.job_class.key_for(rq_id), f"rq:executions:{rq_id}", *executions)
+
+
+def _of_execution(entry: bytes) -> str:
+    """RQ's registry of running jobs holds "job:execution"."""
+    return entry.decode().rpartition(":")[0]
+
+
+def _last_line(job: Any) -> str:
+    result = job.latest_result()
+    text = str(getattr(result, "exc_string", "") or "").strip()
+    if AbandonedJobError.__name__ in text:  # RQ's clean-up, not a worker, wrote it
+        return f"its worker died {RETRIES + 1} times"
+    return text.splitlines()[-1][:400] if text else "no reason is known"
+
+
+def _workers(queue: Any) -> int:
+    keys = [k if isinstance(k, str) else k.decode() for k in get_keys(queue=queue)]
+    with queue.connection.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.hget(key, "last_heartbeat")
+        beats = [b.decode() for b in pipe.execute() if b]
+    oldest = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - WORKER_SILENT_SECONDS))
+    return sum(beat >= oldest for beat in beats)

