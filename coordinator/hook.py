@@ -35,7 +35,7 @@ PIN_GRACE_SECONDS = (
 )
 STREAM = "evalspan:checkpoints"
 PIN_PREFIX = ".evalspan-pin-"
-SUMS = "evalspan.sums.json"  # `evaljobs.staging.weights.SAVE_SUMS`, which staging holds its copies to
+SUMS = "evalspan.sums.json"  # `evaljobs.staging.fingerprint.SAVE_SUMS`, which staging holds its copies to
 SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
 SUM_BLOCK = 8 << 20  # bytes read at once; between two the end of training is noticed

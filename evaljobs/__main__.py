@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from evaljobs.contract.contract import (
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import (
     SPEC,
     BuildSpec,
     ConvertSpec,
@@ -28,8 +30,6 @@ from evaljobs.contract.contract import (
     StageSpec,
     TrialSpec,
 )
-from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger("evaljobs")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks.add_argument("--chat", action="store_true", help="the suite applies a chat template")
     chosen = parser.parse_args(arguments)
     if chosen.verb == "tasks":
-        from evaljobs.lmeval.task_names import main as ask  # noqa: PLC0415
+        from evaljobs.lmeval.task_index import main as ask  # noqa: PLC0415
 
         try:
             names = [n for n in chosen.names.split(",") if n]
@@ -92,27 +92,27 @@ def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
 
             return convert.main(spec)
         case StageSpec():
-            from evaljobs.staging import stage  # noqa: PLC0415
+            from evaljobs.staging import precursor  # noqa: PLC0415
 
-            return stage.main(spec)
+            return precursor.main(spec)
         case TrialSpec():
             from evaljobs.trial import trial  # noqa: PLC0415
 
             return trial.main(spec)
         case HostSpec():
-            return int(importlib.import_module("evaljobs.trial.host").main(spec))
+            return int(importlib.import_module("evaljobs.trial.hosted_trials").main(spec))
         case ExecuteSpec() | ScoreSpec():
-            from evaljobs.scoring import metric  # noqa: PLC0415
+            from evaljobs.scoring import score  # noqa: PLC0415
 
-            return 1 if isinstance(metric.perform(spec), Failed) else 0
+            return 1 if isinstance(score.perform(spec), Failed) else 0
 
 
 def _build(spec: BuildSpec) -> int:
-    from evaljobs.contract.files import write_outcome  # noqa: PLC0415
-    from evaljobs.requests import requests  # noqa: PLC0415
+    from evaljobs.contract.storage import write_outcome  # noqa: PLC0415
+    from evaljobs.requests import build  # noqa: PLC0415
 
     try:
-        requests.main(spec)
+        build.main(spec)
     except Exception as error:
         log.exception("%s failed", spec.name)
         failed = Failed(

@@ -27,7 +27,7 @@ from bench_daemon_lib.scale import ScaleError, scale
 from chaos_lib.site import Place, Site, place
 from dev_cluster.api import DevClusterError, unavailable
 
-from evaljobs.contract.files import read_frames
+from evaljobs.contract.storage import read_frames
 
 TASKS = 60
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -21,10 +21,10 @@ from typing import Any
 
 from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
-from evaljobs.contract.files import write_atomic, write_outcome
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 
 

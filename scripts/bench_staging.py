@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.contract import CheckpointSpec, StageSpec
-from evaljobs.staging import copying, node_memory, stage
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
+from evaljobs.staging import copy as copying
+from evaljobs.staging import precursor, store
 
 MIB = 1 << 20
 LATENCY = 0.005  # seconds a block
@@ -59,7 +60,7 @@ TRIAL = """
 import time; a = time.perf_counter()
 import sys
 from evaljobs import engine
-from evaljobs.contract.contract import ModelOptions
+from evaljobs.contract.specs import ModelOptions
 engine.load(sys.argv[1], ModelOptions(device="cpu"), 1)
 print(time.perf_counter() - a)
 """
@@ -127,17 +128,17 @@ class Bench:
     def staged(self, *, recycled: bool) -> float:
         """Stage once, over a retired copy's pages or into fresh ones; seconds, of the whole and not of the copy alone."""
         if recycled:
-            holding = stage.stage_only(self.spec(self.checkpoint, "old"))
-            with node_memory.locked_home(self.root) as home:
-                node_memory.retire(home, self.checkpoint.digest)
+            holding = precursor.stage_only(self.spec(self.checkpoint, "old"))
+            with store.locked_home(self.root) as home:
+                store.retire(home, self.checkpoint.digest)
             holding.slot.close() if holding.slot else None
             self.checkpoint = retouch(self.checkpoint)
         started = time.perf_counter()
-        holding = stage.stage_only(self.spec(self.checkpoint, "new"))
+        holding = precursor.stage_only(self.spec(self.checkpoint, "new"))
         seconds = time.perf_counter() - started
         assert holding.staged.rung == "shm", holding.staged.why
         assert holding.staged.recycled is recycled
-        stage.clear(holding, "bench")
+        precursor.clear(holding, "bench")
         return seconds
 
     def rates(self) -> dict[str, float]:
@@ -168,7 +169,7 @@ class Bench:
     def storage_ratio(self) -> float:
         """Bytes that left storage over the model's bytes, with eight precursors of one checkpoint on the node at once."""
         code = (
-            "import sys; from evaljobs import stage; from evaljobs.contract.contract import StageSpec\n"
+            "import sys; from evaljobs import stage; from evaljobs.contract.specs import StageSpec\n"
             "h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)\n"
             "sys.stdin.read(); stage.clear(h, 'bench')"
         )
@@ -232,7 +233,7 @@ class Bench:
 def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
     """A real model: loading it staged against page-cached storage, and a trial's start against a bare script's."""
     spec = Bench(scratch, root, inspect(model), 1).spec(inspect(model), "model")
-    holding = stage.stage_only(spec)
+    holding = precursor.stage_only(spec)
 
     def run(code: str, *arguments: str) -> str:
         command = [sys.executable, "-c", code, *arguments]
@@ -243,7 +244,7 @@ def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
     for _ in range(3):
         bare.append(sum(map(float, run(BARE, holding.staged.path).split())))
         trial.append(float(run(TRIAL, holding.staged.path)))
-    stage.clear(holding, "bench")
+    precursor.clear(holding, "bench")
     return {
         "model_bytes": spec.checkpoint.bytes,
         "staged_load_seconds": statistics.median(t[0] for t in times),

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.doctor.shared_storage import check_shared
 from coordinator.errors import OperatorError
 from coordinator.evaluation import machine
@@ -18,10 +18,10 @@ from coordinator.evaluation.messages import Accepted, AnyEvent
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
-from coordinator.intake.intake import check_tasks, prepare_command
-from coordinator.runtime.ended import read_ended
-from coordinator.runtime.setup import site_of
-from coordinator.runtime.store import events_after, read_events
+from coordinator.intake.validate import check_tasks, prepare_command
+from coordinator.runtime.journal import events_after, read_events
+from coordinator.runtime.summary import read_ended
+from coordinator.runtime.wiring import site_of
 from evaljobs.contract.paths import EvaluationPaths
 
 app = typer.Typer(

@@ -10,21 +10,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.allocation import needs
+from coordinator.allocation import demand
 from coordinator.cli.app import CONFIG, WORK_DIR, app, find_folder, replay, stdout
 from coordinator.cli.live_screen import Watcher
 from coordinator.cli.service import EVALUATION
 from coordinator.cli.standing import open_states
 from coordinator.cluster import ClusterError
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.state import State
-from coordinator.report.terminal import by_reason, seconds
-from coordinator.runtime import setup
-from coordinator.runtime.aside import read_fault
-from coordinator.runtime.asked import Command, leave_command
-from coordinator.runtime.daemon import Coordinator
-from coordinator.runtime.store import JournalError, WorkLock, read_events
+from coordinator.report.render import by_reason, seconds
+from coordinator.runtime import wiring
+from coordinator.runtime.journal import JournalError, WorkLock, read_events
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.operator_commands import Command, leave_command
+from coordinator.runtime.parked import read_fault
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365
@@ -45,7 +45,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         leave_command(paths, command)
         _say(f"{command.command} of {name} is asked for")
         return
-    coordinator = setup.coordinator_of(config)
+    coordinator = wiring.coordinator_of(config)
     with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
         try:
             coordinator.revive(name)
@@ -117,7 +117,7 @@ def cancel(
 
     evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
     """
-    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
+    _ask(wiring.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
 
 
 @app.command()
@@ -128,7 +128,7 @@ def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = No
 
     evalspan retry step-1000-core-1a2b3c4d
     """
-    _ask(setup.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
+    _ask(wiring.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
 
 
 @app.command()
@@ -158,14 +158,14 @@ def release(
         raise OperatorError("--minutes is a number of minutes")
     if not node and not minutes:
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = wiring.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
     if not WorkLock(paths.lock).held():
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    used = needs.uses(open_states(settings))
+    used = demand.uses(open_states(settings))
     if node:
         _check_node(settings, node, used)
-    names = (node,) if node else needs.to_give_back(used, gpus)
+    names = (node,) if node else demand.to_give_back(used, gpus)
     if not names:
         raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
     leave_command(paths, Command(command="release", nodes=names, seconds=60 * minutes))
@@ -173,12 +173,12 @@ def release(
         stdout().print(_given_back(name, used, minutes), soft_wrap=True, highlight=False, markup=False)
 
 
-def _check_node(config: Config, node: str, used: Sequence[needs.Use]) -> None:
+def _check_node(config: Config, node: str, used: Sequence[demand.Use]) -> None:
     """A name that neither an evaluation nor the cluster knows is refused; a cluster that is away is not asked twice."""
     if any(use.node == node for use in used):
         return
     try:
-        known = [n.name for n in setup.cluster_of(config).nodes()]
+        known = [n.name for n in wiring.cluster_of(config).nodes()]
     except ClusterError:
         return
     if node not in known:
@@ -186,7 +186,7 @@ def _check_node(config: Config, node: str, used: Sequence[needs.Use]) -> None:
         raise OperatorError(f"the cluster has no node {node!r} for us (nearest: {near})")
 
 
-def _given_back(node: str, used: Sequence[needs.Use], minutes: float) -> str:
+def _given_back(node: str, used: Sequence[demand.Use], minutes: float) -> str:
     if not minutes:
         return f"{node} may be taken again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]

@@ -13,8 +13,8 @@ from rich.text import Text
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
 from coordinator.doctor import checkup
 from coordinator.doctor.doctor import Checkup
-from coordinator.report.terminal import NARROW
-from coordinator.runtime import setup
+from coordinator.report.render import NARROW
+from coordinator.runtime import wiring
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -40,7 +40,7 @@ def doctor(
 
     evalspan doctor --cluster slurm --partition gpu
     """
-    settings = setup.load(
+    settings = wiring.load(
         config, {"work_dir": work_dir, "cluster.kind": cluster, "cluster.partition": partition}
     )
     made = checkup.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)

@@ -17,20 +17,20 @@ from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, check_suite, stdout
 from coordinator.cli.interrupt import Interrupt
 from coordinator.cli.live_screen import Watcher
 from coordinator.cluster import ClusterError
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
-from coordinator.intake import preparing
-from coordinator.intake.intake import check_cluster, make_record
-from coordinator.intake.resubmission import nothing_run
-from coordinator.report.model import Report
-from coordinator.report.terminal import show
-from coordinator.runtime import setup
-from coordinator.runtime.asked import obey_commands
-from coordinator.runtime.daemon import Coordinator
-from coordinator.runtime.perform import Performer
-from coordinator.runtime.running import Running
+from coordinator.intake import prepare as preparing
+from coordinator.intake.resubmit import nothing_run
+from coordinator.intake.validate import check_cluster, make_record
+from coordinator.report.measurements import Report
+from coordinator.report.render import show
+from coordinator.runtime import wiring
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.operator_commands import obey_commands
+from coordinator.runtime.runner import Running
 from coordinator.trackers.live import Exporter
 
 TRACKER_SECONDS = 60.0  # waited for the trackers that the settings name, before the scores are shown
@@ -63,7 +63,7 @@ def evaluate(
 
     evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
     """
-    settings = setup.load(
+    settings = wiring.load(
         config,
         {
             "work_dir": work_dir,
@@ -74,7 +74,7 @@ def evaluate(
             "cluster.slots": slots,
         },
     )
-    coordinator = setup.coordinator_of(settings)
+    coordinator = wiring.coordinator_of(settings)
     performer = coordinator.performer
     record = _record(
         performer,
@@ -91,7 +91,7 @@ def evaluate(
     if not known:
         check_suite(record, settings, suite, config=config, work_dir=work_dir)
         try:
-            record = setup.at_site(record, setup.hosting(settings, coordinator.cluster), settings)
+            record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
         check_cluster(coordinator.cluster, record)
@@ -119,16 +119,16 @@ def _record(
     batch_size: str | None,
     step: int | None,
 ) -> EvaluationRecord:
-    options = setup.run_options(settings).model_copy(update={"shards_per_task": shards})
+    options = wiring.run_options(settings).model_copy(update={"shards_per_task": shards})
     if slots is not None:
         options = options.model_copy(update={"max_trials": slots})
     return make_record(
         checkpoint,
         suite,
-        model=setup.model_options(settings),
+        model=wiring.model_options(settings),
         options=options,
-        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
-        judge=partial(setup.judge_options, settings),
+        inputs=wiring.inputs_for(performer.site, performer.lm_eval_version),
+        judge=partial(wiring.judge_options, settings),
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
         convert=settings.checkpoint.convert,
@@ -228,14 +228,14 @@ def prepare(
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    settings = setup.load(config, {"work_dir": work_dir})
-    performer = setup.coordinator_of(settings).performer
+    settings = wiring.load(config, {"work_dir": work_dir})
+    performer = wiring.coordinator_of(settings).performer
     built = preparing.prepare(
         suite,
         checkpoint,
         site=performer.site,
-        model=setup.model_options(settings),
-        inputs=setup.inputs_for(performer.site, performer.lm_eval_version),
+        model=wiring.model_options(settings),
+        inputs=wiring.inputs_for(performer.site, performer.lm_eval_version),
     )
     if as_json:
         stdout().print_json(json.dumps(built))

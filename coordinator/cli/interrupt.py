@@ -17,7 +17,7 @@ import typer
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.cli.live_screen import Watcher
-from coordinator.runtime.running import Running
+from coordinator.runtime.runner import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
 LEFT = "SIGTERM: the evaluation's jobs go on; the same command takes them up"

@@ -23,9 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.evaluation.state import EntryState, State
-from coordinator.report.series import ScoreValue, scores_of
-from coordinator.report.terminal import by_reason, seconds
-from coordinator.runtime.running import Running
+from coordinator.report.learning_curves import ScoreValue, scores_of
+from coordinator.report.render import by_reason, seconds
+from coordinator.runtime.runner import Running
 
 MAX_LANES = 16  # beyond that a line is a node
 MAX_ENTRIES = 12

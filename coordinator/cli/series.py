@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.report.curves import show_series
-from coordinator.report.history import find_series, point_of
-from coordinator.report.series import Point, Series, make_series, to_csv
-from coordinator.report.terminal import show
-from coordinator.runtime import ending, setup
+from coordinator.report.ascii_curves import show_series
+from coordinator.report.learning_curves import Point, Series, make_series, to_csv
+from coordinator.report.load_series import find_series, point_of
+from coordinator.report.render import show
+from coordinator.runtime import finalize, wiring
 from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files
 
 EVALUATION = Annotated[
@@ -54,7 +54,7 @@ def report(
 
     evalspan report --series runs/7b --gpu-hour-price 2.10
     """
-    settings = setup.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    settings = wiring.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if series is not None or as_csv:
@@ -65,9 +65,9 @@ def report(
         )
         return
     state, paths, events = find_evaluation(settings, evaluation or "")
-    made = ending.report_of(state, paths, events)
+    made = finalize.report_of(state, paths, events)
     results: dict[str, Any] = (
-        json.loads(paths.results.read_text()) if paths.results.exists() else ending.merged_results(state)
+        json.loads(paths.results.read_text()) if paths.results.exists() else finalize.merged_results(state)
     )
     if as_json:
         stdout().print_json(
@@ -135,7 +135,7 @@ def export(
 
     evalspan export --left
     """
-    settings = setup.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    settings = wiring.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
     if left:
         _export_left(settings)
         return

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
-from coordinator.allocation import kept_back
-from coordinator.base.contained import Contained
+from coordinator.allocation import cordons
+from coordinator.base.isolate import Contained
 from coordinator.base.signals import Signals
 from coordinator.cli.app import (
     CONFIG,
@@ -31,20 +31,20 @@ from coordinator.cli.app import (
 )
 from coordinator.cli.live_screen import Watcher
 from coordinator.cli.standing import rows_of
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.intake import admission, gate, triggers
-from coordinator.intake.intake import judge_for, make_record
-from coordinator.intake.resubmission import submitted
+from coordinator.intake import admission, pending, sources
+from coordinator.intake.resubmit import submitted
+from coordinator.intake.sources import Notice
 from coordinator.intake.suites import load_suite
-from coordinator.intake.triggers import Notice
-from coordinator.report.listing import logs_of, show_gate, show_status
-from coordinator.report.terminal import seconds
-from coordinator.runtime import setup
-from coordinator.runtime.asked import Command, leave_command
-from coordinator.runtime.running import Running
+from coordinator.intake.validate import judge_for, make_record
+from coordinator.report.render import seconds
+from coordinator.report.status_table import logs_of, show_gate, show_status
+from coordinator.runtime import wiring
+from coordinator.runtime.journal import DAEMON, Journal, WorkLock, is_daemon
+from coordinator.runtime.operator_commands import Command, leave_command
+from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
-from coordinator.runtime.store import DAEMON, Journal, WorkLock, is_daemon
 from coordinator.trackers.live import Exporter
 from evaljobs.contract.paths import WorkPaths
 
@@ -71,11 +71,11 @@ def daemon(
 
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = wiring.load(config, {"work_dir": work_dir})
     _check_watch(settings)
     screen = Console(stderr=True)
     _log_to(screen)
-    coordinator = setup.coordinator_of(settings)
+    coordinator = wiring.coordinator_of(settings)
     service = Service(coordinator, settings)
     exporter = Exporter(settings)
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def _check_watch(settings: Config) -> None:
     """The suites that [watch] names are there, with the judges that they need: a log is no place to learn of a lack."""
     watch = settings.watch
     for suite in dict.fromkeys((*filter(None, [watch.suite]), *admission.suite_files(watch).values())):
-        judge_for(load_suite(suite), partial(setup.judge_options, settings))
+        judge_for(load_suite(suite), partial(wiring.judge_options, settings))
     if watch.suite is None and watch.folders:
         raise OperatorError(
             "[watch] folders are set without [watch] suite: name the suite for what appears there"
@@ -147,15 +147,15 @@ def submit(
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
-    settings = setup.load(config, {"work_dir": work_dir})
-    site = setup.site_of(settings)
+    settings = wiring.load(config, {"work_dir": work_dir})
+    site = wiring.site_of(settings)
     record = make_record(
         checkpoint,
         suite,
-        model=setup.model_options(settings),
-        options=setup.run_options(settings),
-        inputs=setup.inputs_for(site, setup.lm_eval_version(settings, site)),
-        judge=partial(setup.judge_options, settings),
+        model=wiring.model_options(settings),
+        options=wiring.run_options(settings),
+        inputs=wiring.inputs_for(site, wiring.lm_eval_version(settings, site)),
+        judge=partial(wiring.judge_options, settings),
         priority=priority,
         step=step,
         allow_bin=settings.checkpoint.allow_bin,
@@ -177,7 +177,7 @@ def submit(
             priority=priority,
             noticed_at=time.time(),
         )
-        triggers.submit(paths, notice)
+        sources.submit(paths, notice)
     if answer.again:
         leave_command(paths, Command(command="retry", evaluation_id=record.evaluation_id))
     holder = WorkLock(paths.lock).holder()
@@ -227,17 +227,17 @@ def status(
 
     evalspan status step-1000-core-1a2b3c4d --json
     """
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = wiring.load(config, {"work_dir": work_dir})
     paths = WorkPaths(settings.work_dir)
     rows = rows_of(settings, find_folder(settings, evaluation) if evaluation else None)
     holder = WorkLock(paths.lock).holder()
     alive = is_daemon(holder)
     now = time.time()
-    at_gate = gate.read(paths.gate)
+    at_gate = pending.read(paths.gate)
     if not alive:
-        deliveries = [*triggers.from_submissions(paths), *triggers.from_spool(paths)]
-        at_gate = gate.with_left(at_gate, deliveries, _without_daemon(holder), now)
-    kept = {node: until - now for node, until in sorted(kept_back.read(paths.kept_back, now).items())}
+        deliveries = [*sources.from_submissions(paths), *sources.from_spool(paths)]
+        at_gate = pending.with_left(at_gate, deliveries, _without_daemon(holder), now)
+    kept = {node: until - now for node, until in sorted(cordons.read(paths.kept_back, now).items())}
     if as_json:
         shown = {
             "schema_version": 1,
@@ -275,8 +275,8 @@ def watch(
 
     evalspan watch
     """
-    settings = setup.load(config, {"work_dir": work_dir})
-    coordinator = setup.coordinator_of(settings)
+    settings = wiring.load(config, {"work_dir": work_dir})
+    coordinator = wiring.coordinator_of(settings)
     only = find_evaluation(settings, evaluation)[0].evaluation_id if evaluation else None
     follower = Follower(settings, only)
     with Signals() as signals, Watcher(stdout()) as watcher:
@@ -308,7 +308,7 @@ def logs(
 
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
     """
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = wiring.load(config, {"work_dir": work_dir})
     state, paths, _ = find_evaluation(settings, evaluation)
     chosen = logs_of(state, paths, what)
     if not chosen:

@@ -17,16 +17,16 @@ from pydantic import ValidationError
 
 from coordinator.cli.app import replay
 from coordinator.cli.live_screen import done_shards, stage_of
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.messages import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import HeldJob, NodeUse, State
-from coordinator.report.listing import failed_jobs
-from coordinator.report.terminal import seconds
-from coordinator.runtime.aside import Fault, read_fault
-from coordinator.runtime.ended import WARNINGS, Ended, read_ended
-from coordinator.runtime.store import read_events
+from coordinator.report.render import seconds
+from coordinator.report.status_table import failed_jobs
+from coordinator.runtime.journal import read_events
+from coordinator.runtime.parked import Fault, read_fault
+from coordinator.runtime.summary import WARNINGS, Ended, read_ended
 from coordinator.trackers.live import failures
 from evaljobs.contract.paths import EvaluationPaths
 

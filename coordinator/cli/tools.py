@@ -15,18 +15,18 @@ import typer
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
 from coordinator.cluster import ClusterError
-from coordinator.config import config as settings_schema
-from coordinator.config import config_text
-from coordinator.config.config import Config
+from coordinator.config import schema as settings_schema
+from coordinator.config import template
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.suites import load_suite
-from coordinator.report.comparison import comparison, lane_table, show_comparison
-from coordinator.report.terminal import size
-from coordinator.runtime import setup
+from coordinator.report.render import size
+from coordinator.report.score_table import comparison, lane_table, show_comparison
+from coordinator.runtime import wiring
 from coordinator.simulation import commands as packing
-from coordinator.simulation import suite_plan
+from coordinator.simulation import from_suite
 from evaljobs.contract.paths import WorkPaths
 from priors import commands as prior_commands
 from priors.table import read as read_observations
@@ -75,7 +75,7 @@ def plan(
     if instance is not None:
         text = _text(instance)
     else:
-        settings = setup.load(config, {"work_dir": work_dir})
+        settings = wiring.load(config, {"work_dir": work_dir})
         text = json.dumps(
             _suite_instance(
                 settings,
@@ -84,7 +84,7 @@ def plan(
                 nodes=nodes,
                 gpus_per_node=gpus_per_node,
                 cpu_slots=cpu_slots,
-                model_parameters=suite_plan.parameters(model_size),
+                model_parameters=from_suite.parameters(model_size),
                 hardware=hardware,
                 engine=settings.trial.engine,
             )
@@ -108,10 +108,10 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
     loaded = load_suite(name)
     sets: dict[str, dict[str, str]] = {}
     if tokenizer is not None:
-        performer = setup.coordinator_of(settings).performer
+        performer = wiring.coordinator_of(settings).performer
         checkpoint = inspect(tokenizer, allow_bin=True, step=None)
-        model = setup.model_options(settings)
-        made_of = setup.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
+        model = wiring.model_options(settings)
+        made_of = wiring.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         for index, task in enumerate(loaded.tasks):
             folder = request_sets.folder_name(loaded, index, checkpoint, model, made_of)
             there = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
@@ -119,7 +119,7 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
                 sets[task.name] = there
     try:
         history = read_observations(WorkPaths(settings.work_dir).observations)
-        return suite_plan.instance(loaded, sets, history, **more)
+        return from_suite.instance(loaded, sets, history, **more)
     except ValueError as error:
         raise OperatorError(str(error)) from error
 
@@ -199,7 +199,7 @@ def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
 
 def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = wiring.load(config, {"work_dir": work_dir})
     try:
         return what(WorkPaths(settings.work_dir).observations, *more)
     except (ValueError, OSError) as error:
@@ -219,7 +219,7 @@ def compare(
 
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
-    settings = setup.load(config, {"work_dir": work_dir})
+    settings = wiring.load(config, {"work_dir": work_dir})
     columns = []
     for name in evaluations:
         state, paths, _ = find_evaluation(settings, name)
@@ -246,8 +246,8 @@ def clean(
 
     evalspan clean
     """
-    settings = setup.load(config, {"work_dir": work_dir})
-    site = setup.site_of(settings)
+    settings = wiring.load(config, {"work_dir": work_dir})
+    site = wiring.site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "clean", *(["--all"] if everything else [])]
     for root in settings.stage.roots:
         argv += ["--root", root]
@@ -284,8 +284,8 @@ def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = N
 
     evalspan worker --work-dir /shared/evalspan-work
     """
-    settings = setup.load(config, {"work_dir": work_dir})
-    site = setup.site_of(settings)
+    settings = wiring.load(config, {"work_dir": work_dir})
+    site = wiring.site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "worker", "--redis-file", str(site.paths.redis_address)]
     argv += ["--work-dir", site.work_dir, *context.args]
     raise typer.Exit(subprocess.run(argv, check=False, env=dict(os.environ)).returncode)
@@ -311,14 +311,14 @@ def init(
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
     with tempfile.TemporaryDirectory() as scratch:
-        settings = setup.load(None, {"cluster.kind": kind, "work_dir": Path(scratch) / "probe"})
+        settings = wiring.load(None, {"cluster.kind": kind, "work_dir": Path(scratch) / "probe"})
         try:
-            nodes = setup.cluster_of(settings).nodes()
+            nodes = wiring.cluster_of(settings).nodes()
         except ClusterError as error:
             raise OperatorError(
                 f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
                 "`evalspan init --cluster local` writes settings for this machine alone"
             ) from error
     path.unlink(missing_ok=True)
-    config_text.write_default(path, config_text.probe_of(kind, nodes))
+    template.write_default(path, template.probe_of(kind, nodes))
     stdout().print(f"wrote {path}", soft_wrap=True)

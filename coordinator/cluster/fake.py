@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from coordinator.cluster import ClusterError, Job, JobPhase, JobState, NodeState, RefusedError
-from coordinator.cluster.slurm_text import PHASES
+from coordinator.cluster.slurm_parse import PHASES
 
 Method = Literal["submit", "jobs", "nodes", "cancel", "check"]
 

@@ -34,7 +34,7 @@ from coordinator.cluster import (
     RefusedError,
     local_guardian,
 )
-from coordinator.cluster.script import INDEX, log_file
+from coordinator.cluster.sbatch_text import INDEX, log_file
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Sequence
 
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
-from coordinator.cluster import slurm_text as text
-from coordinator.cluster.script import (
+from coordinator.cluster import slurm_parse as text
+from coordinator.cluster.sbatch_text import (
     SlurmOptions,
     batch_script,
     client_environment,

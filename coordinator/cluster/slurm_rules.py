@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
-from coordinator.cluster.slurm_text import seconds_of
+from coordinator.cluster.slurm_parse import seconds_of
 
 SCONTROL_SECONDS = 30.0
 HOLDER_MEMORY_MB = 512

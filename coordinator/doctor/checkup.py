@@ -21,19 +21,19 @@ from pathlib import Path
 from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.slurm_rules import SiteRules
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.doctor import doctor
 from coordinator.doctor.doctor import Checkup, Finding, fail, ok, warn
 from coordinator.doctor.survey import Answer, Target, survey
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.specs import Site
-from coordinator.intake import intake
-from coordinator.runtime import setup
+from coordinator.intake import validate
+from coordinator.runtime import wiring
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, read
-from evaljobs.staging.node_room import fs_type
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, read
+from evaljobs.staging.capacity import fs_type
 
 INTERPRETER_SECONDS = 120.0
 
@@ -42,7 +42,7 @@ def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
     """Look at everything that an evaluation needs. `most_nodes` 0: probe all of them, else that many of each partition."""
-    site = setup.site_of(config)
+    site = wiring.site_of(config)
     slurm = config.cluster.kind == "slurm"
     findings = [ok("python", f"{platform.python_version()}, evalspan's own")]
     findings.append(_interpreter(site, config.trial.engine))
@@ -94,7 +94,7 @@ def _cluster(config: Config, folder: Path) -> Cluster:
     if config.cluster.kind == "local":
         gpus = gpu_names()
         return LocalCluster(folder / "jobs", slots=config.cluster.slots or len(gpus) or 1, gpus=gpus)
-    return setup.cluster_of(config)
+    return wiring.cluster_of(config)
 
 
 # --- here ------------------------------------------------------------------------------------------------------------
@@ -141,13 +141,13 @@ def _redis(config: Config, cluster: Cluster, folder: Path) -> Iterator[tuple[Pat
     started: RedisServer | None = None
     try:
         if config.redis.url:
-            keeper = setup.keeper_of(config, cluster)
+            keeper = wiring.keeper_of(config, cluster)
             keeper.ensure()
             file, said = WorkPaths(config.work_dir).redis_address, "the site's"
         else:
             bind = config.redis.bind or "127.0.0.1"
             if config.redis.bind is None and config.cluster.kind == "slurm":
-                bind = local_address_towards(setup.controller_host())
+                bind = local_address_towards(wiring.controller_host())
             place = WorkPaths(folder)
             started = RedisServer(place, bind)
             started.ensure()
@@ -194,13 +194,13 @@ def _rules(config: Config, cluster: Cluster, nodes: Sequence[NodeState]) -> tupl
 def _probed(config: Config, cluster: Cluster, nodes: Sequence[NodeState]) -> list[Finding]:
     """Whether the cluster would take each kind of job; a precursor's refusal is `doctor.judge_host`'s to judge."""
     findings = []
-    options = setup.run_options(config)
-    for kind, job in intake.probes(options).items():
+    options = wiring.run_options(config)
+    for kind, job in validate.probes(options).items():
         if kind == "stage":
             continue
         what = f"{kind} jobs"
         try:
-            refused = [words for _, words in intake.refusals(cluster, {kind: job}, nodes)]
+            refused = [words for _, words in validate.refusals(cluster, {kind: job}, nodes)]
         except ClusterError as error:
             findings.append(warn(what, str(error), "ask again when the controller answers"))
             continue
@@ -245,7 +245,7 @@ def _targets(
     ]
     if split:
         section = config.cluster.model_copy(update={"partition": config.cluster.cpu_partition})
-        workers = setup.cluster_of(config.model_copy(update={"cluster": section}))
+        workers = wiring.cluster_of(config.model_copy(update={"cluster": section}))
         targets += [
             Target(node=n.name, cluster=workers, partition=config.cluster.cpu_partition or "", stages=False)
             for n in cpu[: most or None]

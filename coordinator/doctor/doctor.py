@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.doctor.survey import Answer
-from evaljobs.contract.contract import Record
+from evaljobs.contract.specs import Record
 
 Status = Literal["ok", "warn", "fail"]
 SHARED_FS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "afs", "cifs", "fuse", "9p")  # fmt: skip

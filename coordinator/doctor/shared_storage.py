@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.doctor.doctor import SHARED_FS
 from coordinator.errors import OperatorError
-from evaljobs.staging.node_room import MEMORY_FS, fs_type
+from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
 OWN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
 SINFO_SECONDS = 30.0

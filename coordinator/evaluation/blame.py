@@ -17,7 +17,7 @@ from coordinator.evaluation import facts
 from coordinator.evaluation.facts import MAX_NODE_FAILURES
 from coordinator.evaluation.messages import Action, QueueShards
 from coordinator.evaluation.state import NodeUse, ShardState, State
-from evaljobs.contract.contract import FrameRef
+from evaljobs.contract.specs import FrameRef
 
 MAX_KILLS = 3  # trials that one shard may take down, on different nodes where there are such, …
 MAX_KILLS_ON_ONE_NODE = 6  # … or wherever they ran

@@ -13,7 +13,7 @@ from coordinator.cluster import COORDINATOR_ENDED
 from coordinator.evaluation import indexes
 from coordinator.evaluation.messages import Action, CancelJob, ReleaseHolder, SubmitJob, WithdrawShards
 from coordinator.evaluation.state import EntryState, HeldJob, JobInfo, NodeUse, State
-from evaljobs.contract.contract import FrameRef
+from evaljobs.contract.specs import FrameRef
 
 MAX_SUBMISSIONS = 8
 MAX_METRIC_TRIES = 3

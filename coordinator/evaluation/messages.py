@@ -15,8 +15,8 @@ from pydantic import Field, TypeAdapter
 
 from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
-from evaljobs.contract.contract import CheckpointSpec, FrameRef, Record, Spec
 from evaljobs.contract.outcomes import Outcome
+from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record, Spec
 
 
 class Event(Record):

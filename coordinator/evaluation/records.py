@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from evaljobs.contract.contract import (
+from evaljobs.contract.paths import slug
+from evaljobs.contract.specs import (
     CheckpointSpec,
     JudgeOptions,
     ModelOptions,
@@ -17,7 +18,6 @@ from evaljobs.contract.contract import (
     Sources,
     SuiteSpec,
 )
-from evaljobs.contract.paths import slug
 
 
 class RunOptions(Record):

@@ -14,7 +14,8 @@ from typing import TypedDict
 from coordinator.cluster import Job, Purpose
 from coordinator.evaluation.records import EvaluationRecord, RunOptions, job_detail, job_token
 from coordinator.evaluation.state import EntryState, JobInfo, LeafState, NodeUse, State
-from evaljobs.contract.contract import (
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import (
     BuildSpec,
     ConvertSpec,
     ExecuteSpec,
@@ -27,7 +28,6 @@ from evaljobs.contract.contract import (
     StageSpec,
     TrialSpec,
 )
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MIB = 1 << 20
 SHORTEST_LIMIT_SECONDS = 900

@@ -16,7 +16,7 @@ from typing import Literal
 from coordinator.cluster import Job
 from coordinator.evaluation.messages import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
-from evaljobs.contract.contract import CheckpointSpec, FrameRef, Spec
+from evaljobs.contract.specs import CheckpointSpec, FrameRef, Spec
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
 NodeStatus = Literal["offered", "staging", "ready", "aside", "withdrawn"]

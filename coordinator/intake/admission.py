@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from coordinator.config.config import WatchConfig
+from coordinator.config.schema import WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
 

@@ -19,8 +19,15 @@ from typing import Any
 
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX
-from evaljobs.contract.contract import CheckpointFile, CheckpointSpec
-from evaljobs.staging.weights import SAVE_SUMS, BadWeights, fingerprint, identity, is_safe_name, read_header
+from evaljobs.contract.specs import CheckpointFile, CheckpointSpec
+from evaljobs.staging.fingerprint import (
+    SAVE_SUMS,
+    BadWeights,
+    fingerprint,
+    identity,
+    is_safe_name,
+    read_header,
+)
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
 # What a tokenizer or a config loader opens by name. Trainers' own files (optimizer states, logs) match none of these.

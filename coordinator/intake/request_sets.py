@@ -1,7 +1,7 @@
 """Which request sets are on disk already: the lookup digest of a suite entry, and whether a whole set lies there.
 
 Rule: the digest is over everything that the coordinator can see to decide a prompt or a token without building it:
-the entry, the suite's settings, its source key (`coordinator.intake.inputs`), tokenizer and config bytes, model arguments,
+the entry, the suite's settings, its source key (`coordinator.intake.source_keys`), tokenizer and config bytes, model arguments,
 lm-eval's version.
 It does not know: how a request set is built.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.evaluation.records import Inputs
-from evaljobs.contract.contract import (
+from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
+from evaljobs.contract.specs import (
     CheckpointSpec,
     EntryManifest,
     ModelOptions,
     RequestSetManifest,
     SuiteSpec,
 )
-from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 
 WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coordinator.config import toml_file
+from coordinator.config import toml
 from coordinator.errors import OperatorError
-from evaljobs.contract.contract import Record, SuiteSpec, TaskEntry
+from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -66,9 +66,9 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     or a wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
-    data, text = toml_file.read(path)
-    where = toml_file.in_file(path, text)
-    suite = toml_file.check(_SuiteFile, data, where)
+    data, text = toml.read(path)
+    where = toml.in_file(path, text)
+    suite = toml.check(_SuiteFile, data, where)
     _refuse_twins(suite, where)
     return SuiteSpec(
         name=suite.name,
@@ -97,7 +97,7 @@ def _find(text: str) -> Path:
     )
 
 
-def _folder(part: str, suite: Path, where: toml_file.Where) -> str:
+def _folder(part: str, suite: Path, where: toml.Where) -> str:
     path = (suite.parent / Path(part).expanduser()).resolve()
     if not path.is_dir():
         raise OperatorError(
@@ -106,7 +106,7 @@ def _folder(part: str, suite: Path, where: toml_file.Where) -> str:
     return str(path)
 
 
-def _refuse_twins(suite: _SuiteFile, where: toml_file.Where) -> None:
+def _refuse_twins(suite: _SuiteFile, where: toml.Where) -> None:
     """Results are keyed by task name, as lm-eval keys them: a second entry of one name would overwrite the first."""
     seen: set[str] = set()
     for index, task in enumerate(suite.task):

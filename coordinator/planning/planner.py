@@ -15,11 +15,12 @@ from heapq import heapify, heapreplace
 from itertools import chain
 from math import inf
 
-from coordinator.planning.batches import extremes, running, seconds_of
-from coordinator.planning.bounds import lower_bound
+from coordinator.planning.batch_sums import extremes, running, seconds_of
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
-from coordinator.planning.level import levelled
-from coordinator.planning.shards import (
+from coordinator.planning.lower_bound import lower_bound
+from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.planning.rebalance import levelled
+from coordinator.planning.shard_sizes import (
     LONGEST,
     OVERHEAD_SHARE,
     Cut,
@@ -29,7 +30,6 @@ from coordinator.planning.shards import (
     shards_of,
     sizes_for,
 )
-from coordinator.planning.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
 
 __all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
 

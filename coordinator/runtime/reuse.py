@@ -31,11 +31,11 @@ from coordinator.evaluation.messages import (
 )
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
-from coordinator.planning.planning import PlanningError, read_sets
-from coordinator.runtime.store import read_events
-from evaljobs.contract.contract import BatchIndex, FrameRef, RequestSetManifest
+from coordinator.planning.make_plan import PlanningError, read_sets
+from coordinator.runtime.journal import read_events
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, parse_shard, slug
+from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
 
 log = logging.getLogger(__name__)
 

@@ -24,22 +24,22 @@ from pydantic import ValidationError
 
 from coordinator.allocation.backlog import Seen, stale
 from coordinator.base import clock
-from coordinator.base.contained import Contained
+from coordinator.base.isolate import Contained
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX
-from coordinator.intake import admission, gate, intake, triggers
+from coordinator.intake import admission, pending, sources, validate
 from coordinator.intake.admission import NotAdmittedError
-from coordinator.intake.gate import Gate, may_pass
-from coordinator.runtime import setup
-from coordinator.runtime.asked import obey_commands
-from coordinator.runtime.daemon import Coordinator
-from evaljobs.contract.contract import ModelOptions, SuiteSpec
+from coordinator.intake.pending import Gate, may_pass
+from coordinator.runtime import wiring
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.operator_commands import obey_commands
 from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import ModelOptions, SuiteSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,11 @@ class Service:
         self.config = config
         self.paths = coordinator.performer.site.paths
         self._gates: dict[tuple[str, str], Gate] = {}
-        self._book = gate.Book(self.paths.gate)
+        self._book = pending.Book(self.paths.gate)
         self._looked_at = 0.0
         self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
-        self._watch = triggers.FolderWatch(
+        self._watch = sources.FolderWatch(
             self.paths.watched, watched, any_format=config.checkpoint.convert is not None
         )
         # pins of an earlier daemon: the first look takes away those that nothing needs any more
@@ -105,10 +105,10 @@ class Service:
             key = (delivery.notice.checkpoint, delivery.notice.suite)
             self._gates.setdefault(key, each).add(delivery)
 
-    def _deliveries(self) -> Iterator[triggers.Delivery]:
-        yield from triggers.from_submissions(self.paths)
-        yield from triggers.from_spool(self.paths)
-        yield from triggers.from_stream(self.paths)
+    def _deliveries(self) -> Iterator[sources.Delivery]:
+        yield from sources.from_submissions(self.paths)
+        yield from sources.from_spool(self.paths)
+        yield from sources.from_stream(self.paths)
         yield from self._watch.look()
 
     # --- the gate ----------------------------------------------------------------------------------------------------
@@ -158,13 +158,13 @@ class Service:
             suite = admission.admitted_suite(suite, watch, self._suite_files)
         if not each.own:
             admission.check_place(notice.checkpoint, watch)
-        return intake.make_record(
+        return validate.make_record(
             notice.checkpoint,
             suite,
-            model=setup.model_options(self.config),
-            options=setup.run_options(self.config),
+            model=wiring.model_options(self.config),
+            options=wiring.run_options(self.config),
             inputs=self._inputs,
-            judge=partial(setup.judge_options, self.config),
+            judge=partial(wiring.judge_options, self.config),
             priority=notice.priority,
             step=notice.step,
             allow_bin=self.config.checkpoint.allow_bin,
@@ -176,7 +176,7 @@ class Service:
         key = suite.model_dump_json()
         if key not in self._made_of:
             performer = self.coordinator.performer
-            look = setup.inputs_for(performer.site, performer.lm_eval_version)
+            look = wiring.inputs_for(performer.site, performer.lm_eval_version)
             self._made_of[key] = look(suite, model)
         return self._made_of[key]
 
@@ -184,8 +184,8 @@ class Service:
         """Nothing is wrong with the checkpoint: what keeps it back now is the site, and is waited for."""
         try:
             if self._hosting is None:  # the site's rules are asked for once
-                self._hosting = setup.hosting(self.config, self.coordinator.cluster)
-            self.coordinator.accept_or_wait(setup.at_site(record, self._hosting, self.config))
+                self._hosting = wiring.hosting(self.config, self.coordinator.cluster)
+            self.coordinator.accept_or_wait(wiring.at_site(record, self._hosting, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
             if (
                 running is not None and record.priority > running.state.record.priority

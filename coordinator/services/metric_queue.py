@@ -21,9 +21,9 @@ from rq import Retry
 from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
 from rq.worker_registration import get_keys
 
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, explained
-from evaljobs.scoring import metric_jobs
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
+from evaljobs.scoring import rq_jobs
 
 __all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
 
@@ -38,7 +38,7 @@ FAILURE_SECONDS = 24 * 3600
 TIMEOUT_SECONDS = 7 * 24 * 3600
 WORKER_SILENT_SECONDS = 30.0
 
-FUNCTION: Mapping[str, str] = {"execute": metric_jobs.EXECUTE, "score": metric_jobs.SCORE}
+FUNCTION: Mapping[str, str] = {"execute": rq_jobs.EXECUTE, "score": rq_jobs.SCORE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class MetricQueue:
 
     def recover(self) -> None:
         """Queue the jobs of dead workers again (within 15 s of their death, if called every 3 s)."""
-        self._with(metric_jobs.recover)
+        self._with(rq_jobs.recover)
 
     def known(self) -> tuple[str, ...]:
         """Names of all jobs that are queued, about to start, or running: those from which an outcome may come."""
@@ -95,14 +95,14 @@ class MetricQueue:
 
     def _once(self, effect: Callable[[Any], T]) -> T:
         if self._queue is None:
-            self._address = redis_address.read(self._file)
-            client = redis_address.shared(self._address)
-            self._queue = metric_jobs.open_queue(client, self.evaluation_id)
+            self._address = redis_client.read(self._file)
+            client = redis_client.shared(self._address)
+            self._queue = rq_jobs.open_queue(client, self.evaluation_id)
         with explained(self._address.where if self._address else "its address"):
             return effect(self._queue)
 
     def _enqueue(self, queue: Any, kind: str, name: str, spec: Path, seconds: float) -> None:
-        rq_id = metric_jobs.job_id(self.evaluation_id, name)
+        rq_id = rq_jobs.job_id(self.evaluation_id, name)
         try:
             self._push(queue, kind, rq_id, spec)
         except DuplicateJobError:
@@ -111,7 +111,7 @@ class MetricQueue:
             _forget(queue, rq_id)
             with suppress(DuplicateJobError):
                 self._push(queue, kind, rq_id, spec)
-        metric_jobs.to_its_place(queue, rq_id, seconds)
+        rq_jobs.to_its_place(queue, rq_id, seconds)
 
     def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
         queue.enqueue_call(
@@ -137,20 +137,16 @@ class MetricQueue:
         return {i.decode() for i in (*queued, *popped)} | {_of_execution(e) for e in running}
 
     def _known(self, queue: Any) -> set[str]:
-        return {metric_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
+        return {rq_jobs.job_name(self.evaluation_id, i) for i in self._live(queue)}
 
     def _status(self, queue: Any) -> MetricQueueStatus:
         running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
         failed = queue.failed_job_registry.get_job_ids(cleanup=False)
         jobs = queue.job_class.fetch_many(failed, connection=queue.connection, serializer=queue.serializer)
         return MetricQueueStatus(
-            queued=int(queue.count) + len(metric_jobs.popped_ids(queue)),
-            running=tuple(
-                sorted(metric_jobs.job_name(self.evaluation_id, _of_execution(e)) for e in running)
-            ),
-            failed={
-                metric_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None
-            },
+            queued=int(queue.count) + len(rq_jobs.popped_ids(queue)),
+            running=tuple(sorted(rq_jobs.job_name(self.evaluation_id, _of_execution(e)) for e in running)),
+            failed={rq_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None},
             workers=_workers(queue),
         )
 

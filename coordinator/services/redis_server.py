@@ -26,15 +26,15 @@ from typing import Any
 
 import redis
 
-from coordinator.base import processes
-from coordinator.base.processes import Process
+from coordinator.base import process_identity
+from coordinator.base.process_identity import Process
 from coordinator.errors import OperatorError, RetryError
-from coordinator.services.redis_config import USER, acl_text, config_text
-from evaljobs.contract.contract import Record
-from evaljobs.contract.files import write_atomic
+from coordinator.services.redis_files import USER, acl_text, config_text
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, explain, explained
+from evaljobs.contract.specs import Record
+from evaljobs.contract.storage import write_atomic
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain, explained
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class RedisServer:
         if self._process is not None:
             self._process.poll()  # reap: a zombie keeps its pid and start time
         here = record.hostname == socket.gethostname()
-        return here and record.pid > 0 and processes.alive(record.process)
+        return here and record.pid > 0 and process_identity.alive(record.process)
 
     def _serves(self, record: ServerRecord) -> bool:
         """Does it answer, where we would have it listen? A server of another host counts if it answers."""
@@ -197,7 +197,7 @@ class RedisServer:
     def _answers(self, address: RedisAddress, deadline: float) -> bool:
         """Ping; one that is loading its file is waited for until `deadline` (monotonic seconds)."""
         if self._client is None or self._client_of != address:
-            self._client, self._client_of = redis_address.client(address, seconds=2.0), address
+            self._client, self._client_of = redis_client.client(address, seconds=2.0), address
         while True:
             try:
                 self._client.ping()
@@ -259,7 +259,9 @@ class RedisServer:
             with suppress(OSError):
                 words = place.read_bytes().split(b"\0")
                 if config in words[1:] and words[0].endswith(program):
-                    processes.end(processes.identify(int(place.parent.name)), patience=STOP_SECONDS)
+                    process_identity.end(
+                        process_identity.identify(int(place.parent.name)), patience=STOP_SECONDS
+                    )
 
     def _address(self, port: int, password: str) -> RedisAddress:
         if self.bind == "unix":
@@ -301,12 +303,12 @@ class RedisServer:
                 start_new_session=True,  # a Ctrl-C at our terminal is not for it
             )
         self._process = process
-        born = processes.stat(process.pid)
+        born = process_identity.stat(process.pid)
         try:
             self._write_record(
                 ServerRecord(
                     hostname=socket.gethostname(),
-                    boot_id=processes.boot_id(),
+                    boot_id=process_identity.boot_id(),
                     pid=process.pid,
                     started_ticks=born.birth if born else 0,
                     address=address,
@@ -337,9 +339,9 @@ class RedisServer:
 
     def _publish(self, address: RedisAddress) -> None:
         with suppress(QueueUnavailable):
-            if redis_address.read(self.work.redis_address) == address:
+            if redis_client.read(self.work.redis_address) == address:
                 return
-        redis_address.publish(address, self.work.redis_address)
+        redis_client.publish(address, self.work.redis_address)
 
     def _write_record(self, record: ServerRecord) -> None:
         write_atomic(self._record_file, record.model_dump_json(exclude_none=True).encode(), mode=0o600)
@@ -348,7 +350,7 @@ class RedisServer:
 
     def _put_down(self, record: ServerRecord) -> None:
         if self._alive(record):
-            processes.end(record.process, patience=STOP_SECONDS)
+            process_identity.end(record.process, patience=STOP_SECONDS)
         if self._process is not None:
             self._process.poll()
 
@@ -371,20 +373,20 @@ class SiteRedis:
             if self._client is None:
                 for warning in check(self.address):
                     log.warning("%s", warning)
-                self._client = redis_address.client(self.address, seconds=2.0)
+                self._client = redis_client.client(self.address, seconds=2.0)
             with explained(self.address.where):
                 self._client.ping()
         except (QueueUnavailable, OperatorError) as error:
             raise (RetryError if served else OperatorError)(str(error)) from error
         if not served:
             self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
-            redis_address.publish(self.address, self.work.redis_address)
+            redis_client.publish(self.address, self.work.redis_address)
         return self.address
 
     def _published(self) -> bool:
         """Is this the address, password and all, that jobs find in the work folder?"""
         with suppress(QueueUnavailable):
-            return redis_address.read(self.work.redis_address) == self.address
+            return redis_client.read(self.work.redis_address) == self.address
         return False
 
     def stop(self) -> None:
@@ -395,7 +397,7 @@ def check(address: RedisAddress) -> list[str]:
     """Try everything our queues need on keys of our own; OperatorError in one line, else warnings (maybe none)."""
     probe = f"evalspan:probe:{secrets.token_hex(8)}"
     rq_probe = f"rq:{probe}"
-    with redis_address.client(address) as client:
+    with redis_client.client(address) as client:
         try:
             with explained(address.where):
                 client.ping()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Literal, get_args
 
+from coordinator.planning.model import Plan
 from coordinator.planning.planner import plan
-from coordinator.planning.work import Plan
 from coordinator.simulation import baselines
 from coordinator.simulation.baselines import Costs, Ended, Source
 from coordinator.simulation.instance import Instance, parse_instance
+from coordinator.simulation.sampled_times import Predicted, Truth
 from coordinator.simulation.simulate import Run, simulate
-from coordinator.simulation.truth import Predicted, Truth
 from coordinator.simulation.what_if import sentence
 from coordinator.simulation.what_if import what_if as what_if_rows
 from priors.sizes import known

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from coordinator.planning.batches import Even
-from coordinator.planning.work import UNLIMITED, Lane, WorkSet
+from coordinator.planning.batch_sums import Even
+from coordinator.planning.model import UNLIMITED, Lane, WorkSet
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]

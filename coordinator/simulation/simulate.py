@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
-from coordinator.planning.work import Lane, Plan, PlannedShard
-from coordinator.simulation.truth import Truth
+from coordinator.planning.model import Lane, Plan, PlannedShard
+from coordinator.simulation.sampled_times import Truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

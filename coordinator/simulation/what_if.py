@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.planning.bounds import bound
+from coordinator.planning.lower_bound import bound
+from coordinator.planning.model import Lane, WorkSet
 from coordinator.planning.planner import plan
-from coordinator.planning.work import Lane, WorkSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.errors import OperatorError
-from coordinator.report.series import Point
+from coordinator.report.learning_curves import Point
 
 
 class Tracker(Protocol):

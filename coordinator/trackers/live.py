@@ -23,14 +23,14 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.report.history import point_of, records
-from coordinator.report.series import Point, make_series
+from coordinator.report.learning_curves import Point, make_series
+from coordinator.report.load_series import point_of, records
 from coordinator.trackers import TRACKERS, export_points, runs_of
-from evaljobs.contract.contract import Record
-from evaljobs.contract.files import write_atomic
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import Record
+from evaljobs.contract.storage import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.report.model import Report
-from evaljobs.contract.files import write_atomic
+from coordinator.report.measurements import Report
 from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.storage import write_atomic
 
 
 def model_folder(model: str) -> str:

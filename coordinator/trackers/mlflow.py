@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.report.series import Point
+from coordinator.report.learning_curves import Point
 from coordinator.trackers import need, steps_of, values_of
 
 TAG = "evalspan.run"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.report.series import Point
+from coordinator.report.learning_curves import Point
 from coordinator.trackers import need, steps_of, values_of
 
 STEP = "training_step"

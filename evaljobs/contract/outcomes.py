@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from evaljobs.contract.contract import SCHEMA_VERSION, Record
+from evaljobs.contract.specs import SCHEMA_VERSION, Record
 
 
 class Built(Record):

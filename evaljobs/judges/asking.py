@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from evaljobs.contract.contract import JudgeJob
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError, RetryError, one_line
 from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over, Unknown
 from evaljobs.judges.endpoint import MAX_PAUSE, AgainError, Answered, Endpoint, NeverError, read_key
@@ -33,7 +33,7 @@ from evaljobs.judges.records import (
     cost_at_most,
     read_answer,
 )
-from evaljobs.queue.redis_address import QueueUnavailable
+from evaljobs.queue.redis_client import QueueUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from typing import Any, Final
 
 import redis
 
-from evaljobs.contract.contract import JudgeOptions
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import QueueUnavailable, explained
+from evaljobs.contract.specs import JudgeOptions
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, explained
 
 LEASE_SECONDS: Final = 20.0
 FULL_SECONDS: Final = 0.2  # a full house is looked at again
@@ -246,8 +246,8 @@ class Caps:
     def _command(self, effect: Any) -> Any:
         known = self._known
         if known is None:  # also after Redis was away: it may have come back elsewhere
-            address = redis_address.read(self._file)
-            known = self._known = (redis_address.client(address), address.where)
+            address = redis_client.read(self._file)
+            known = self._known = (redis_client.client(address), address.where)
         try:
             with explained(known[1]):
                 return effect(known[0])

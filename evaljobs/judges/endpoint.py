@@ -23,7 +23,7 @@ from typing import Any, Final
 import requests
 import urllib3
 
-from evaljobs.contract.contract import JudgeOptions
+from evaljobs.contract.specs import JudgeOptions
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Ask
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from evaljobs.contract.files import write_atomic
+from evaljobs.contract.storage import write_atomic
 from evaljobs.judges.records import Judgement
 
 

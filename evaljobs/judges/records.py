@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from evaljobs.contract.contract import SCHEMA_VERSION, JudgeOptions, Record
+from evaljobs.contract.specs import SCHEMA_VERSION, JudgeOptions, Record
 
 Form = Literal["rating", "winner"]
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from evaljobs.contract.contract import BatchIndex
+from evaljobs.contract.specs import BatchIndex
 
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
 KINDS: Final[tuple[Kind, ...]] = ("loglikelihood", "loglikelihood_rolling", "generate_until")

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar
 
 import redis
 
-from evaljobs.queue import queue_scripts, redis_address
-from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, explained
+from evaljobs.queue import lua, redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
 
 __all__ = ["Claim", "Progress", "QueueSnapshot", "QueueUnavailable", "QueuedShard", "WorkQueue"]
 
@@ -88,8 +88,8 @@ class WorkQueue:
 
         Follows the address: where Redis has moved, calls go to the new place.
         """
-        address = redis_address.read(redis_file)
-        queue = cls(redis_address.shared(address), evaluation_id, address=address)
+        address = redis_client.read(redis_file)
+        queue = cls(redis_client.shared(address), evaluation_id, address=address)
         queue._file = redis_file
         return queue
 
@@ -106,33 +106,33 @@ class WorkQueue:
             raise ValueError("a fill names a shard twice")
         calls = [(lane, values) for lane, shards in lanes.items() for values in _chunks(shards)]
         token = uuid.uuid4().hex
-        self._run(queue_scripts.BEGIN_FILL, token)
+        self._run(lua.BEGIN_FILL, token)
         for lane, values in calls:
-            self._run(queue_scripts.FILL, token, lane, *values)
-        self._run(queue_scripts.END_FILL, token, epoch)
+            self._run(lua.FILL, token, lane, *values)
+        self._run(lua.END_FILL, token, epoch)
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
         """Queue these shards wherever they are now: queued elsewhere, withdrawn, or claimed by someone given up."""
         for values in _chunks(shards):
-            self._run(queue_scripts.ADD, lane, *values)
+            self._run(lua.ADD, lane, *values)
 
     def withdraw(self, shards: Sequence[str]) -> None:
         """Nobody shall claim these any more, nor shall they return when a claim of them is given back."""
         for start in range(0, len(shards), CHUNK):
-            self._run(queue_scripts.WITHDRAW, *shards[start : start + CHUNK])
+            self._run(lua.WITHDRAW, *shards[start : start + CHUNK])
 
     def release_claims(self, trial: str) -> tuple[str, ...]:
         """Queue the shards that a dead trial had claimed where they were planned, and return them.
 
         The release is for good: should the trial live after all, its heartbeats answer False and it claims nothing more.
         """
-        return tuple(_text(s) for s in self._run(queue_scripts.RELEASE, trial))
+        return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
 
     def mark_slow(self, trials: Mapping[str, float]) -> None:
         """These trials take so many times as long as the others: they claim only what does not hold up the end."""
         values = [value for trial, times in trials.items() for value in (trial, repr(float(times)))]
         if values:
-            self._run(queue_scripts.MARK_SLOW, *values)
+            self._run(lua.MARK_SLOW, *values)
 
     def snapshot(self) -> QueueSnapshot:
         """Everything that the coordinator looks at every tick, in one round trip."""
@@ -160,7 +160,7 @@ class WorkQueue:
 
     def remove(self) -> None:
         """Take every key of the evaluation out of Redis."""
-        self._run(queue_scripts.REMOVE)
+        self._run(lua.REMOVE)
 
     # --- trial -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class WorkQueue:
         `holding`: claimed shards the trial is still busy with (say, being dumped). A claim of it that it does not
         name is handed out again: the answer of an earlier call was lost.
         """
-        answer = [_text(x) for x in self._run(queue_scripts.CLAIM, trial, lane, *holding)]
+        answer = [_text(x) for x in self._run(lua.CLAIM, trial, lane, *holding)]
         match answer:
             case ["shard", shard]:
                 return Claim(kind="shard", shard=shard)
@@ -184,11 +184,11 @@ class WorkQueue:
 
         False where the shard had been given to someone else meanwhile (its responses count all the same).
         """
-        return bool(self._run(queue_scripts.DONE, trial, shard, response_bytes))
+        return bool(self._run(lua.DONE, trial, shard, response_bytes))
 
     def give_back(self, trial: str, shard: str) -> bool:
         """Unfinished: others shall do it. False where it was the trial's no longer."""
-        return bool(self._run(queue_scripts.GIVE_BACK, trial, shard))
+        return bool(self._run(lua.GIVE_BACK, trial, shard))
 
     def heartbeat(
         self,
@@ -205,7 +205,7 @@ class WorkQueue:
         released: dropping it saves work, finishing it does no harm.
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
-        return bool(self._run(queue_scripts.HEARTBEAT, trial, shard or "", json.dumps(progress)))
+        return bool(self._run(lua.HEARTBEAT, trial, shard or "", json.dumps(progress)))
 
     # --- Redis -------------------------------------------------------------------------------------------------------
 
@@ -254,9 +254,9 @@ class WorkQueue:
     def _follow(self) -> None:
         if self._file is None:
             return
-        address = redis_address.read(self._file)
+        address = redis_client.read(self._file)
         if address != self._address:
-            self._use(redis_address.shared(address), address)
+            self._use(redis_client.shared(address), address)
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:

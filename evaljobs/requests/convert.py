@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaljobs.contract.contract import ConvertSpec
-from evaljobs.contract.files import write_outcome
 from evaljobs.contract.outcomes import Converted, Failed
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import ConvertSpec
+from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from typing import Any
 
 import redis
 
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import QueueUnavailable
-from evaljobs.scoring import metric_jobs
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.scoring import rq_jobs
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Supervisor:
         self._answered_at = time.monotonic()
         self._queue: Any = None
         idle = options.burst_idle
-        self._every = metric_jobs.RECOVER_SECONDS
+        self._every = rq_jobs.RECOVER_SECONDS
         if idle is not None:  # how long nothing was to do is known as exactly as the queue is looked at
             self._every = max(NEWS_SECONDS, min(idle, self._every))
         lease: Path | None = options.lease_file
@@ -179,13 +179,13 @@ class Supervisor:
         self._recovered_at = at
         try:
             if self._queue is None:
-                address = redis_address.read(self.options.redis_file)
-                self._queue = metric_jobs.open_queue(redis_address.client(address), self.options.queue)
+                address = redis_client.read(self.options.redis_file)
+                self._queue = rq_jobs.open_queue(redis_client.client(address), self.options.queue)
             while self._dead:
-                metric_jobs.give_up(self._queue, self.name(self._dead[-1]))
+                rq_jobs.give_up(self._queue, self.name(self._dead[-1]))
                 self._dead.pop()
-            metric_jobs.recover(self._queue)
-            if not metric_jobs.is_idle(self._queue):
+            rq_jobs.recover(self._queue)
+            if not rq_jobs.is_idle(self._queue):
                 self._worked_at = at
             self._answered_at = at
         except (QueueUnavailable, redis.RedisError, OSError) as error:

@@ -33,16 +33,16 @@ from rq.utils import now
 from rq.worker import Worker
 from rq.worker_registration import clean_worker_registry
 
-from evaljobs.contract.contract import SPEC, ExecuteSpec, ScoreSpec
-from evaljobs.contract.files import write_outcome
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
+from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import one_line
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress, explained
-from evaljobs.scoring import metric_jobs
-from evaljobs.scoring.items import Watch
-from evaljobs.scoring.metric_jobs import EXECUTE, HEARTBEAT_SECONDS, HEARTBEAT_TTL, SCORE, GuardedJob
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
+from evaljobs.scoring import rq_jobs
+from evaljobs.scoring.item_deadlines import Watch
+from evaljobs.scoring.rq_jobs import EXECUTE, HEARTBEAT_SECONDS, HEARTBEAT_TTL, SCORE, GuardedJob
 from evaljobs.scoring.supervisor import Supervisor, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -135,9 +135,7 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
     if there is not None:
         return there
     try:
-        metric = importlib.import_module(
-            "evaljobs.scoring.metric"
-        )  # imported by `warm` long ago, in a worker
+        metric = importlib.import_module("evaljobs.scoring.score")  # imported by `warm` long ago, in a worker
         return str(metric.perform(spec).kind)
     except Exception as error:  # the job's deadline, or an import: whatever it is, somebody must be told
         log.exception("%s", spec.name)
@@ -234,7 +232,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
 
     def _leave_refused(self, job: MetricJob, queue: Any, kind: str, path: Path, why: str) -> None:
         paths = EvaluationPaths(path.parent.parent)
-        name = metric_jobs.job_name(queue.name.removeprefix(metric_jobs.queue_name("")), job.id)
+        name = rq_jobs.job_name(queue.name.removeprefix(rq_jobs.queue_name("")), job.id)
         if path == paths.spec(name).resolve() and not paths.outcome("failed", name).exists():
             failed = Failed(name=name, job=KIND[kind], blame="bug", error=why, node=socket.gethostname())
             write_outcome(paths, failed)
@@ -268,7 +266,7 @@ class MetricWorker(Worker):  # type: ignore[misc]
 
     def _moved(self) -> bool:
         try:
-            return redis_address.read(self.file) != self.address
+            return redis_client.read(self.file) != self.address
         except QueueUnavailable:
             return False
 
@@ -336,8 +334,8 @@ def worker_name(crew: str, pid: int) -> str:
 def work(redis_file: Path, work_dir: Path, evaluation_id: str, crew: str) -> int:
     """One worker, until it is told to stop; 1 where Redis took it down (the supervisor starts another)."""
     MetricJob.work_dir = str(work_dir)
-    address = redis_address.read(redis_file)
-    queue = metric_jobs.open_queue(redis_address.client(address), evaluation_id, MetricJob)
+    address = redis_client.read(redis_file)
+    queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id, MetricJob)
     with explained(address.where):
         worker = MetricWorker(queue, work_dir=work_dir, file=redis_file, address=address, crew=crew)
         worker.work(logging_level="INFO")
@@ -371,7 +369,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
-        importlib.import_module("evaljobs.scoring.metric").warm()
+        importlib.import_module("evaljobs.scoring.score").warm()
     except Exception:  # every job will leave an outcome that says so
         log.exception("the metric code cannot be imported")
     gc.collect()

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evaljobs.staging import node_memory, own_files
-from evaljobs.staging.node_memory import LOCK, Home
-from evaljobs.staging.own_files import Refused
+from evaljobs.staging import owned_files, store
+from evaljobs.staging.owned_files import Refused
+from evaljobs.staging.store import LOCK, Home
 
 READER_PATIENCE = 2.0  # seconds that a trial which is opening files gets before their names go
 
@@ -42,7 +42,7 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = READE
     Holders that live see that their checkpoint is gone and end.
     """
     try:
-        with node_memory.locked_home(root) as home:
+        with store.locked_home(root) as home:
             return _clean(home, str(root), everything=everything, patience=patience)
     except FileNotFoundError:
         return Cleaned(root=str(root))
@@ -53,14 +53,14 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = READE
 def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:
     now = time.time()
     freed, removed, kept, problems = 0, [], [], []
-    for name in own_files.names_in(home.fd):
-        ours = node_memory.DIGEST.fullmatch(name) is not None
+    for name in owned_files.names_in(home.fd):
+        ours = store.DIGEST.fullmatch(name) is not None
         if name == LOCK:
             continue
-        if not ours and not name.startswith(node_memory.RETIRED):
+        if not ours and not name.startswith(store.RETIRED):
             problems.append(f"{home.path / name} has no name that we give: it was left alone")
             continue
-        if not everything and node_memory.is_kept(home, name, now=now):
+        if not everything and store.is_kept(home, name, now=now):
             kept.append(name)
             continue
         try:
@@ -75,14 +75,14 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
 
 def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:
     if not retire:
-        return own_files.remove_tree(home.fd, name)
-    slot = own_files.open_folder(home.fd, name, where=str(home.path))
+        return owned_files.remove_tree(home.fd, name)
+    slot = owned_files.open_folder(home.fd, name, where=str(home.path))
     try:
-        with node_memory.readers_gone(slot, patience):
-            left = node_memory.retire(home, name)
+        with store.readers_gone(slot, patience):
+            left = store.retire(home, name)
     finally:
         os.close(slot)
-    return own_files.remove_tree(home.fd, left)
+    return owned_files.remove_tree(home.fd, left)
 
 
 def clean_main(argv: Sequence[str]) -> int:

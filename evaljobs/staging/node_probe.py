@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs.staging import node_memory, own_files
-from evaljobs.staging.node_room import cgroup_limits, memory_available, room
-from evaljobs.staging.own_files import Refused
+from evaljobs.staging import owned_files, store
+from evaljobs.staging.capacity import cgroup_limits, memory_available, room
+from evaljobs.staging.owned_files import Refused
 
 SAMPLE_MB = 256
 _BLOCK = 8 << 20
@@ -42,7 +42,7 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
         "python": platform.python_version(),
         "executable": sys.executable,
         "cpus": len(os.sched_getaffinity(0)),
-        "boot_id": node_memory.boot_id(),
+        "boot_id": store.boot_id(),
         "memory_available": memory_available(),
         "memory_cgroup_limit": min((most for most, _ in limits), default=None),
         "memory_cgroup_headroom": min((free for _, free in limits), default=None),
@@ -67,8 +67,8 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
             "mount": mount_of(root),
             "private_hint": private_hint(root),
         }
-        os.close(own_files.open_root(root))
-        with node_memory.locked_home(root, create=True) as home:
+        os.close(owned_files.open_root(root))
+        with store.locked_home(root, create=True) as home:
             sample = min(sample_mb << 20, there.free // 4)
             record |= measure(home.fd, sample)
         record["usable"] = True
@@ -154,9 +154,9 @@ def nonce(root: str, name: str, *, leave: bool) -> bool:
     """
     if Path(name).name != name or not name.isalnum():
         raise ValueError(f"{name!r} is no nonce")
-    place = f"{node_memory.RETIRED}nonce-{name}"  # a name that anybody of ours removes, if nobody ever looks
+    place = f"{store.RETIRED}nonce-{name}"  # a name that anybody of ours removes, if nobody ever looks
     try:
-        with node_memory.locked_home(root, create=leave) as home:
+        with store.locked_home(root, create=leave) as home:
             if leave:
                 os.mkdir(place, 0o700, dir_fd=home.fd)
             else:

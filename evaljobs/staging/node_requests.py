@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from evaljobs.contract.contract import StageSpec
 from evaljobs.contract.outcomes import RequestsStaged
 from evaljobs.contract.paths import batch_file, batch_index_file, slug
+from evaljobs.contract.specs import StageSpec
 from evaljobs.errors import JobError, one_line
-from evaljobs.staging import copying, own_files
-from evaljobs.staging.copying import Copy, copy_files, hash_file
-from evaljobs.staging.node_memory import Slot
-from evaljobs.staging.node_room import room
-from evaljobs.staging.own_files import Refused
+from evaljobs.staging import copy, owned_files
+from evaljobs.staging.capacity import room
+from evaljobs.staging.copy import Copy, copy_files, hash_file
+from evaljobs.staging.owned_files import Refused
+from evaljobs.staging.store import Slot
 
 REQUESTS, SUMS = "requests", "sums.json"
 MIB = 1 << 20
@@ -120,7 +120,7 @@ class Shelf:
         for folder, size in wanted:
             try:
                 fresh = self._keep(folder, batch_size, stop)
-            except (JobError, copying.TargetFailed, Refused, OSError) as error:
+            except (JobError, copy.TargetFailed, Refused, OSError) as error:
                 reasons.append(one_line(error))
                 continue
             count, kept, copied = count + 1, kept + size, copied + (size if fresh else 0)
@@ -138,9 +138,9 @@ class Shelf:
     def clear(self) -> int:
         """Remove the copies; gives the bytes freed. Trials that still want one read storage."""
         with contextlib.suppress(FileNotFoundError, Refused):
-            shelves = own_files.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path))
+            shelves = owned_files.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path))
             try:
-                return own_files.remove_tree(shelves, self.place.name)
+                return owned_files.remove_tree(shelves, self.place.name)
             finally:
                 os.close(shelves)
         return 0
@@ -190,23 +190,25 @@ class Shelf:
         same = all(rows.get(n, (0, 0))[:2] == (f.st_size, f.st_mtime_ns) for n, f in found.items())
         if same and copy_of(self.slot.path, self.spec.evaluation_dir, folder, batch_size) is not None:
             return False  # of this holder's killed predecessor, or of an earlier word
-        shelves = own_files.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path), create=True)
+        shelves = owned_files.open_folder(self.slot.fd, REQUESTS, where=str(self.slot.path), create=True)
         try:
-            shelf = own_files.open_folder(shelves, self.place.name, where=str(self.place.parent), create=True)
+            shelf = owned_files.open_folder(
+                shelves, self.place.name, where=str(self.place.parent), create=True
+            )
         finally:
             os.close(shelves)
         name = _set_name(folder, batch_size)
         try:
-            own_files.remove_tree(shelf, f"{name}.part")
+            owned_files.remove_tree(shelf, f"{name}.part")
             os.mkdir(f"{name}.part", 0o700, dir_fd=shelf)
             part = self.place / f"{name}.part"
             sums = _copy(sources, found, part, readers=self.spec.readers, stop=stop)
             rows = {n: (f.st_size, f.st_mtime_ns, sums[n]) for n, f in found.items()}
             (part / SUMS).write_text(json.dumps(rows), encoding="utf-8")
-            own_files.remove_tree(shelf, name)
+            owned_files.remove_tree(shelf, name)
             os.rename(part, name, dst_dir_fd=shelf)
         except BaseException:
-            own_files.remove_tree(shelf, f"{name}.part")
+            owned_files.remove_tree(shelf, f"{name}.part")
             raise
         finally:
             os.close(shelf)

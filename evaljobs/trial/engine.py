@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from evaljobs.contract.contract import ModelOptions
+from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, one_line
 from evaljobs.lmeval.batches import Batch
 from evaljobs.lmeval.conversations import converse

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.files import write_atomic
+from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import one_line
 from evaljobs.staging import node_probe
-from evaljobs.staging.own_files import Refused
+from evaljobs.staging.owned_files import Refused
 
 PACKAGES = ("lm_eval", "torch", "transformers", "vllm", "sglang", "redis", "rq")
 REDIS_SECONDS = 5.0
@@ -60,17 +60,17 @@ def sandbox_levels() -> list[dict[str, Any]]:
 def redis_trouble(file: Path) -> str:
     """Why Redis does not answer from here; empty where it does."""
     try:
-        from evaljobs.queue import redis_address  # noqa: PLC0415 (an interpreter may lack redis: that is an answer)
+        from evaljobs.queue import redis_client  # noqa: PLC0415 (an interpreter may lack redis: that is an answer)
     except ImportError as error:
         return f"this interpreter cannot talk to Redis: {error}"
     try:
-        address = redis_address.read(file)
+        address = redis_client.read(file)
         with (
-            redis_address.explained(address.where),
-            redis_address.client(address, seconds=REDIS_SECONDS) as client,
+            redis_client.explained(address.where),
+            redis_client.client(address, seconds=REDIS_SECONDS) as client,
         ):
             client.ping()
-    except redis_address.QueueUnavailable as error:
+    except redis_client.QueueUnavailable as error:
         return str(error)
     return ""
 

@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evaljobs.contract.contract import LaneSpec, TrialSpec
-from evaljobs.contract.files import FrameWriter, write_outcome
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths, parse_shard
+from evaljobs.contract.specs import LaneSpec, TrialSpec
+from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
-from evaljobs.lmeval import harness
+from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
 from evaljobs.staging import node_requests
-from evaljobs.staging.reading import NotStaged, reading, slot_of
+from evaljobs.staging.reader import NotStaged, reading, slot_of
 from evaljobs.trial import engine
-from evaljobs.trial.shards import RequestSet, run_shard
+from evaljobs.trial.shard_runner import RequestSet, run_shard
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from large import Large, plain_step
 from coordinator.evaluation import machine
 from coordinator.evaluation import messages as m
 from coordinator.evaluation.state import State
-from coordinator.runtime.store import Journal, read_events
+from coordinator.runtime.journal import Journal, read_events
 
 GPUS = 8
 WHOLE = ("request-sets-found", "nodes-offered", "planned")  # each comes once and carries all nodes or shards

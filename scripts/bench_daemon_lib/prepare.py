@@ -23,9 +23,9 @@ from bench_slurm_lib import folder
 from bench_slurm_lib.portfolio import Set
 
 from coordinator.intake.checkpoint import inspect
+from coordinator.intake.sources import Notice, submit
 from coordinator.intake.suites import load_suite
-from coordinator.intake.triggers import Notice, submit
-from coordinator.runtime import setup
+from coordinator.runtime import wiring
 from evaljobs.contract.paths import WorkPaths
 
 LOAD_SECONDS = 2.0
@@ -82,9 +82,9 @@ def main(root: Path, said: dict[str, Any]) -> None:
     suite_file = root / "scale.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "scale"\nbatch_size = 1\n{rows}')
-    settings = setup.load(config, {})
-    site = setup.site_of(settings)
-    suite, model = load_suite(suite_file), setup.model_options(settings)
+    settings = wiring.load(config, {})
+    site = wiring.site_of(settings)
+    suite, model = load_suite(suite_file), wiring.model_options(settings)
     first = root / "checkpoints" / "step-0"
     checkpoint = folder.write_checkpoint(first, 1)
     version = metadata.version("lm_eval")

@@ -19,10 +19,10 @@ from bench_slurm_lib import synthetic
 from chaos_lib.site import Site
 from dev_cluster.api import dev_cluster
 
-from evaljobs.contract.contract import SPEC, RequestSetManifest, ScoreSpec
-from evaljobs.contract.files import read_frame, read_frames, read_record
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
+from evaljobs.contract.storage import read_frame, read_frames, read_record
 
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
 CPU_NODES = 2

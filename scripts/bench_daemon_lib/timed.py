@@ -21,10 +21,10 @@ import bench_slurm_lib
 from bench_slurm_lib import synthetic
 
 from coordinator.cli.service import daemon
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.evaluation.specs import Site
-from coordinator.runtime import setup
-from coordinator.runtime.daemon import Coordinator
+from coordinator.runtime import wiring
+from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.service import Service
 from coordinator.services.redis_server import RedisServer
 
@@ -99,12 +99,12 @@ def main(root: Path) -> None:
     os.environ[synthetic.FOLDER] = str(root)
     os.environ["BENCH_STORAGE_SECONDS"] = "0"
     command = (sys.executable, str(Path(bench_slurm_lib.__file__).with_name("node.py")))
-    plain = setup.site_of
+    plain = wiring.site_of
 
     def site_of(config: Config) -> Site:
         return dataclasses.replace(plain(config), trial_command=command, worker_command=command)
 
-    setup.site_of = site_of
+    wiring.site_of = site_of
     costs = Costs()
     Coordinator.tick = costs.timed("coordinator", Coordinator.tick)  # type: ignore[method-assign]
     Service.tick = costs.timed("service", Service.tick)  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evaljobs.__main__ import main
-from evaljobs.contract.contract import ModelOptions
+from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval.batches import Batch
 from evaljobs.trial import engine
 

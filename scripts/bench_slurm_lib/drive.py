@@ -19,8 +19,8 @@ from bench_slurm_lib import folder, synthetic
 from bench_slurm_lib.portfolio import INSTANCE, Portfolio
 from coordinator.base.signals import Signals
 from coordinator.evaluation.records import EvaluationRecord, Inputs, evaluation_id
-from coordinator.runtime import setup
-from evaljobs.contract.contract import Sources
+from coordinator.runtime import wiring
+from evaljobs.contract.specs import Sources
 
 CHECKPOINT_MB = 64
 
@@ -31,7 +31,7 @@ def main(root: Path, said: dict[str, float]) -> None:
     )
     os.environ[synthetic.FOLDER] = str(root)
     os.environ["BENCH_STORAGE_SECONDS"] = str(portfolio.instance.storage_seconds_alone)
-    settings = setup.load(
+    settings = wiring.load(
         None,
         {
             "work_dir": root / "work",
@@ -46,12 +46,12 @@ def main(root: Path, said: dict[str, float]) -> None:
             "metric.memory_mb": 500,
         },
     )
-    coordinator = setup.coordinator_of(settings)
+    coordinator = wiring.coordinator_of(settings)
     command = (sys.executable, str(Path(__file__).with_name("node.py")))
     site = dataclasses.replace(coordinator.performer.site, trial_command=command, worker_command=command)
     coordinator.performer.site = site
     checkpoint = folder.write_checkpoint(root / "checkpoint", CHECKPOINT_MB)
-    suite, model = folder.suite_of(portfolio.sets), setup.model_options(settings)
+    suite, model = folder.suite_of(portfolio.sets), wiring.model_options(settings)
     inputs = Inputs(lm_eval=metadata.version("lm_eval"), entries=(Sources(),) * len(suite.tasks))
     folder.write_request_sets(portfolio.sets, suite, checkpoint, model, site=site, inputs=inputs)
     load = portfolio.instance.load_seconds
@@ -64,7 +64,7 @@ def main(root: Path, said: dict[str, float]) -> None:
                 checkpoint=checkpoint,
                 suite=suite,
                 model=model,
-                options=setup.run_options(settings),
+                options=wiring.run_options(settings),
                 inputs=inputs,
                 accepted_at=time.time(),
             )

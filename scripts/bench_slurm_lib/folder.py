@@ -17,8 +17,9 @@ from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.specs import Site
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
-from coordinator.planning.planning import BYTES_PER_PARAMETER
-from evaljobs.contract.contract import (
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER
+from evaljobs.contract.paths import batch_file, batch_index_file, entry_manifest, request_set_manifest
+from evaljobs.contract.specs import (
     BatchIndex,
     CheckpointSpec,
     EntryManifest,
@@ -28,8 +29,7 @@ from evaljobs.contract.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.files import write_atomic
-from evaljobs.contract.paths import batch_file, batch_index_file, entry_manifest, request_set_manifest
+from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append
 

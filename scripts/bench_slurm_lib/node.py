@@ -26,7 +26,7 @@ if verb == "trial":
 elif verb == "worker":
     from bench_slurm_lib import synthetic
 
-    sys.modules["evaljobs.scoring.metric"] = synthetic
+    sys.modules["evaljobs.scoring.score"] = synthetic
 elif verb == "stage":
     time.sleep(float(os.environ["BENCH_STORAGE_SECONDS"]))
 

@@ -12,10 +12,10 @@ from functools import cached_property
 from math import ceil
 from pathlib import Path
 
-from coordinator.planning.bounds import Bound
+from coordinator.planning.lower_bound import Bound
 from coordinator.simulation import baselines
 from coordinator.simulation.instance import DataSet, Instance, parse_instance
-from coordinator.simulation.truth import Predicted, Truth
+from coordinator.simulation.sampled_times import Predicted, Truth
 from priors.sizes import known
 
 INSTANCE = Path(__file__).with_name("portfolio63_32gpus.instance.json")

@@ -81,7 +81,7 @@ def starts(floor: Floor) -> dict[str, float]:
     folder = floor.folder("starts")
     python, mark = shlex.quote(str(floor.cluster.python)), "$SLURM_ARRAY_TASK_ID"
     script = (
-        f'{python} -c "import evaljobs.__main__, evaljobs.trial.trial, evaljobs.staging.stage" && '
+        f'{python} -c "import evaljobs.__main__, evaljobs.trial.trial, evaljobs.staging.precursor" && '
         f"date +%s.%N >{folder}/.{mark} && mv {folder}/.{mark} {folder}/done/{mark}"
     )
     began = time.time()

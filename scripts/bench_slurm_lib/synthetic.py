@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.contract import ExecuteSpec, ModelOptions, ScoreSpec
-from evaljobs.contract.files import write_atomic, write_outcome
 from evaljobs.contract.outcomes import Executed, Scored
 from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.specs import ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs.contract.storage import write_atomic, write_outcome
 from evaljobs.lmeval.batches import Batch
 from evaljobs.trial.engine import Loaded
 
@@ -71,11 +71,11 @@ def _times() -> float:
 
 
 def warm() -> None:
-    """`evaljobs.scoring.metric.warm`: nothing is imported."""
+    """`evaljobs.scoring.score.warm`: nothing is imported."""
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
-    """`evaljobs.scoring.metric.perform`: hold a CPU slot; a judge's jobs one at a time."""
+    """`evaljobs.scoring.score.perform`: hold a CPU slot; a judge's jobs one at a time."""
     folder = Path(os.environ[FOLDER])
     metrics = json.loads((folder / "metrics.json").read_text())
     started = time.monotonic()

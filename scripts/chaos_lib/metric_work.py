@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos_lib.site import TASKS, toy_model
-from evaljobs.contract.contract import (
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.specs import (
     BuildSpec,
     ExecuteSpec,
     FrameRef,
@@ -23,10 +25,8 @@ from evaljobs.contract.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.files import FrameWriter, read_record
-from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
-from evaljobs.requests import requests
+from evaljobs.contract.storage import FrameWriter, read_record
+from evaljobs.requests import build
 
 DOCUMENTS = 12  # of a set
 PER_JOB = 3  # of an execute job
@@ -108,7 +108,7 @@ class Work:
         return Set(model=self.model, number=number, suite=self._suite(number), request_set=self._sets[number])
 
     def _build(self, number: int) -> str:
-        built = requests.build(
+        built = build.build(
             BuildSpec(
                 name=f"build-{number}",
                 evaluation_dir=str(self.folder),

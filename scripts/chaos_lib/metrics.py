@@ -28,16 +28,17 @@ from typing import Any
 import redis
 
 from chaos_lib.metric_work import DOCUMENTS, Set, Work
-from coordinator.runtime.running import METRIC_AUDIT_SECONDS
+from coordinator.runtime.runner import METRIC_AUDIT_SECONDS
 from coordinator.services.metric_queue import MetricQueue, QueueUnavailable
 from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.contract import ExecuteSpec, FrameRef, ScoreSpec
-from evaljobs.contract.files import write_atomic
 from evaljobs.contract.outcomes import OUTCOME, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.lmeval import harness, seam
-from evaljobs.queue import redis_address
-from evaljobs.scoring import metric, metric_jobs
+from evaljobs.contract.specs import ExecuteSpec, FrameRef, ScoreSpec
+from evaljobs.contract.storage import write_atomic
+from evaljobs.lmeval import hooks
+from evaljobs.lmeval import run as harness
+from evaljobs.queue import redis_client
+from evaljobs.scoring import rq_jobs, score
 
 TICK_SECONDS = 0.2  # as the coordinator's
 KEEP_SECONDS = 2.0  # how often the coordinator sees to Redis
@@ -249,7 +250,7 @@ def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> di
     def recovered() -> bool:
         nonlocal taken_at
         for execution in executions(site) - before:
-            again.add(metric_jobs.job_name(site.evaluation, execution.decode().rpartition(":")[0]))
+            again.add(rq_jobs.job_name(site.evaluation, execution.decode().rpartition(":")[0]))
         if taken_at is None and all(name in again or name not in site.outstanding for name in jobs):
             taken_at = time.monotonic()
         return _recovered(site, kind, jobs)
@@ -265,9 +266,9 @@ def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> di
 def executions(site: Site) -> frozenset[bytes]:
     """What RQ says is running, under another name each time that a job is begun; nothing while Redis is away."""
     try:
-        with redis_address.connect(site.server.work.redis_address) as client:
-            queue = metric_jobs.open_queue(client, site.evaluation)
-            return frozenset(client.zrange(metric_jobs.started_registry(queue).key, 0, -1))
+        with redis_client.connect(site.server.work.redis_address) as client:
+            queue = rq_jobs.open_queue(client, site.evaluation)
+            return frozenset(client.zrange(rq_jobs.started_registry(queue).key, 0, -1))
     except (QueueUnavailable, redis.RedisError):
         return frozenset()
 
@@ -295,8 +296,8 @@ def undisturbed(work: Work, numbers: list[int], paths: EvaluationPaths) -> dict[
         made = work.set(number)
         frame = made.dump(paths)
         for spec in made.executes(paths, frame, DOCUMENTS):
-            metric.perform(spec)
-        outcome = metric.perform(made.score(paths, frame, 0))
+            score.perform(spec)
+        outcome = score.perform(made.score(paths, frame, 0))
         files[number] = outcome.result_file if isinstance(outcome, Scored) else ""
     return files
 
@@ -333,7 +334,7 @@ def judge(site: Site, calm: EvaluationPaths, calm_files: Mapping[int, str]) -> d
 def run(kills: int, seed: int, *, count: int = 2, sets: int = 4) -> dict[str, Any]:
     """The campaign and the undisturbed run of the same sets; the report."""
     harness.quiet_environment(offline=True)
-    seam.install()
+    hooks.install()
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="evalspan-chaos-metrics-") as folder:
         work = Work(Path(folder) / "tasks-and-sets")

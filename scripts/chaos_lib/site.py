@@ -20,7 +20,7 @@ from typing import Any
 from dev_cluster import daemons
 from dev_cluster.api import Cluster, dev_cluster
 
-from evaljobs.contract.files import read_frames
+from evaljobs.contract.storage import read_frames
 
 TASKS = Path("tests") / "exactness" / "tasks"
 HUNG_SECONDS = 45

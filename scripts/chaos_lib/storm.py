@@ -31,7 +31,7 @@ from chaos_lib.campaign import laws_broken
 from chaos_lib.faults import FAULTS, Fault, Run
 from chaos_lib.site import TASKS, Place, Site, place, toy_model
 from coordinator.hook import PIN_PREFIX
-from coordinator.runtime.store import WorkLock
+from coordinator.runtime.journal import WorkLock
 from evaljobs.contract.paths import WorkPaths
 
 GAP_S = (3.0, 17.0)  # between two strikes
@@ -263,7 +263,7 @@ def references(models: Sequence[Path]) -> list[dict[str, Any]]:
     """lm-eval's own results of each model, one run a task."""
     from pipeline import Case, lm_eval_run  # noqa: PLC0415 (the exactness tests', and torch)
 
-    from evaljobs.lmeval import harness  # noqa: PLC0415
+    from evaljobs.lmeval import run as harness  # noqa: PLC0415
 
     harness.quiet_environment(offline=True)
     tasks = str(Path(__file__).resolve().parents[2] / TASKS)

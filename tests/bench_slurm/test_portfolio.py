@@ -14,9 +14,9 @@ from bench_slurm_lib import folder, runs
 from bench_slurm_lib.portfolio import INSTANCE, Portfolio
 
 from coordinator.intake.request_sets import found
-from coordinator.planning.planning import read_sets
+from coordinator.planning.make_plan import read_sets
 from coordinator.simulation.instance import parse_instance
-from evaljobs.trial.shards import RequestSet
+from evaljobs.trial.shard_runner import RequestSet
 
 
 @pytest.fixture(scope="module")

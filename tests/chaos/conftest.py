@@ -34,9 +34,9 @@ def expected(place: site.Place) -> dict[str, Any]:
     """lm-eval's own results of each task, one run a task."""
     from pipeline import Case, lm_eval_run
 
-    from evaljobs.lmeval import harness
+    from evaljobs.lmeval import run
 
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     tasks = str(TESTS / "exactness" / "tasks")
     return {
         name: lm_eval_run(

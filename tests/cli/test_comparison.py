@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from trackers.conftest import results
 
-from coordinator.report.comparison import comparison, lane_table, show_comparison
+from coordinator.report.score_table import comparison, lane_table, show_comparison
 
 NAMES = ["step-1-mini-1a2b3c4d", "step-2-mini-5e6f7a8b"]
 

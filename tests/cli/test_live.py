@@ -17,8 +17,8 @@ from trackers.conftest import leave, results
 from coordinator.cli.live_screen import Scores, Watcher, apart, eta_seconds, screen
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, NodeUse, ShardState, State
-from coordinator.report.terminal import by_reason
-from evaljobs.contract.contract import FrameRef
+from coordinator.report.render import by_reason
+from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)

@@ -16,9 +16,9 @@ import pytest
 from coordinator.cluster import Cluster, ClusterError, Job, JobState, RefusedError
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.local import NODE, LocalCluster
-from coordinator.cluster.script import SlurmOptions
-from coordinator.cluster.slurm_api import SlurmApi, unavailable
+from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_pyslurm import SlurmApi, unavailable
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 if str(SCRIPTS) not in sys.path:

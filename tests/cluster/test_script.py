@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.script import (
+from coordinator.cluster.sbatch_text import (
     SlurmOptions,
     batch_script,
     client_environment,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.script import SlurmOptions
-from coordinator.cluster.slurm_api import SlurmApi, description, states_of, unavailable
+from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.cluster.slurm_pyslurm import SlurmApi, description, states_of, unavailable
 
 JOB = Job(
     name="es-a",

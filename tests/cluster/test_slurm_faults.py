@@ -16,9 +16,9 @@ import pytest
 from dev_cluster.api import Cluster
 
 from coordinator.cluster import ClusterError, Job, JobState, LimitError, RefusedError
-from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
-from coordinator.cluster.slurm_text import NODE_FIELDS
+from coordinator.cluster.slurm_parse import NODE_FIELDS
 
 # the header alone of what `sinfo` is asked for
 NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.cluster import ClusterError, LimitError, RefusedError
-from coordinator.cluster.script import SlurmOptions
-from coordinator.cluster.slurm_api import indexes
-from coordinator.cluster.slurm_text import (
+from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.cluster.slurm_parse import (
     FIELD_END,
     PHASES,
     RECORD_END,
@@ -22,6 +21,7 @@ from coordinator.cluster.slurm_text import (
     parse_queue,
     refused,
 )
+from coordinator.cluster.slurm_pyslurm import indexes
 
 QUEUE_HEAD = (
     "ARRAY_JOB_ID",

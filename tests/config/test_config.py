@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.cluster import NodeState
-from coordinator.config import config, config_text
+from coordinator.config import schema, template
 from coordinator.errors import OperatorError
-from coordinator.runtime import setup
+from coordinator.runtime import wiring
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def toml(tmp_path):
 def test_nothing_said_means_the_defaults(tmp_path, monkeypatch):
     """Without file, variables and options the settings are the defaults, with absolute paths."""
     monkeypatch.chdir(tmp_path)
-    assert config.load(None, {}) == config.Config(work_dir=tmp_path / "evalspan-work")
+    assert schema.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
 
 
 def test_command_line_over_environment_over_file(toml):
     """The nearer to the person, the stronger; None on the command line says nothing."""
     path = toml('[cluster]\npartition = "file"\naccount = "file"\nqos = "file"\n')
     environ = {"EVALSPAN_CLUSTER_ACCOUNT": "env", "EVALSPAN_CLUSTER_QOS": "env"}
-    got = config.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
+    got = schema.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
     assert (got.partition, got.account, got.qos) == ("file", "env", "option")
 
 
@@ -42,18 +42,18 @@ def test_search_order(tmp_path, monkeypatch):
     here.mkdir()
     monkeypatch.chdir(here)
     environ = {"HOME": str(home)}
-    assert config.find(None, environ) is None
+    assert schema.find(None, environ) is None
     (home / ".config" / "evalspan.toml").touch()
-    assert config.find(None, environ) == home / ".config" / "evalspan.toml"
+    assert schema.find(None, environ) == home / ".config" / "evalspan.toml"
     (here / "evalspan.toml").touch()
-    assert config.find(None, environ) == here / "evalspan.toml"
+    assert schema.find(None, environ) == here / "evalspan.toml"
     (tmp_path / "env.toml").touch()
     environ["EVALSPAN_CONFIG"] = str(tmp_path / "env.toml")
-    assert config.find(None, environ) == tmp_path / "env.toml"
+    assert schema.find(None, environ) == tmp_path / "env.toml"
     (tmp_path / "named.toml").touch()
-    assert config.find(tmp_path / "named.toml", environ) == tmp_path / "named.toml"
+    assert schema.find(tmp_path / "named.toml", environ) == tmp_path / "named.toml"
     with pytest.raises(OperatorError, match="--config names"):
-        config.find(tmp_path / "none.toml", environ)
+        schema.find(tmp_path / "none.toml", environ)
 
 
 def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
@@ -62,11 +62,11 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
     other.mkdir()
     path = toml('work_dir = "w"\n[watch]\nfolders = ["a", "/b", "~/c"]\n[redis]\npassword_file = "p"\n')
     monkeypatch.chdir(other)
-    got = config.load(path, {})
+    got = schema.load(path, {})
     assert got.work_dir == tmp_path / "w"
     assert got.watch.folders == (tmp_path / "a", Path("/b"), Path.home() / "c")
     assert got.redis.password_file == tmp_path / "p"
-    assert config.load(path, {}, {"work_dir": Path("x")}).work_dir == other / "x"
+    assert schema.load(path, {}, {"work_dir": Path("x")}).work_dir == other / "x"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
 def test_a_wrong_file_is_refused_with_its_line(toml, text, says):
     """One line: file, line, key, and what to write instead."""
     with pytest.raises(OperatorError) as caught:
-        config.load(toml(text), {})
+        schema.load(toml(text), {})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(toml(text)))
@@ -92,14 +92,14 @@ def test_a_wrong_file_is_refused_with_its_line(toml, text, says):
 def test_a_wrong_variable_or_option_is_named():
     """The complaint names where the value came from, not the file."""
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_NICE: "):
-        config.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
+        schema.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
     with pytest.raises(OperatorError, match=r"^--slots: "):
-        config.load(None, {}, {"cluster.slots": 0})
+        schema.load(None, {}, {"cluster.slots": 0})
 
 
 def test_variables_hold_text_or_toml():
     """An account "123" stays text; lists, numbers and truth values are written as in TOML."""
-    got = config.load(
+    got = schema.load(
         None,
         {
             "EVALSPAN_CLUSTER_ACCOUNT": "123",
@@ -120,24 +120,24 @@ def test_variables_hold_text_or_toml():
 @pytest.mark.parametrize(("text", "seconds"), [("4:00:00", 14400), ("2-01:00:30", 176430), ("0:00:01", 1)])
 def test_time_limits_are_slurms(text, seconds):
     """Slurm's own way to write a time."""
-    assert config.seconds_of(text) == seconds
+    assert schema.seconds_of(text) == seconds
 
 
 def test_the_written_file_changes_nothing(toml):
     """As written, for a local site, it equals the defaults; the work folder is then where one stands."""
-    path = toml(config_text.default_text(config_text.SiteProbe()))
-    assert config.load(path, {}) == config.Config(work_dir=Path.cwd() / "evalspan-work")
+    path = toml(template.default_text(template.SiteProbe()))
+    assert schema.load(path, {}) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
 
 
 def test_the_written_file_is_the_whole_reference(toml):
     """With every comment taken off it is a valid file that names every setting; what is no example is the default."""
-    text = config_text.default_text(config_text.SiteProbe())
+    text = template.default_text(template.SiteProbe())
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
-    got = config.load(toml(bare), {})
+    got = schema.load(toml(bare), {})
     written = set(re.findall(r"(?m)^([a-z_]+) = ", bare))
-    assert written == {where[-1] for where in config.variables().values()}
+    assert written == {where[-1] for where in schema.variables().values()}
     example = re.compile(r"example")
-    defaults = config.Config()
+    defaults = schema.Config()
     section = None
     for line in text.splitlines():
         if line.startswith("["):
@@ -158,21 +158,21 @@ def _node(name, gpus, *partitions):
 def test_init_sets_what_the_probe_found(toml):
     """The partition with most GPUs, and one without any for CPU work."""
     nodes = [_node("n1", 8, "gpu", "all"), _node("n2", 8, "gpu"), _node("c1", 0, "cpu")]
-    probe = config_text.probe_of("slurm", nodes)
-    got = config.load(toml(config_text.default_text(probe)), {}).cluster
+    probe = template.probe_of("slurm", nodes)
+    got = schema.load(toml(template.default_text(probe)), {}).cluster
     assert (got.kind, got.partition, got.cpu_partition) == ("slurm", "gpu", "cpu")
     assert probe.summary == "2 nodes with 8 a100"
-    bare = config_text.probe_of("slurm", [_node("c1", 0, "cpu")])
+    bare = template.probe_of("slurm", [_node("c1", 0, "cpu")])
     assert (bare.partition, bare.cpu_partition) == (None, None)
 
 
 def test_init_never_overwrites(tmp_path):
     """A file that is there stays as it is."""
     path = tmp_path / "evalspan.toml"
-    config_text.write_default(path, config_text.SiteProbe())
+    template.write_default(path, template.SiteProbe())
     before = path.read_text()
     with pytest.raises(OperatorError, match="is there already"):
-        config_text.write_default(path, config_text.SiteProbe(kind="slurm"))
+        template.write_default(path, template.SiteProbe(kind="slurm"))
     assert path.read_text() == before
 
 
@@ -180,5 +180,5 @@ def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
     """A short one as well: the holder of weights is not told that a living coordinator is gone."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
     short = toml("[stage]\nlease_seconds = 6\n")
-    assert setup.coordinator_of(setup.load(short, {})).pace.lease == 1.0
-    assert setup.coordinator_of(setup.load(toml(""), {})).pace.lease == 30.0
+    assert wiring.coordinator_of(wiring.load(short, {})).pace.lease == 1.0
+    assert wiring.coordinator_of(wiring.load(toml(""), {})).pace.lease == 30.0

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.config import toml_file
+from coordinator.config import toml
 from coordinator.errors import OperatorError
-from evaljobs.contract.contract import Record
+from evaljobs.contract.specs import Record
 
 KEY = st.text(alphabet="abcdefgh_-", min_size=1, max_size=6)
 VALUE = st.sampled_from(
@@ -49,7 +49,7 @@ def test_every_key_is_found_on_its_line(tables):
             expected[(table, key)] = text.count("\n") + 1
             text += f"{key} = {value}{comment}\n"
     tomllib.loads(text)
-    assert {where: toml_file.line_of(text, where) for where in expected} == expected
+    assert {where: toml.line_of(text, where) for where in expected} == expected
 
 
 def test_arrays_of_tables_quotes_and_dots_are_counted():
@@ -66,7 +66,7 @@ def test_arrays_of_tables_quotes_and_dots_are_counted():
         ("a", "b.c", "d"): 9,
         ("task", 2): None,
     }
-    assert {where: toml_file.line_of(text, where) for where in expected} == expected
+    assert {where: toml.line_of(text, where) for where in expected} == expected
 
 
 class _Inner(Record):
@@ -82,7 +82,7 @@ class _Outer(Record):
 def _error(text):
     data = tomllib.loads(text)
     with pytest.raises(OperatorError) as caught:
-        toml_file.check(_Outer, data, lambda where: f"at {toml_file.line_of(text, where)}")
+        toml.check(_Outer, data, lambda where: f"at {toml.line_of(text, where)}")
     return str(caught.value)
 
 
@@ -103,7 +103,7 @@ def test_a_wrong_type_names_line_and_value():
 
 def test_whole_numbers_are_fine_where_a_fraction_is_wanted():
     """`ratio = 2` is 2.0: TOML's two kinds of number are a trap that nobody should fall into."""
-    assert toml_file.check(_Outer, {"inner": {"ratio": 2}}, str).inner.ratio == 2.0
+    assert toml.check(_Outer, {"inner": {"ratio": 2}}, str).inner.ratio == 2.0
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"a = \n", "line 1"), (b"\xff", "not UTF-8")])
@@ -112,6 +112,6 @@ def test_what_is_no_toml_is_refused_with_its_place(tmp_path, content, says):
     path = tmp_path / "x.toml"
     path.write_bytes(content)
     with pytest.raises(OperatorError, match=says):
-        toml_file.read(path)
+        toml.read(path)
     with pytest.raises(OperatorError, match="cannot be read"):
-        toml_file.read(tmp_path / "none.toml")
+        toml.read(tmp_path / "none.toml")

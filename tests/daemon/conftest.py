@@ -48,9 +48,9 @@ def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
     """lm-eval's own results of the two tasks, one run a task."""
     from pipeline import Case, lm_eval_run
 
-    from evaljobs.lmeval import harness
+    from evaljobs.lmeval import run
 
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     results = {}
     for name, entry in (("toy_choice", {}), ("toy_sums", {"limit": 24})):
         case = Case(task=name, entry=entry, include_path=str(toys.TASKS), bootstrap=toys.BOOTSTRAP)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.allocation.allocation import Limits
+from coordinator.allocation.allocate import Limits
 from coordinator.cluster.fake import FakeCluster
 from coordinator.evaluation.specs import Site
 from coordinator.intake.lm_eval_version import own_version
-from coordinator.runtime.daemon import Coordinator, Pace
-from coordinator.runtime.observe import Grace
-from coordinator.runtime.perform import Performer
+from coordinator.runtime.detect import Grace
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.loop import Coordinator, Pace
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 

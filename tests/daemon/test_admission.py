@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 from coordinator import hook
 from coordinator.cli import app
-from coordinator.config.config import CheckpointConfig, Config, WatchConfig
+from coordinator.config.schema import CheckpointConfig, Config, WatchConfig
 from coordinator.errors import OperatorError
-from coordinator.intake import gate
+from coordinator.intake import pending
 from coordinator.intake.admission import NotAdmittedError, admitted_suite, check_place, suite_files
-from coordinator.intake.triggers import Notice, spool, submit
+from coordinator.intake.sources import Notice, spool, submit
 from coordinator.runtime import service
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
+from evaljobs.queue import redis_client
 
 MINE = 'name = "mine"\n[[task]]\nname = "toy"\n'
 
@@ -56,11 +56,11 @@ def by_spool(work: WorkPaths, notice: dict[str, object]) -> None:
 
 
 def by_stream(work: WorkPaths, notice: dict[str, object]) -> None:
-    with redis_address.connect(work.redis_address) as client:
+    with redis_client.connect(work.redis_address) as client:
         client.xadd(hook.STREAM, {"notice": json.dumps(notice)})
 
 
-def refusal(ears: Service) -> gate.Refused:
+def refusal(ears: Service) -> pending.Refused:
     """The one refusal that `evalspan status` shows; nothing was taken, and nothing waits."""
     ears.tick()
     assert not taken(ears)
@@ -70,7 +70,7 @@ def refusal(ears: Service) -> gate.Refused:
     assert not status["evaluations"]
     assert not status["waiting"]
     (refused,) = status["refused"]
-    return gate.Refused.model_validate(refused)
+    return pending.Refused.model_validate(refused)
 
 
 @pytest.mark.parametrize("way", [by_spool, by_stream])
@@ -105,7 +105,7 @@ def test_a_stranger_runs_nothing(
     assert why in refused.why
     assert not (tmp_path / "ran").exists()
     if way is by_stream:
-        with redis_address.connect(served.redis_address) as client:
+        with redis_client.connect(served.redis_address) as client:
             assert client.xlen(hook.STREAM) == 0
 
 

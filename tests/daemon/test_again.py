@@ -13,13 +13,13 @@ from world_parts import record
 
 from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
-from coordinator.config.config import Config, WatchConfig
+from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.state import EntryState, State
-from coordinator.intake.intake import make_record
-from coordinator.intake.resubmission import submitted
-from coordinator.runtime import service, setup
-from coordinator.runtime.asked import Command
-from coordinator.runtime.running import Running
+from coordinator.intake.resubmit import submitted
+from coordinator.intake.validate import make_record
+from coordinator.runtime import service, wiring
+from coordinator.runtime.operator_commands import Command
+from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 
 
@@ -125,14 +125,14 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     (tmp_path / "python").write_text(TRIAL)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "evalspan.toml").write_text(f'[trial]\npython = "{tmp_path}/python"\n')
-    config = setup.load(None, {})
-    coordinator = setup.coordinator_of(config)
+    config = wiring.load(None, {})
+    coordinator = wiring.coordinator_of(config)
     record = make_record(
         str(place),
         SUITE,
-        model=setup.model_options(config),
-        options=setup.run_options(config),
-        inputs=setup.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
+        model=wiring.model_options(config),
+        options=wiring.run_options(config),
+        inputs=wiring.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
     )
     with coordinator.in_charge():
         running = coordinator.accept(record)

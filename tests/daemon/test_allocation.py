@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.allocation.allocation import Demand, Limits, allocate
+from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.backlog import Seen, stale
 from coordinator.cluster import NodeState
 from coordinator.cluster.fake import fake_node

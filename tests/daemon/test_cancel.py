@@ -12,7 +12,7 @@ from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import machine
 from coordinator.evaluation import messages as m
-from coordinator.runtime.perform import Performer
+from coordinator.runtime.effects import Performer
 
 
 def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:

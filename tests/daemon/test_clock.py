@@ -9,7 +9,7 @@ from world import World
 from world_parts import Faults
 
 from coordinator.base import clock
-from coordinator.runtime.daemon import _Due
+from coordinator.runtime.loop import _Due
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

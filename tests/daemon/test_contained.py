@@ -14,14 +14,14 @@ from world_parts import record
 
 from coordinator.cli.standing import rows_of
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
-from coordinator.runtime import aside
-from coordinator.runtime.asked import Command, leave_command, obey_commands
-from coordinator.runtime.daemon import Coordinator
-from coordinator.runtime.ended import read_ended
+from coordinator.runtime import parked
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.service import Service
+from coordinator.runtime.summary import read_ended
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
@@ -68,7 +68,7 @@ def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
     return {row["evaluation_id"]: row for row in rows_of(config)}
 
 
-def set_aside(coordinator: Coordinator) -> aside.Aside:
+def set_aside(coordinator: Coordinator) -> parked.Aside:
     return coordinator._asides.by_id[BAD]
 
 
@@ -103,7 +103,7 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     journal.write_bytes(whole + b'{"kind": "of-another-version"}\n')
     pair.running[BAD].state.live = None  # type: ignore[assignment]
     pair.tick()
-    for _ in aside.FAULT_SECONDS:
+    for _ in parked.FAULT_SECONDS:
         assert set_aside(pair).standing == "faulty"
         set_aside(pair).due_at = 0.0
         pair.tick()
@@ -142,7 +142,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
         obey_commands(coordinator)
         until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
     coordinator.keeper.stop()
-    fault = aside.read_fault(EvaluationPaths(work / BAD))
+    fault = parked.read_fault(EvaluationPaths(work / BAD))
     assert fault is not None
     assert fault.cancelled == "enough"
     lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)

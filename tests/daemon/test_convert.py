@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coordinator.intake.checkpoint import CheckpointError, inspect_raw, is_hugging_face
-from evaljobs.contract.contract import ConvertSpec
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import ConvertSpec
 from evaljobs.requests import convert
 
 TO_DCP = """

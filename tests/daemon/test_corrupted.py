@@ -17,11 +17,11 @@ from world_parts import SITE, Faults
 from coordinator.evaluation import facts, machine
 from coordinator.evaluation import messages as m
 from coordinator.evaluation.indexes import validate
-from coordinator.runtime.running import Running
-from evaljobs.contract.contract import FrameRef
-from evaljobs.contract.files import MAGIC, FrameWriter
+from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import Failed, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import FrameRef
+from evaljobs.contract.storage import MAGIC, FrameWriter
 
 
 def scoring(seed: int) -> tuple[World, int]:

@@ -11,8 +11,8 @@ from test_contained import until
 from world_parts import record
 
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.runtime.daemon import Coordinator
-from coordinator.runtime.store import Journal
+from coordinator.runtime.journal import Journal
+from coordinator.runtime.loop import Coordinator
 
 
 def descriptors() -> int:

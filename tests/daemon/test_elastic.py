@@ -6,16 +6,16 @@ from pathlib import Path
 
 from world_parts import record
 
-from coordinator.allocation.allocation import Limits
+from coordinator.allocation.allocate import Limits
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.specs import Site
 from coordinator.intake.lm_eval_version import own_version
-from coordinator.runtime.daemon import Coordinator, Pace
-from coordinator.runtime.observe import Grace
-from coordinator.runtime.perform import Performer
+from coordinator.runtime.detect import Grace
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.loop import Coordinator, Pace
 
 
 class _NoRedis:

@@ -9,8 +9,8 @@ import pytest
 from world import World
 from world_parts import Faults
 
-from coordinator.runtime import ending
-from coordinator.runtime.store import Journal
+from coordinator.runtime import finalize
+from coordinator.runtime.journal import Journal
 from evaljobs.contract.paths import EvaluationPaths
 
 
@@ -38,11 +38,11 @@ def test_scores_are_written_whatever_report_and_priors_find(
     for file in {s.frame.file for s in world.state.shards.values() if s.frame is not None}:
         (paths.responses / file).write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    ending.write_results(world.state, paths, {}, tmp_path / "folder")
+    finalize.write_results(world.state, paths, {}, tmp_path / "folder")
     assert json.loads(paths.results.read_text())["results"].keys() == names
     paths.results.unlink()
     paths.journal.write_text('{"kind": "of-another-version"}\n')
-    ending.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
+    finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
     assert json.loads(paths.results.read_text())["results"].keys() == names
     assert "there is no new report" in caplog.text
 
@@ -52,12 +52,12 @@ def test_what_the_priors_cannot_read_is_a_warning(
 ) -> None:
     """Shards are known by their times, and the request sets that they were of have been removed."""
     world, paths = ended
-    report = ending.try_report(world.state, paths)
+    report = finalize.try_report(world.state, paths)
     assert report is not None
     spans = [
-        ending.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0) for name in world.state.shards
+        finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0) for name in world.state.shards
     ]
-    ending.teach(world.state, report.model_copy(update={"shards": tuple(spans)}), tmp_path / "o.jsonl")
+    finalize.teach(world.state, report.model_copy(update={"shards": tuple(spans)}), tmp_path / "o.jsonl")
     assert "the priors learn nothing of it: the request set of" in caplog.text
 
 
@@ -66,6 +66,6 @@ def test_a_score_file_that_is_gone_costs_its_entry_alone(ended: tuple[World, Eva
     world, _ = ended
     gone, *others = world.state.entries
     Path(gone.result_file).unlink()
-    results = ending.merged_results(world.state)
+    results = finalize.merged_results(world.state)
     assert results["results"].keys() == {e.name for e in others}
     assert "cannot be read (any more)" in results["failed"][gone.name]

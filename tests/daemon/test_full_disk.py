@@ -12,9 +12,9 @@ from world_parts import record
 
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
-from coordinator.runtime import setup
+from coordinator.runtime import wiring
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
+from evaljobs.queue import redis_client
 
 
 def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
@@ -42,7 +42,7 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
             assert time.monotonic() < end, coordinator.trouble
             coordinator.tick()
             time.sleep(0.05)
-        with redis_address.connect(address) as client:
+        with redis_client.connect(address) as client:
             assert client.ping()
     coordinator.keeper.stop()
 
@@ -86,5 +86,5 @@ def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> No
         for number in range(10_000):
             (disk / str(number)).touch()
     with pytest.raises(OperatorError, match="cannot be written"):
-        setup.load(None, {"work_dir": disk / "new"})
-    assert setup.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"
+        wiring.load(None, {"work_dir": disk / "new"})
+    assert wiring.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"

@@ -19,17 +19,17 @@ from staging.world import make_checkpoint
 from typer.testing import CliRunner
 from world_parts import record
 
-from coordinator.base.contained import Contained
+from coordinator.base.isolate import Contained
 from coordinator.cli import app
 from coordinator.cluster.fake import FakeCluster
 from coordinator.cluster.slurm_rules import Hosting
-from coordinator.config.config import Config, WatchConfig
+from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake import gate
+from coordinator.intake import pending
 from coordinator.intake.lm_eval_version import LmEvalVersion
-from coordinator.intake.triggers import FolderWatch, Notice, spool
+from coordinator.intake.sources import FolderWatch, Notice, spool
 from coordinator.runtime import service
-from coordinator.runtime.asked import Command, leave_command
+from coordinator.runtime.operator_commands import Command, leave_command
 from coordinator.runtime.service import Service
 
 SUITE = "quickstart"
@@ -94,7 +94,7 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     announce(ears, good)
     ears.tick()
     assert taken(ears) == ["good"]
-    shown = gate.read(ears.paths.gate)
+    shown = pending.read(ears.paths.gate)
     refused = [Path(r.checkpoint).name[:7] for r in shown.refused]
     assert refused == ["xxxxxxx", "no\0name", "circle", "nowhere"]
     assert "no such folder" in shown.refused[-1].why
@@ -127,7 +127,7 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
     assert taken(ears) == ["good"]
     assert notices(ears) == 0
     assert "Traceback" in caplog.text
-    (refused,) = gate.read(ears.paths.gate).refused
+    (refused,) = pending.read(ears.paths.gate).refused
     assert "a rule of ours" in refused.why
     assert daemon(tmp_path / "work")._book._refused, "a new daemon still knows"
 
@@ -136,11 +136,11 @@ def test_a_refused_checkpoint_that_is_announced_again_and_taken_is_shown_no_more
     ears = daemon(tmp_path / "work")
     announce(ears, tmp_path / "late")
     ears.tick()
-    assert gate.read(ears.paths.gate).refused
+    assert pending.read(ears.paths.gate).refused
     announce(ears, small(tmp_path / "late"))
     ears.tick()
     assert taken(ears) == ["late"]
-    assert gate.read(ears.paths.gate) == gate.Shown()
+    assert pending.read(ears.paths.gate) == pending.Shown()
 
 
 @pytest.fixture
@@ -174,12 +174,12 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
     announce(ears, small(tmp_path / "new"))
     ears.tick()
     assert notices(ears) == 1
-    (waits,) = gate.read(ears.paths.gate).waiting
+    (waits,) = pending.read(ears.paths.gate).waiting
     assert "install `evalspan[hf]` there" in waits.why
     (tmp_path / "has").touch()
     wait(lambda: ears.tick() or "new" in taken(ears))
     assert notices(ears) == 0
-    assert not gate.read(ears.paths.gate).waiting
+    assert not pending.read(ears.paths.gate).waiting
 
 
 def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
@@ -236,7 +236,7 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
         ears.tick()
         ears.tick()
         assert taken(ears) == ["step-2"], caplog.text
-        (waits,) = gate.read(ears.paths.gate).waiting
+        (waits,) = pending.read(ears.paths.gate).waiting
         assert "Permission denied" in waits.why
         assert notices(ears) == 1
 

@@ -15,9 +15,9 @@ from coordinator.evaluation import machine
 from coordinator.evaluation import messages as m
 from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.state import State
-from coordinator.runtime import observe
+from coordinator.runtime import detect
 
-GRACE = observe.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
+GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
 
 
 def fresh() -> tuple[State, str]:
@@ -40,39 +40,39 @@ def kinds(events: list[m.AnyEvent]) -> list[str]:
 def test_a_job_is_lost_only_after_two_good_listings_and_the_grace_time() -> None:
     """One look that lacks it means nothing, nor do two in a hurry."""
     state, _ = fresh()
-    seen = observe.Sightings()
-    assert observe.job_events(state, [], seen, GRACE, 100.0) == ([], [])
-    assert observe.job_events(state, [], seen, GRACE, 101.0) == ([], [])
-    events, _ = observe.job_events(state, [], seen, GRACE, 131.0)
+    seen = detect.Sightings()
+    assert detect.job_events(state, [], seen, GRACE, 100.0) == ([], [])
+    assert detect.job_events(state, [], seen, GRACE, 101.0) == ([], [])
+    events, _ = detect.job_events(state, [], seen, GRACE, 131.0)
     assert [(e.kind, e.lost) for e in events if isinstance(e, m.JobEnded)] == [("job-ended", True)]
 
 
 def test_one_listing_late_is_no_loss() -> None:
     """A single look, however long after the last, does not end a job; being seen starts the count anew."""
     state, name = fresh()
-    seen = observe.Sightings()
-    assert observe.job_events(state, [], seen, GRACE, 1e6) == ([], [])
-    observe.job_events(state, [row(name)], seen, GRACE, 1e6 + 1)
-    assert observe.job_events(state, [], seen, GRACE, 2e6) == ([], [])
-    assert observe.job_events(state, [], seen, GRACE, 2e6 + 1) == ([], [])
+    seen = detect.Sightings()
+    assert detect.job_events(state, [], seen, GRACE, 1e6) == ([], [])
+    detect.job_events(state, [row(name)], seen, GRACE, 1e6 + 1)
+    assert detect.job_events(state, [], seen, GRACE, 2e6) == ([], [])
+    assert detect.job_events(state, [], seen, GRACE, 2e6 + 1) == ([], [])
 
 
 def test_a_state_nobody_knows_is_still_running() -> None:
     """Law 8: an unknown word never ends a job, for however many listings."""
     state, name = fresh()
-    seen = observe.Sightings()
+    seen = detect.Sightings()
     for now in range(0, 1000, 10):
         listing = [row(name, phase="unknown", state="HYPERDRIVE")]
-        assert observe.job_events(state, listing, seen, GRACE, float(now)) == ([], [])
+        assert detect.job_events(state, listing, seen, GRACE, float(now)) == ([], [])
 
 
 def test_an_ended_job_is_told_after_the_grace_for_its_files() -> None:
     """Its outcome file may reach us later than the word of its end."""
     state, name = fresh()
-    seen = observe.Sightings()
+    seen = detect.Sightings()
     ended = [row(name, phase="ended", state="COMPLETED")]
-    assert observe.job_events(state, ended, seen, GRACE, 10.0) == ([], [])
-    events, _ = observe.job_events(state, ended, seen, GRACE, 13.0)
+    assert detect.job_events(state, ended, seen, GRACE, 10.0) == ([], [])
+    events, _ = detect.job_events(state, ended, seen, GRACE, 13.0)
     assert kinds(events) == ["job-ended"]
 
 
@@ -81,7 +81,7 @@ def test_the_later_twin_of_a_job_goes() -> None:
     state, name = fresh()
     listing = [row(name), row(name, job_id="101"), row(name, job_id="101", index=1)]
     listing.append(row(name, job_id="102", phase="ended"))
-    events, twins = observe.job_events(state, listing, observe.Sightings(), GRACE, 1.0)
+    events, twins = detect.job_events(state, listing, detect.Sightings(), GRACE, 1.0)
     assert kinds(events) == ["job-started"]
     assert twins == ["101"]
 
@@ -95,7 +95,7 @@ def uncertain() -> tuple[State, str]:
 def test_a_submission_that_timed_out_is_found_by_its_name() -> None:
     """It had happened: its id is taken over, and it is not submitted again."""
     state, name = uncertain()
-    events, twins = observe.job_events(state, [row(name, job_id="7")], observe.Sightings(), GRACE, 1.0)
+    events, twins = detect.job_events(state, [row(name, job_id="7")], detect.Sightings(), GRACE, 1.0)
     assert kinds(events) == ["job-submitted", "job-started"]
     assert twins == []
 
@@ -103,9 +103,9 @@ def test_a_submission_that_timed_out_is_found_by_its_name() -> None:
 def test_a_submission_that_no_listing_shows_is_made_again_after_the_grace() -> None:
     """Not at the first good listing: the cluster may be slow to show it."""
     state, name = uncertain()
-    seen = observe.Sightings()
-    assert observe.job_events(state, [], seen, GRACE, 5.0) == ([], [])
-    events, _ = observe.job_events(state, [], seen, GRACE, 16.0)
+    seen = detect.Sightings()
+    assert detect.job_events(state, [], seen, GRACE, 5.0) == ([], [])
+    events, _ = detect.job_events(state, [], seen, GRACE, 16.0)
     assert [(e.kind, e.maybe_done) for e in events if isinstance(e, m.JobNotSubmitted)] == [
         ("job-not-submitted", False)
     ]
@@ -129,11 +129,11 @@ rows = st.builds(
 def test_no_listing_of_living_jobs_ends_one_that_is_in_it(listings: list[list[JobState]]) -> None:
     """Garbage rows raise nothing and end nothing as long as our job is listed; every event is legal."""
     state, name = fresh()
-    seen = observe.Sightings()
+    seen = detect.Sightings()
     for number, listing in enumerate(listings):
         named = [row(name if r.name == "OURS" else r.name, job_id=r.job_id, phase=r.phase) for r in listing]
         now = float(number * 50)
-        events, twins = observe.job_events(state, [*named, row(name)], seen, GRACE, now)
+        events, twins = detect.job_events(state, [*named, row(name)], seen, GRACE, now)
         assert "job-ended" not in kinds(events)
         assert "100" not in twins
         for event in events:
@@ -153,19 +153,19 @@ def test_only_a_trial_without_progress_is_hung_and_it_is_told_until_it_is_gone()
     """Any change of a trial's stamp is progress, whatever clock it came from; standing still beyond the grace is none."""
     world = running_world()
     state = world.state
-    seen = observe.Sightings()
+    seen = detect.Sightings()
     trials = [t for t, (job, i) in state.live_trials.items() if state.jobs[job].members[i] == "running"]
     assert trials
     stamps = dict.fromkeys(trials, (1.0, "s"))  # of a clock that is far from ours
-    assert observe.hung_trials(state, stamps, seen, GRACE, world.now) == []
+    assert detect.hung_trials(state, stamps, seen, GRACE, world.now) == []
     late = world.now + 150.0
     one = {**dict.fromkeys(trials, (2.0, "s")), trials[0]: (1.0, "shard")}
-    (event,) = observe.hung_trials(state, one, seen, GRACE, late)
+    (event,) = detect.hung_trials(state, one, seen, GRACE, late)
     assert isinstance(event, m.TrialHung)
     assert (event.trial, event.shard) == (trials[0], "shard")
-    assert observe.hung_trials(state, one, seen, GRACE, late + 10) == []
+    assert detect.hung_trials(state, one, seen, GRACE, late + 10) == []
     still = {**dict.fromkeys(trials, (3.0, "s")), trials[0]: one[trials[0]]}
-    (event,) = observe.hung_trials(state, still, seen, GRACE, late + 61)
+    (event,) = detect.hung_trials(state, still, seen, GRACE, late + 61)
     assert isinstance(event, m.TrialHung)
     assert (event.trial, event.shard) == (trials[0], None), "cancelled again, its shard not blamed again"
 
@@ -174,12 +174,12 @@ def test_no_news_of_trials_is_not_their_silence() -> None:
     """A long trial outlives a Redis that is away for longer than it may be silent."""
     world = running_world()
     state, at = world.state, world.now
-    seen = observe.Sightings()
+    seen = detect.Sightings()
     beats = dict.fromkeys(state.live_trials, (at, "s"))
-    assert observe.hung_trials(state, beats, seen, GRACE, at) == []
-    assert observe.hung_trials(state, None, seen, GRACE, at + 1000) == []
-    assert observe.hung_trials(state, beats, seen, GRACE, at + 1001) == []
-    assert observe.hung_trials(state, beats, seen, GRACE, at + 1102) != []
+    assert detect.hung_trials(state, beats, seen, GRACE, at) == []
+    assert detect.hung_trials(state, None, seen, GRACE, at + 1000) == []
+    assert detect.hung_trials(state, beats, seen, GRACE, at + 1001) == []
+    assert detect.hung_trials(state, beats, seen, GRACE, at + 1102) != []
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -188,11 +188,11 @@ def test_stray_shards_are_those_that_lie_nowhere(seed: int) -> None:
     world = running_world(seed)
     state = world.state
     todo = {n for n, s in state.shards.items() if s.frame is None}
-    assert set(observe.stray_shards(state, todo, {})) == set()
-    assert set(observe.stray_shards(state, (), {})) == todo
+    assert set(detect.stray_shards(state, todo, {})) == set()
+    assert set(detect.stray_shards(state, (), {})) == todo
     held = dict(world.claims)
-    assert set(observe.stray_shards(state, (), held)) == todo - set(held)
-    assert set(observe.stray_shards(state, (), dict.fromkeys(held, "a dead one"))) == todo
+    assert set(detect.stray_shards(state, (), held)) == todo - set(held)
+    assert set(detect.stray_shards(state, (), dict.fromkeys(held, "a dead one"))) == todo
 
 
 def test_metric_jobs_are_lost_only_after_a_while() -> None:
@@ -202,17 +202,17 @@ def test_metric_jobs_are_lost_only_after_a_while() -> None:
         world.tick()
     state, name = world.state, min(world.state.outstanding)
     at = state.metrics[name].enqueued_at
-    assert observe.missing_metrics(state, [], 5.0, at + 4.0) == []
-    missing = observe.missing_metrics(state, [], 5.0, at + 6.0)
+    assert detect.missing_metrics(state, [], 5.0, at + 4.0) == []
+    missing = detect.missing_metrics(state, [], 5.0, at + 6.0)
     assert name in missing
-    assert observe.missing_metrics(state, sorted(state.outstanding), 5.0, at + 600.0) == []
-    assert observe.metric_events(missing, {}, at) == [m.MetricJobsLost(at=at, jobs=tuple(missing))]
-    assert observe.metric_events(missing, dict.fromkeys(missing, "x"), at) == [
+    assert detect.missing_metrics(state, sorted(state.outstanding), 5.0, at + 600.0) == []
+    assert detect.metric_events(missing, {}, at) == [m.MetricJobsLost(at=at, jobs=tuple(missing))]
+    assert detect.metric_events(missing, dict.fromkeys(missing, "x"), at) == [
         m.MetricJobsDied(at=at, jobs=dict.fromkeys(missing, "x"))
     ]
     state.metrics[name].losses = 3
-    assert name not in observe.missing_metrics(state, [], 5.0, at + 39.0)
-    assert name in observe.missing_metrics(state, [], 5.0, at + 41.0)
+    assert name not in detect.missing_metrics(state, [], 5.0, at + 39.0)
+    assert name in detect.missing_metrics(state, [], 5.0, at + 41.0)
 
 
 def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone() -> None:
@@ -220,8 +220,8 @@ def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone() -> N
     world = running_world()
     info = next(iter(world.state.live_jobs("stage")))
     info.released_at = 1000.0
-    seen = observe.Sightings()
-    assert observe.overdue_jobs(world.state, seen, GRACE, 1059.0) == []
-    assert observe.overdue_jobs(world.state, seen, GRACE, 1061.0) == [info.job_id]
-    assert observe.overdue_jobs(world.state, seen, GRACE, 1100.0) == []
-    assert observe.overdue_jobs(world.state, seen, GRACE, 1122.0) == [info.job_id]
+    seen = detect.Sightings()
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1059.0) == []
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1061.0) == [info.job_id]
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1100.0) == []
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1122.0) == [info.job_id]

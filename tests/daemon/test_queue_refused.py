@@ -14,14 +14,14 @@ from world_parts import Faults
 
 from coordinator.cluster.fake import FakeCluster
 from coordinator.evaluation.specs import Site
-from coordinator.runtime.observe import Grace
-from coordinator.runtime.perform import Performer
-from coordinator.runtime.running import Running
-from coordinator.runtime.store import Journal, read_events
+from coordinator.runtime.detect import Grace
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.runner import Running
 from coordinator.services.redis_server import binary
-from evaljobs.contract.files import write_record
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue.redis_address import RedisAddress
+from evaljobs.contract.storage import write_record
+from evaljobs.queue.redis_client import RedisAddress
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_parts import record
 
-from coordinator.allocation import kept_back
-from coordinator.allocation.needs import LOSS, Use, to_give_back
+from coordinator.allocation import cordons
+from coordinator.allocation.demand import LOSS, Use, to_give_back
 from coordinator.base import clock
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.runtime.daemon import Coordinator
-from coordinator.runtime.running import Running
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.runner import Running
 
 USES = st.lists(
     st.builds(
@@ -61,9 +61,9 @@ def test_the_last_word_on_a_node_counts_until_its_time_is_over(
     now = 0.0
     for node, until, passed in words:
         now += passed
-        left = kept_back.keep(path, [node], until, now)
+        left = cordons.keep(path, [node], until, now)
         said[node] = until
-        assert left == kept_back.read(path, now) == {n: at for n, at in said.items() if at > now}
+        assert left == cordons.read(path, now) == {n: at for n, at in said.items() if at > now}
 
 
 def staging(tmp_path: Path) -> tuple[FakeCluster, Coordinator, Running]:

@@ -17,10 +17,10 @@ import pytest
 
 from coordinator.hook import STREAM, pinned
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.triggers import Notice, spool
-from evaljobs.contract.files import read_frames
+from coordinator.intake.sources import Notice, spool
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
+from evaljobs.contract.storage import read_frames
+from evaljobs.queue import redis_client
 
 pytestmark = pytest.mark.model
 WEIGHTS = "model.safetensors"
@@ -117,7 +117,7 @@ def held(site: Any, log: Path) -> Iterator[None]:
 def announce(site: Any, checkpoint: Path, times: int) -> None:
     """Through the spool folder and the Redis stream, as the hook does; the watched folder tells of it anyway."""
     paths = WorkPaths(site.work)
-    with redis_address.connect(paths.redis_address) as client:
+    with redis_client.connect(paths.redis_address) as client:
         for _ in range(times):
             notice = Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time())
             client.xadd(STREAM, {"notice": notice.model_dump_json()})

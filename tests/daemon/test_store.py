@@ -15,8 +15,8 @@ import pytest
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.messages import CancelAsked, ResultsWritten
-from coordinator.runtime import store
-from coordinator.runtime.store import Journal, UnreadableEventError, WorkLock, read_events
+from coordinator.runtime import journal as store
+from coordinator.runtime.journal import Journal, UnreadableEventError, WorkLock, read_events
 
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
 
@@ -103,7 +103,7 @@ def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(small_dis
 HOLD = """
 import sys, time
 from pathlib import Path
-from coordinator.runtime.store import WorkLock
+from coordinator.runtime.journal import WorkLock
 WorkLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(600)

@@ -13,7 +13,7 @@ from world_parts import record
 
 from coordinator.cluster import Job
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.runtime import perform
+from coordinator.runtime import effects
 
 NODES = [fake_node(f"n{i}", gpus=2, memory_mb=64_000) for i in range(6)]
 
@@ -82,7 +82,7 @@ def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path: Path, monkeypatch
     coordinator = coordinator_on(tmp_path, cluster)
     coordinator.grace.uncertain = 0.0
     coordinator.accept(record())
-    write, refused = perform.write_atomic, []
+    write, refused = effects.write_atomic, []
 
     def full(path: Path, data: bytes) -> None:
         if "-stage-n3" in path.name and not refused:
@@ -90,7 +90,7 @@ def test_a_wave_that_the_disk_stops_is_found_by_name(tmp_path: Path, monkeypatch
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(perform, "write_atomic", full)
+    monkeypatch.setattr(effects, "write_atomic", full)
     coordinator.tick()
     assert refused
     deadline = time.monotonic() + 60

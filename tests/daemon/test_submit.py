@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cli.evaluate import _record
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.intake.triggers import Notice, spool, submit
+from coordinator.intake.sources import Notice, spool, submit
 from coordinator.runtime import service
-from coordinator.runtime.store import DAEMON, WorkLock
+from coordinator.runtime.journal import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
 EVAL = "evalspan eval"

@@ -16,13 +16,13 @@ from served import served_work
 
 from coordinator import hook
 from coordinator.cluster.fake import FakeCluster
-from coordinator.config.config import Config, WatchConfig
-from coordinator.intake import gate, triggers
+from coordinator.config.schema import Config, WatchConfig
+from coordinator.intake import pending, sources
 from coordinator.intake.checkpoint import step_of
-from coordinator.intake.triggers import FolderWatch, Notice, from_spool, from_stream, spool
+from coordinator.intake.sources import FolderWatch, Notice, from_spool, from_stream, spool
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
+from evaljobs.queue import redis_client
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_is_no_plain_file_stops_no_look(work: WorkPaths, kind: str) -> None
                 with contextlib.suppress(OSError):  # lets the thread go on
                     os.close(os.open(folder / "0.json", os.O_WRONLY | os.O_NONBLOCK))
             raise
-    refused = {Path(r.checkpoint).name for r in gate.read(work.gate).refused}
+    refused = {Path(r.checkpoint).name for r in pending.read(work.gate).refused}
     assert refused == {"0.json", "nowhere"}
 
 
@@ -114,7 +114,7 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(triggers, "read_plain", away)
+        patch.setattr(sources, "read_plain", away)
         assert names(from_spool(work)) == []
     assert names(from_spool(work)) == ["/a"]
 
@@ -137,7 +137,7 @@ def served() -> Iterator[WorkPaths]:
 
 def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> None:
     """Taken and not acknowledged, it comes again, under the same key; garbage between comes too, with what is wrong."""
-    with redis_address.connect(served.redis_address) as client:
+    with redis_client.connect(served.redis_address) as client:
         client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/a").model_dump_json()})
         client.xadd(hook.STREAM, {"notice": b"\xff garbage"})
         client.xadd(hook.STREAM, {"other": "field"})
@@ -155,7 +155,7 @@ def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> 
 
 def test_a_hundred_unacknowledged_notices_hide_no_later_one(served: WorkPaths) -> None:
     """A checkpoint that is never whole and announced over and over does not stop the others."""
-    with redis_address.connect(served.redis_address) as client:
+    with redis_client.connect(served.redis_address) as client:
         for _ in range(150):
             client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/stuck").model_dump_json()})
         for _ in range(2):
@@ -238,8 +238,8 @@ def test_many_reported_checkpoints_are_looked_into_in_turns(
     for delivery in watch.look():
         delivery.acknowledge()
     looked_into: list[Path] = []
-    held = triggers._held
-    monkeypatch.setattr(triggers, "_held", lambda folder: looked_into.append(folder) or held(folder))
+    held = sources._held
+    monkeypatch.setattr(sources, "_held", lambda folder: looked_into.append(folder) or held(folder))
     (places[7] / "config.json").write_text("[0]")  # another size: on some kernels the time is that of a tick
     found = [place for _ in range(3) for place in names(watch.look())]
     assert found == [str(places[7])]

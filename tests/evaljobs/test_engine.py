@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evaljobs.contract.files import FrameWriter
 from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.storage import FrameWriter
 from evaljobs.lmeval.batches import Batch, Piece, RequestsHead
-from evaljobs.lmeval.replay import collect_answers
+from evaljobs.lmeval.replay_model import collect_answers
 from evaljobs.trial import engine
 
 pytest.importorskip("lm_eval")

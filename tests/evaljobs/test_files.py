@@ -16,8 +16,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs.contract.contract import EntryManifest, FrameRef
-from evaljobs.contract.files import (
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import shard_id
+from evaljobs.contract.specs import EntryManifest, FrameRef
+from evaljobs.contract.storage import (
     MAGIC,
     FrameError,
     FrameWriter,
@@ -28,8 +30,6 @@ from evaljobs.contract.files import (
     write_atomic,
     write_record,
 )
-from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import shard_id
 
 ANSWERS = st.one_of(
     st.tuples(st.floats(allow_nan=False), st.booleans()).map(list),
@@ -255,7 +255,7 @@ def test_a_body_that_unpacks_without_end_is_no_record_and_takes_bounded_memory(t
 import resource, sys, zlib
 from pathlib import Path
 from evaljobs import files
-from evaljobs.contract.contract import FrameRef
+from evaljobs.contract.specs import FrameRef
 sys.path.insert(0, sys.argv[2])
 from test_files import framed, head_of
 pack = zlib.compressobj(1)

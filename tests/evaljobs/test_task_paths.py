@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval import harness, task_names, task_paths
-from evaljobs.requests import requests
+from evaljobs.lmeval import run, task_index, task_paths
+from evaljobs.requests import build
 
 pytestmark = pytest.mark.model
 
@@ -70,7 +70,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A suite's folder with data. The current folder is another one, whose data lie at the same relative paths."""
     import datasets
 
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "Süße Aufgaben" / "tasks"
@@ -89,15 +89,15 @@ def write(folder: Path, lines: str, split: str = "test", name: str = "own.yaml")
 
 
 def load(folder: Path, name: str = "own") -> Any:
-    return harness.Tasks(harness.task_manager([str(folder)], name)).load([name])["tasks"]["own"]
+    return run.Tasks(run.task_manager([str(folder)], name)).load([name])["tasks"]["own"]
 
 
 def texts(task: Any) -> list[str]:
     return [document["x"] for document in task.test_docs()]
 
 
-def ask(folder: Path, *names: str) -> task_names.Answer:
-    return task_names.ask([str(folder)], names or ["own"], None, chat=False)
+def ask(folder: Path, *names: str) -> task_index.Answer:
+    return task_index.ask([str(folder)], names or ["own"], None, chat=False)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -111,7 +111,7 @@ def test_data_are_the_suites_from_any_folder(
         monkeypatch.chdir(place)
         task = load(tasks)
         assert texts(task) == RIGHT
-        assert [file.name for file in requests._data_files(task)] == [there]
+        assert [file.name for file in build._data_files(task)] == [there]
         answer = ask(tasks)
         assert (answer.unfit, answer.uncached) == ({}, {})
         assert answer.files
@@ -250,8 +250,8 @@ def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: s
 
 def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
     """A group of lm-eval's own, in a second process from the list that the first one left: each leaf with its data set."""
-    first = task_names.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
-    again = task_names.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
+    first = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
+    again = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
     assert first == again
     assert first.uncached["arc_easy"] == "allenai/ai2_arc"
     assert len(first.uncached) > 5

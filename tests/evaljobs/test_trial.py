@@ -17,7 +17,9 @@ import pytest
 from served import served_work
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.contract import (
+from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
+from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.contract.specs import (
     BatchIndex,
     BuildSpec,
     LaneSpec,
@@ -27,15 +29,13 @@ from evaljobs.contract.contract import (
     TaskEntry,
     TrialSpec,
 )
-from evaljobs.contract.files import read_frame, read_frames, read_record, write_atomic, write_record
-from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
-from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic, write_record
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
-from evaljobs.requests import requests
-from evaljobs.staging import stage
+from evaljobs.requests import build as requests
+from evaljobs.staging import precursor
 from evaljobs.trial import engine
 from evaljobs.trial import trial as trial_module
-from evaljobs.trial.shards import RequestSet, run_shard
+from evaljobs.trial.shard_runner import RequestSet, run_shard
 from evaljobs.trial.trial import Trial
 
 TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
@@ -288,7 +288,7 @@ def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_
         requests_mb=1,
         request_sets_file=str(told),
     )
-    holding = stage.stage_only(spec)
+    holding = precursor.stage_only(spec)
     shelf = holding.shelf()
     assert shelf is not None
     assert shelf.refresh() is not None
@@ -297,7 +297,7 @@ def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_
     trial = evaluation.spec(model_path=holding.staged.path)
     assert Trial(trial, trial.lanes[0]).run() == 0
     assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert list(root.iterdir()) == []
 
 

@@ -14,12 +14,12 @@ sys.path.insert(0, str(HERE))  # pipeline and tiny_model are imported by name, a
 import pipeline  # noqa: E402
 import tiny_model  # noqa: E402
 
-from evaljobs.lmeval import harness  # noqa: E402
+from evaljobs.lmeval import run  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     sys.path.insert(0, str(HERE / "tasks"))
     try:
         import rows

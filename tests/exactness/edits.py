@@ -13,12 +13,12 @@ from typing import Any, Literal
 from coordinator.evaluation.records import evaluation_id
 from coordinator.evaluation.specs import Site
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.inputs import inputs_of
 from coordinator.intake.request_sets import folder_name
-from evaljobs.contract.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
-from evaljobs.contract.files import read_record
+from coordinator.intake.source_keys import inputs_of
 from evaljobs.contract.paths import request_set_manifest
-from evaljobs.requests import requests
+from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.storage import read_record
+from evaljobs.requests import build
 
 Work = Literal["nothing", "rebuild", "score", "gpu"]
 ORDER: tuple[Work, ...] = ("nothing", "rebuild", "score", "gpu")
@@ -220,7 +220,7 @@ def keys_now(folder: Path, asked: Asked, model_dir: Path, known: Keys | None = N
             out_dir=str(site.paths.request_sets / name),
             source=inputs.entries[0].files,
         )
-        for task, place in requests.build(spec).sets.items():
+        for task, place in build.build(spec).sets.items():
             manifest = read_record(request_set_manifest(place), RequestSetManifest)
             leaves[task] = (manifest.key, manifest.score_key)
     sys.path[:] = path

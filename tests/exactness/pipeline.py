@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.contract import (
+from evaljobs.contract.paths import EvaluationPaths, shard_id
+from evaljobs.contract.specs import (
     BuildSpec,
     FrameRef,
     ModelOptions,
@@ -20,11 +21,10 @@ from evaljobs.contract.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.files import FrameWriter
-from evaljobs.contract.paths import EvaluationPaths, shard_id
-from evaljobs.requests import requests
-from evaljobs.scoring import metric
-from evaljobs.trial import engine, shards
+from evaljobs.contract.storage import FrameWriter
+from evaljobs.requests import build
+from evaljobs.scoring import score as metric
+from evaljobs.trial import engine, shard_runner
 
 TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP = 100
@@ -84,15 +84,15 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from evaljobs.lmeval import seam
+    from evaljobs.lmeval import hooks
 
-    seam.install()
+    hooks.install()
     torch.set_num_threads(threads)
     chat = case.suite.get("apply_chat_template", False)
     seed = case.suite.get("seed")
     seeds = (0, 1234, 1234, 1234) if seed is None else (seed,) * 4
     model_args = {"pretrained": str(model_dir), **case.model_args}
-    with seam.SEAM.computing(reference_code_eval):
+    with hooks.SEAM.computing(reference_code_eval):
         results = simple_evaluate(
             model="hf",
             model_args=model_args,
@@ -138,7 +138,7 @@ def our_run(
     suite = case.suite_spec(batch_size)
     paths = EvaluationPaths(folder)
     options = ModelOptions(model_args=case.model_args, device="cpu", threads=threads)
-    built = requests.build(
+    built = build.build(
         BuildSpec(
             name="build",
             evaluation_dir=str(folder),
@@ -180,9 +180,9 @@ def run_shards(
     lm: Any, sets: dict[str, str], batch_size: int, n_shards: int, paths: EvaluationPaths
 ) -> dict[str, tuple[FrameRef, ...]]:
     """Cut every leaf into n shards, run all in a random order, spread over three trials."""
-    work: list[tuple[str, shards.RequestSet, str]] = []
+    work: list[tuple[str, shard_runner.RequestSet, str]] = []
     for task, place in sets.items():
-        requests_of = shards.RequestSet(place, batch_size)
+        requests_of = shard_runner.RequestSet(place, batch_size)
         count = len(requests_of.index.requests)
         cuts = [count * i // n_shards for i in range(n_shards + 1)]
         work += [(task, requests_of, shard_id(task, a, b)) for a, b in itertools.pairwise(cuts) if a < b]
@@ -191,7 +191,7 @@ def run_shards(
     for number, (task, requests_of, shard) in enumerate(work):
         trial = f"trial{number % 3}"
         with FrameWriter(paths.response_file(trial)) as writer:
-            record = shards.run_shard(lm, requests_of, shard, trial=trial, seed=1234)
+            record = shard_runner.run_shard(lm, requests_of, shard, trial=trial, seed=1234)
             frames[task] += (writer.append(record),)
     return frames
 

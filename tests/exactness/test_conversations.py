@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline import TASKS, Case, our_run
 
-from evaljobs.contract.contract import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
-from evaljobs.contract.files import FrameWriter, read_record
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import request_set_manifest
+from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
 from evaljobs.lmeval.conversations import turns
 from evaljobs.lmeval.instances import instances_digest
-from evaljobs.lmeval.replay import ReplayError, collect_answers
-from evaljobs.requests import requests
+from evaljobs.lmeval.replay_model import ReplayError, collect_answers
+from evaljobs.requests import build
 from evaljobs.trial.engine import load, run_batch
-from evaljobs.trial.shards import RequestSet
+from evaljobs.trial.shard_runner import RequestSet
 
 SYSTEM = "Be brief."
 CAP = 24
@@ -141,7 +141,7 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: 
     """Caps and prompts of every turn are in manifest and index; examples stay in the history; another second message is
     another set; an engine with batches of its own is given the same ones.
     """
-    built = requests.build(spec(model_dir, tmp_path / "a"))
+    built = build.build(spec(model_dir, tmp_path / "a"))
     place = Path(built.sets["toy_talks"])
     manifest = read_record(request_set_manifest(place), RequestSetManifest)
     docs = documents()
@@ -149,23 +149,23 @@ def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: 
     assert (manifest.requests, manifest.generation_cap_tokens) == (len(docs), asked * CAP)
     index = RequestSet(place, 4).index
     assert sum(index.generated_tokens) == asked * CAP
-    head, pieces = requests.read_requests(place)
+    head, pieces = build.read_requests(place)
     assert head.follow_up == "next"
     assert manifest.prompt_tokens == sum(sum(p.lengths(CAP)) for p in pieces)
     assert all(
         p.conversation is not None and len(p.lengths(CAP)) == 1 + len(docs[p.document]["next"])
         for p in pieces
     )
-    shots = requests.build(spec(model_dir, tmp_path / "b", task={"num_fewshot": 2})).sets["toy_talks"]
+    shots = build.build(spec(model_dir, tmp_path / "b", task={"num_fewshot": 2})).sets["toy_talks"]
     (roles,) = {
         tuple(m["role"] for m in p.conversation.history)
-        for p in requests.read_requests(Path(shots))[1]
+        for p in build.read_requests(Path(shots))[1]
         if p.conversation
     }
     assert roles == ("system", *("user", "assistant") * 2, "user")
     other = task_folder(tmp_path / "c", {"dataset_kwargs": {"seed": 9, "rows": 10, "other": 1}})
-    assert requests.build(spec(model_dir, tmp_path / "d", other)).sets != built.sets
-    texts = requests.build(spec(model_dir, tmp_path / "e", engine="vllm")).sets["toy_talks"]
+    assert build.build(spec(model_dir, tmp_path / "d", other)).sets != built.sets
+    texts = build.build(spec(model_dir, tmp_path / "e", engine="vllm")).sets["toy_talks"]
     assert list(RequestSet(texts, 4).batches(0, 3)) == list(RequestSet(place, 4).batches(0, 3))
 
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(
     """Before any GPU, with what to do about it."""
     task, suite, says = REFUSED[name]
     with pytest.raises(OperatorError, match=says):
-        requests.build(spec(model_dir, tmp_path / "sets", task_folder(tmp_path / "tasks", task), **suite))
+        build.build(spec(model_dir, tmp_path / "sets", task_folder(tmp_path / "tasks", task), **suite))
 
 
 @pytest.mark.model
@@ -212,13 +212,13 @@ def test_a_sequence_to_sequence_model_is_refused(model_dir: Path, tmp_path: Path
     (copy / "chat_template.jinja").write_text((model_dir / "chat_template.jinja").read_text())
     T5Config(vocab_size=600, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(copy)
     with pytest.raises(OperatorError, match="sequence-to-sequence"):
-        requests.build(spec(copy, tmp_path / "sets"))
+        build.build(spec(copy, tmp_path / "sets"))
 
 
 @pytest.mark.model
 def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_path: Path) -> None:
     """A model whose template renders the first turn otherwise than the request set has it answers nothing."""
-    place = requests.build(spec(model_dir, tmp_path)).sets["toy_talks"]
+    place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
     lm = load(str(model_dir), ModelOptions(device="cpu", threads=1), 4).lm
     (batch,) = RequestSet(place, 4).batches(0, 1)
     lm.tokenizer.chat_template = "Today is Tuesday. " + lm.tokenizer.chat_template

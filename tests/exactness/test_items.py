@@ -17,12 +17,12 @@ from lm_eval.api.instance import Instance
 from pipeline import Case
 from test_metric import dumped
 
-from evaljobs.contract.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.contract.outcomes import Scored
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.errors import RetryError
-from evaljobs.scoring import items, metric
-from evaljobs.scoring.items import Items, Watch
+from evaljobs.scoring import item_deadlines, score
+from evaljobs.scoring.item_deadlines import Items, Watch
 
 
 def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:
@@ -52,7 +52,7 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
         child = os.fork()
         if child == 0:
             try:
-                metric.perform(spec)
+                score.perform(spec)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -71,7 +71,7 @@ def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
     found = json.loads(Path(outcome.result_file).read_text())["results"]["toy_hostile"]
     assert found["letters,none"] == pytest.approx(statistics.mean(values))
     monkeypatch.delenv("HOSTILE")
-    again = metric.perform(spec)
+    again = score.perform(spec)
     assert isinstance(again, Scored)
     assert list(again.unscored) == ["toy_hostile 2"], "what died is not run again, whatever became of it"
 
@@ -88,7 +88,7 @@ def test_where_no_item_is_left_there_is_no_score(tmp_path: Path) -> None:
 
     task = Task()
     with Items(spec_in(tmp_path)) as some, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(items, "FIRST_SECONDS", 0.0)
+        patch.setattr(item_deadlines, "FIRST_SECONDS", 0.0)
         some.guard("t", task)
         documents = task.doc_iterator()
         for _ in range(2):
@@ -164,7 +164,7 @@ def test_who_looks_sees_what_hangs(tmp_path: Path) -> None:
 def test_notes_of_garbage_blame_nobody(tmp_path: Path) -> None:
     """A note that another version or a full disk left is as none."""
     spec = spec_in(tmp_path)
-    file = items.note_file(spec)
+    file = item_deadlines.note_file(spec)
     file.parent.mkdir(parents=True)
     file.write_bytes(b"\xff{[" * 400)
     with Items(spec) as some:
@@ -208,11 +208,11 @@ def test_a_filter_that_hangs_costs_its_item_and_leaves_all_others_lm_evals(
     spec = spec_in(tmp_path_factory.mktemp("filter"), 60.0)
     if died:
         dying = Items(spec).__enter__()
-        dying.take(("t", items.ALL))
+        dying.take(("t", item_deadlines.ALL))
         os.close(dying._note)
     mine = asked(hanging)
     with Items(spec) as some, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(items, "FIRST_SECONDS", 0.0)
+        patch.setattr(item_deadlines, "FIRST_SECONDS", 0.0)
         some.filter("t", ensemble, mine)
         assert {document for _, document in some.failed} == hanging
         assert all(not some.value(("t", n), lambda: {"x": 1}) for n in hanging)

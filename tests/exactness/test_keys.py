@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval import sources
+from evaljobs.lmeval import source_files
 
 pytestmark = pytest.mark.model
 
@@ -62,21 +62,21 @@ def test_edits_together_call_for_the_most_of_their_works(chosen: list[Edit], mod
 def test_files_that_change_after_the_submission_are_refused(tmp_path: Path) -> None:
     """By the build and by the score: neither prompts nor gold answers are another evaluation's."""
     asked = write_suite(tmp_path)
-    source, _ = sources.entry_files(asked.suite.include_path, "both", sources.Digests())
-    sources.unchanged(asked.suite.include_path, "both", source, None)
+    source, _ = source_files.entry_files(asked.suite.include_path, "both", source_files.Digests())
+    source_files.unchanged(asked.suite.include_path, "both", source, None)
     (tmp_path / "tasks" / "data" / "few.jsonl").write_text("{}\n")
     with pytest.raises(OperatorError, match="changed after its evaluation was submitted"):
-        sources.unchanged(asked.suite.include_path, "both", source, None)
+        source_files.unchanged(asked.suite.include_path, "both", source, None)
 
 
 def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path: Path) -> None:
     data, cache = tmp_path / "data.bin", tmp_path / "digests.json"
-    data.write_bytes(b"a" * sources.REMEMBERED_BYTES)
-    first = sources.Digests(cache)
+    data.write_bytes(b"a" * source_files.REMEMBERED_BYTES)
+    first = source_files.Digests(cache)
     digest = first.of(data)
     first.keep()
     assert str(data) in cache.read_text()
     cache.write_text(cache.read_text().replace(digest, "remembered"))
-    assert sources.Digests(cache).of(data) == "remembered"
-    data.write_bytes(b"b" * sources.REMEMBERED_BYTES)
-    assert sources.Digests(cache).of(data) not in (digest, "remembered")
+    assert source_files.Digests(cache).of(data) == "remembered"
+    data.write_bytes(b"b" * source_files.REMEMBERED_BYTES)
+    assert source_files.Digests(cache).of(data) not in (digest, "remembered")

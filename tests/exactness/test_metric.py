@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from pipeline import Case, our_run, run_shards
 
-from evaljobs.contract.contract import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
-from evaljobs.contract.files import write_record
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.lmeval import replay
+from evaljobs.contract.specs import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs.contract.storage import write_record
+from evaljobs.lmeval import replay_model
 from evaljobs.lmeval.results import merge_results
-from evaljobs.requests import requests
-from evaljobs.scoring import metric
-from evaljobs.scoring.items import Items
-from evaljobs.scoring.recording import record_programs
+from evaljobs.requests import build
+from evaljobs.scoring import score as metric
+from evaljobs.scoring.collect_programs import record_programs
+from evaljobs.scoring.item_deadlines import Items
 from evaljobs.trial import engine
 
 
@@ -27,7 +27,7 @@ def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_sha
     """All of a case but its score."""
     options = ModelOptions(device="cpu", threads=1, model_args=case.model_args)
     suite = case.suite_spec(batch_size)
-    built = requests.build(
+    built = build.build(
         BuildSpec(
             name="build",
             evaluation_dir=str(folder),
@@ -71,14 +71,14 @@ def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -
     """The rebuilt task must ask what was answered, digest for digest; records of another set are refused by key."""
     spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
     other = spec.suite.model_copy(update={"system_instruction": "Be brief."})
-    with pytest.raises(replay.ReplayError, match="other prompts"):
+    with pytest.raises(replay_model.ReplayError, match="other prompts"):
         metric.score(spec.model_copy(update={"suite": other}))
     letters = dumped(model_dir, Case(task="toy_letters"), tmp_path / "letters")
     (tmp_path / "responses" / "other").write_bytes(
         (tmp_path / "letters" / "responses" / "trial0.frames").read_bytes()
     )
     stray = letters.frames["toy_letters"][0].model_copy(update={"file": "other", "offset": 0})
-    with pytest.raises(replay.ReplayError, match="answers toy_letters"):
+    with pytest.raises(replay_model.ReplayError, match="answers toy_letters"):
         metric.score(spec.model_copy(update={"frames": {"toy_choice": (stray,)}}))
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from pipeline import TASKS, Case, our_run
 
-from evaljobs.contract.contract import (
+from evaljobs.contract.outcomes import Built, Failed
+from evaljobs.contract.paths import batch_index_file, request_set_manifest
+from evaljobs.contract.specs import (
     BatchIndex,
     BuildSpec,
     ModelOptions,
@@ -19,12 +21,10 @@ from evaljobs.contract.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.files import read_record, write_record
-from evaljobs.contract.outcomes import Built, Failed
-from evaljobs.contract.paths import batch_index_file, request_set_manifest
+from evaljobs.contract.storage import read_record, write_record
 from evaljobs.errors import OperatorError
-from evaljobs.requests import requests
-from evaljobs.trial import shards
+from evaljobs.requests import build
+from evaljobs.trial import shard_runner
 
 
 def spec(model_dir: Path, folder: Path, task: str = "toy_choice", **changes: Any) -> BuildSpec:
@@ -49,13 +49,13 @@ def snapshot(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_sums", "toy_pages"])
 def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Path, tmp_path: Path) -> None:
     """Whatever the size, batches partition the requests and their windows; costs and documents are told per batch."""
-    built = requests.build(spec(model_dir, tmp_path, task))
+    built = build.build(spec(model_dir, tmp_path, task))
     folder = Path(built.sets[task])
-    head, pieces = requests.read_requests(folder)
+    head, pieces = build.read_requests(folder)
     wanted = sorted((p.index, p.window) for p in pieces)
     for size in (1, 3, 4, 1000):
-        requests.add_batches(folder, size)
-        there = shards.RequestSet(folder, size)
+        build.add_batches(folder, size)
+        there = shard_runner.RequestSet(folder, size)
         batches = list(there.batches(0, len(there.index.requests)))
         assert sorted((p.index, p.window) for b in batches for p in b.pieces) == wanted
         assert [len(b.pieces) for b in batches] == list(there.index.requests)
@@ -69,13 +69,13 @@ def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Pat
 @pytest.mark.model
 def test_a_manifest_counts_documents_requests_and_tokens(model_dir: Path, tmp_path: Path) -> None:
     """Clones for repeats count as requests; the cap on generated tokens is that of the settings."""
-    built = requests.build(spec(model_dir, tmp_path, "toy_programs"))
+    built = build.build(spec(model_dir, tmp_path, "toy_programs"))
     manifest = read_record(request_set_manifest(built.sets["toy_programs"]), RequestSetManifest)
     assert (manifest.documents, manifest.requests, manifest.repeats) == (16, 32, 2)
     assert manifest.generation_cap_tokens == 32 * 8
     assert manifest.executes
     assert not manifest.sampled
-    sampled = requests.build(spec(model_dir, tmp_path / "2", "toy_sampled")).sets["toy_sampled"]
+    sampled = build.build(spec(model_dir, tmp_path / "2", "toy_sampled")).sets["toy_sampled"]
     other = read_record(request_set_manifest(sampled), RequestSetManifest)
     assert other.sampled
     assert not other.executes
@@ -84,16 +84,16 @@ def test_a_manifest_counts_documents_requests_and_tokens(model_dir: Path, tmp_pa
 @pytest.mark.model
 def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
     """A second build touches no file and loads no task; a further size adds its batches and nothing else."""
-    auto = requests.build(spec(model_dir, tmp_path, batch_size="auto"))
+    auto = build.build(spec(model_dir, tmp_path, batch_size="auto"))
     place = Path(auto.sets["toy_choice"])
     assert not list(place.glob("batches-*"))
     before = snapshot(tmp_path / "sets")
-    four = requests.build(spec(model_dir, tmp_path, batch_size=4))
+    four = build.build(spec(model_dir, tmp_path, batch_size=4))
     after = snapshot(tmp_path / "sets")
     assert before.items() <= after.items()
     assert {Path(p).name for p in after.keys() - before.keys()} == {"batches-4.jsonl", "batches-4.index.json"}
     gone = spec(model_dir, tmp_path, batch_size=4).model_copy(update={"model_dir": "/nowhere"})
-    again = requests.build(gone)
+    again = build.build(gone)
     assert again.sets == four.sets == auto.sets
     assert snapshot(tmp_path / "sets") == after
 
@@ -112,7 +112,7 @@ def test_the_same_set_comes_out_of_another_checkpoint_with_the_same_tokenizer(
     for number, (model, suite) in enumerate(
         [(model_dir, {}), (copy, {}), (model_dir, {"system_instruction": "Be brief."})]
     ):
-        built = requests.build(spec(model, tmp_path / str(number), suite=suite))
+        built = build.build(spec(model, tmp_path / str(number), suite=suite))
         keys.append(read_record(request_set_manifest(built.sets["toy_choice"]), RequestSetManifest).key)
     assert keys[0] == keys[1]
     assert keys[0] != keys[2]
@@ -122,14 +122,14 @@ def test_the_same_set_comes_out_of_another_checkpoint_with_the_same_tokenizer(
 def test_a_checkpoint_that_was_deleted_is_called_that(tmp_path: Path) -> None:
     """Not by what a library says of a path that it takes for a name on a hub."""
     with pytest.raises(OperatorError, match="step-1 is gone: the checkpoint was deleted while it was needed"):
-        requests.build(spec(tmp_path / "step-1", tmp_path))
+        build.build(spec(tmp_path / "step-1", tmp_path))
 
 
 @pytest.mark.model
 def test_an_unknown_task_names_the_nearest(model_dir: Path, tmp_path: Path) -> None:
     """The operator is told which names come near."""
     with pytest.raises(OperatorError, match="nearest: toy_choice"):
-        requests.build(spec(model_dir, tmp_path, "toy_choise"))
+        build.build(spec(model_dir, tmp_path, "toy_choise"))
 
 
 @pytest.mark.model

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from coordinator import hook
-from coordinator.intake import triggers
+from coordinator.intake import sources
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import RedisAddress
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import RedisAddress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,9 +39,9 @@ def train(body: str, *, seconds: float = 60, **env: str) -> subprocess.Completed
     )
 
 
-def spooled(work: Path) -> list[triggers.Notice]:
+def spooled(work: Path) -> list[sources.Notice]:
     """What a daemon would read of the spool folder."""
-    return [d.notice for d in triggers.from_spool(WorkPaths(work))]
+    return [d.notice for d in sources.from_spool(WorkPaths(work))]
 
 
 ONCE = "from coordinator import hook; print(hook.notify('/ckpt/step-7', 7, 'core', priority=3))"
@@ -139,15 +139,15 @@ def test_where_redis_answers_the_daemon_reads_the_stream(server):
     done = train(patient, EVALSPAN_WORK_DIR=str(server.root))
     assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
     assert not spooled(server.root)
-    (first,) = triggers.from_stream(server)
+    (first,) = sources.from_stream(server)
     assert first.notice.step == 7
     first.acknowledge()
-    assert not list(triggers.from_stream(server))
+    assert not list(sources.from_stream(server))
 
 
 def _down(work: WorkPaths) -> None:
     work.redis.mkdir(parents=True)
-    redis_address.publish(RedisAddress(host="127.0.0.1", port=1), work.redis_address)
+    redis_client.publish(RedisAddress(host="127.0.0.1", port=1), work.redis_address)
 
 
 def _damaged(work: WorkPaths) -> None:
@@ -166,10 +166,10 @@ def test_with_redis_away_the_spool_takes_it(tmp_path, away: Callable[[WorkPaths]
 
 def test_a_redis_that_refuses_our_password_is_away(tmp_path, server):
     """The spool takes what the server refuses."""
-    address = redis_address.read(server.redis_address)
+    address = redis_client.read(server.redis_address)
     work = WorkPaths(tmp_path)
     work.redis.mkdir()
-    redis_address.publish(address.model_copy(update={"password": "wrong"}), work.redis_address)
+    redis_client.publish(address.model_copy(update={"password": "wrong"}), work.redis_address)
     assert train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path)).stderr == ""
     assert [n.step for n in spooled(tmp_path)] == [7]
 
@@ -181,9 +181,7 @@ def test_a_redis_that_never_answers_holds_up_nothing(tmp_path):
         silent.listen()
         work = WorkPaths(tmp_path)
         work.redis.mkdir()
-        redis_address.publish(
-            RedisAddress(host="127.0.0.1", port=silent.getsockname()[1]), work.redis_address
-        )
+        redis_client.publish(RedisAddress(host="127.0.0.1", port=silent.getsockname()[1]), work.redis_address)
         body = """
             from coordinator import hook
             hook.FLUSH_SECONDS = 25.0  # a busy machine imports and syncs slowly; one after the other they wait for 30
@@ -312,4 +310,4 @@ def test_the_daemon_reads_exactly_the_fields_that_the_hook_writes(tmp_path):
     hook.notify("/c", 1, work_dir=tmp_path, rank=0)
     assert hook.flush(60)
     (file,) = (tmp_path / "spool").glob("*.json")
-    assert set(json.loads(file.read_text())) == set(triggers.Notice.model_fields)
+    assert set(json.loads(file.read_text())) == set(sources.Notice.model_fields)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import hook
-from coordinator.intake import checkpoint, triggers
+from coordinator.intake import checkpoint, sources
 from evaljobs.contract.paths import WorkPaths
 
 pytestmark = pytest.mark.model
@@ -27,9 +27,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def announced(work: Path) -> list[triggers.Notice]:
+def announced(work: Path) -> list[sources.Notice]:
     assert hook.flush(60)
-    return [d.notice for d in triggers.from_spool(WorkPaths(work))]
+    return [d.notice for d in sources.from_spool(WorkPaths(work))]
 
 
 def _trainer(model_dir: Path, output: Path, callback: Any, **more: Any) -> Any:

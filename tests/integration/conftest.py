@@ -130,7 +130,7 @@ def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
     """lm-eval's own results of each task, one run a task."""
     from pipeline import Case, lm_eval_run
 
-    from evaljobs.lmeval import harness
+    from evaljobs.lmeval import run as harness
 
     harness.quiet_environment(offline=True)
     results = {}

@@ -8,8 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
-from evaljobs.contract.contract import StageSpec
-from evaljobs.staging import stage
+from evaljobs.contract.specs import StageSpec
+from evaljobs.staging import precursor
 
 _once = threading.Lock()
 
@@ -21,4 +21,4 @@ def _profiled(_frame: object, event: str, function: object) -> None:
 
 if __name__ == "__main__":
     threading.setprofile(_profiled)
-    sys.exit(stage.main(StageSpec.model_validate_json(Path(sys.argv[1]).read_bytes())))
+    sys.exit(precursor.main(StageSpec.model_validate_json(Path(sys.argv[1]).read_bytes())))

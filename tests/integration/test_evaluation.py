@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from dev_cluster.testing import unfinished
 
-from evaljobs.contract.files import read_frames
+from evaljobs.contract.storage import read_frames
 
 pytestmark = pytest.mark.model
 Expected = dict[str, dict[str, Any]]

@@ -14,10 +14,10 @@ from dev_cluster.api import Cluster
 from dev_cluster.testing import sbatch, state, unfinished, wait_until
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.contract import StageSpec
-from evaljobs.contract.files import read_record
 from evaljobs.contract.outcomes import Cleared, Staged
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import StageSpec
+from evaljobs.contract.storage import read_record
 
 pytestmark = pytest.mark.slurm
 PAUSED = Path("tests") / "integration" / "paused.py"

@@ -16,8 +16,8 @@ for folder in (HERE, HERE.parent / "exactness"):
 
 from endpoint import Endpoint, serving  # noqa: E402
 
-from evaljobs.contract.contract import JudgeJob, JudgeOptions  # noqa: E402
 from evaljobs.contract.paths import WorkPaths  # noqa: E402
+from evaljobs.contract.specs import JudgeJob, JudgeOptions  # noqa: E402
 
 
 @pytest.fixture(scope="session")

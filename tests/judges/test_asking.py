@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from endpoint import Endpoint, Request
 
-from evaljobs.contract.contract import JudgeJob
+from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.caps import prefix
 from evaljobs.judges.records import Ask, Judgement
-from evaljobs.queue import redis_address
+from evaljobs.queue import redis_client
 
 ASKER = """
 import sys
-from evaljobs.contract.contract import JudgeJob
+from evaljobs.contract.specs import JudgeJob
 from evaljobs.judges.asking import Judges
 from evaljobs.judges.records import Ask
 job = JudgeJob.model_validate_json(sys.argv[1])
@@ -204,7 +204,7 @@ def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> 
     job = job.model_copy(update={"options": job.options.model_copy(update={"requests_per_minute": 10})})
     workers = [start(job, folder, 8, name) for name in "ab"]
     until(lambda: len(endpoint.requests) == 10)
-    client = redis_address.connect(redis_work.redis_address)
+    client = redis_client.connect(redis_work.redis_address)
     starts = prefix(job.options) + "starts"
     assert client.zcard(starts) == 10
     until(lambda: len(kept(folder)) == 10)
@@ -244,7 +244,7 @@ def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint) -> None
     assert all("max_cost 1 would be passed" in r.error for r in replies if r.value is None)
     assert sum(k.cost_millionths for k in kept(folder)) == len(had) * 70_000 <= 1_000_000
     sent = len(endpoint.requests)
-    client = redis_address.connect(Path(job.redis_file))
+    client = redis_client.connect(Path(job.redis_file))
     for key in list(client.scan_iter(match="evalspan:judge:*")):
         client.delete(key)
     two = judges(job, folder, **priced)
@@ -318,8 +318,8 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
     import threading
 
     from coordinator.services.redis_server import RedisServer
-    from evaljobs.contract.contract import JudgeOptions
     from evaljobs.contract.paths import WorkPaths
+    from evaljobs.contract.specs import JudgeOptions
 
     server = RedisServer(WorkPaths(tmp_path / "work"))
     options = JudgeOptions(url=endpoint.url, model="m")

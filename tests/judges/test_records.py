@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaljobs.contract.contract import JudgeOptions
+from evaljobs.contract.specs import JudgeOptions
 from evaljobs.judges.endpoint import MAX_PAUSE, retry_after
 from evaljobs.judges.records import Ask, ask_key, cost, cost_at_most, read_answer
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from pipeline import run_shards
 
-from coordinator.config.config import Config, JudgeConfig
+from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
-from coordinator.intake.intake import judge_for
-from coordinator.runtime.setup import judge_options
-from evaljobs.contract.contract import (
+from coordinator.intake.validate import judge_for
+from coordinator.runtime.wiring import judge_options
+from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import (
     BuildSpec,
     ExecuteSpec,
     JudgeJob,
@@ -26,13 +28,11 @@ from evaljobs.contract.contract import (
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.outcomes import Executed, Failed, Scored
-from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Reply
-from evaljobs.lmeval import harness, seam
-from evaljobs.requests import requests
-from evaljobs.scoring import metric
+from evaljobs.lmeval import hooks, run
+from evaljobs.requests import build as requests
+from evaljobs.scoring import score
 from evaljobs.trial import engine
 
 TASKS = str(suites.folder() / "judge")
@@ -43,7 +43,7 @@ SHORT = {"max_gen_toks": 4}
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import tiny_model
 
-    harness.quiet_environment(offline=True)
+    run.quiet_environment(offline=True)
     texts = [f"Question {i}: what is {i} and {i + 1}? The answer is {2 * i + 1}." for i in range(50)]
     return tiny_model.make(tmp_path_factory.mktemp("judged"), texts)
 
@@ -91,7 +91,7 @@ def answered(model_dir: Path, folder: Path, task: str, job: JudgeJob | None) -> 
 
 
 def execute_part(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed:
-    outcome = metric.perform(
+    outcome = score.perform(
         ExecuteSpec(
             name=f"execute-{documents[0]}",
             evaluation_dir=spec.evaluation_dir,
@@ -133,7 +133,7 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
     users = endpoint.users()
     given = [float(json.loads(f.read_bytes())["answer"][7:-2]) for f in folder.glob("judgements/*.json")]
     for _ in range(2):
-        outcome = metric.perform(spec)
+        outcome = score.perform(spec)
         found = results_of(outcome)
         assert found["judged,none"] == 1.0
         assert found["judge_score,none"] == pytest.approx(sum(given) / 12)  # FastChat's: over all turns
@@ -158,7 +158,7 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
 @pytest.mark.model
 def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_dir) -> None:
     """FastChat's prompts with references for math, reasoning and coding, each turn's own; general ones elsewhere."""
-    tasks = harness.task_manager((TASKS,), "mt_bench").load(["mt_bench"])["tasks"]
+    tasks = run.task_manager((TASKS,), "mt_bench").load(["mt_bench"])["tasks"]
     task = tasks["mt_bench"]
     asked: list[Any] = []
 
@@ -166,7 +166,7 @@ def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_di
         asked.extend(asks)
         return [Reply(value=None) for _ in asks]
 
-    with seam.JUDGES.answering(note):
+    with hooks.JUDGES.answering(note):
         for doc in task.test_docs():
             assert task.process_results(doc, [("ONE", "TWO")]) == {"judged": 0.0}
     assert len(asked) == 160
@@ -201,7 +201,7 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
     assert any("content policy" in why for why in part.failed.values())
     assert any("no rating" in why for why in part.failed.values())
     endpoint.handle = lambda r: r.error(400, "content policy")
-    outcome = metric.perform(spec)
+    outcome = score.perform(spec)
     found = results_of(outcome)
     assert [found[f"judge_score{turn},none"] for turn in ("", "_turn1", "_turn2")] == [8.0] * 3
     assert found["judged,none"] == pytest.approx(4 / 6)
@@ -233,7 +233,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> No
 
     endpoint.handle = handle
     spec = answered(model_dir, folder, "mt_bench_pair", job)
-    outcome = metric.perform(spec)  # no execute job came before: the score asks
+    outcome = score.perform(spec)  # no execute job came before: the score asks
     found = results_of(outcome)
     assert [found[f"win_rate{turn},none"] for turn in ("", "_turn1", "_turn2")] == [0.75, 0.5, 1.0]
     assert found["judged,none"] == 1.0
@@ -250,7 +250,7 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
     with pytest.raises(OperatorError, match=r"judge = true"):
         build(model_dir, folder, "mt_bench", judge=False)
     endpoint.handle = lambda r: r.error(401, "no such key")
-    outcome = metric.perform(answered(model_dir, folder, "mt_bench", job))
+    outcome = score.perform(answered(model_dir, folder, "mt_bench", job))
     assert isinstance(outcome, Failed)
     assert outcome.blame == "operator"
     assert "no such key" in outcome.error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.report.judged import judge_use
-from evaljobs.contract.contract import JudgeOptions
+from coordinator.report.judge_cost import judge_use
+from evaljobs.contract.specs import JudgeOptions
 from evaljobs.judges.records import Judgement
 
 OPTIONS = JudgeOptions(url="http://j/v1", model="m", price_per_million_prompt_tokens=1.0, max_cost=2.0)

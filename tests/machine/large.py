@@ -10,9 +10,9 @@ from world_parts import SITE, ended, record
 from coordinator.evaluation import machine
 from coordinator.evaluation import messages as m
 from coordinator.evaluation.state import State
-from evaljobs.contract.contract import FrameRef
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged
 from evaljobs.contract.paths import shard_id
+from evaljobs.contract.specs import FrameRef
 
 Step = Callable[[State, m.AnyEvent], list[m.Action]]
 

@@ -11,8 +11,8 @@ import random
 from world import World
 from world_parts import FakeJob, FakeMember, Faults, record
 
-from coordinator.allocation import ahead, needs
-from coordinator.allocation.allocation import Limits, allocate
+from coordinator.allocation import demand, prefetch
+from coordinator.allocation.allocate import Limits, allocate
 from coordinator.cluster import NodeState
 from coordinator.evaluation import messages as m
 
@@ -128,30 +128,30 @@ class Shared:
         """As `daemon._offer` does."""
         nodes = self.listing()
         for tenant in self.open:
-            uses = [n.name for n in tenant.state.nodes.values() if n.status in needs.IN_USE]
+            uses = [n.name for n in tenant.state.nodes.values() if n.status in demand.IN_USE]
             gone = [n for n in uses if n in self.down]
             if uses and self.dice.random() < self.releases:
                 gone = sorted({*gone, self.dice.choice(uses)})
             tenant.take([m.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
         states = [t.state for t in self.open]
-        for name, node in needs.taken(states, nodes, self.now):
+        for name, node in demand.taken(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="taken")])
-        for name, node in needs.in_the_way(states, nodes, self.now):
+        for name, node in demand.in_the_way(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="memory")])
-        demands = needs.demands(states)
+        demands = demand.demands(states)
         offered = allocate(
             nodes,
             demands,
             self.limits,
-            gpus_in_use=needs.gpus_in_use(states),
-            nodes_in_use=needs.nodes_in_use(states),
-            promised=needs.promised(states),
-            promised_mb=needs.promised_mb(states),
+            gpus_in_use=demand.gpus_in_use(states),
+            nodes_in_use=demand.nodes_in_use(states),
+            promised=demand.promised(states),
+            promised_mb=demand.promised_mb(states),
         )
-        waiting, held = needs.waiting(states, demands), needs.held(states)
-        staged = ahead.choose(nodes, waiting, held, self.limits, share=self.share)
+        waiting, held = demand.waiting(states, demands), demand.held(states)
+        staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:
             if offers := offered.get(tenant.state.evaluation_id):
                 tenant.take([m.NodesOffered(at=self.now, offers=offers)])

@@ -16,8 +16,8 @@ from world_parts import FakeJob, FakeMember, Faults, record
 
 from coordinator.evaluation import messages as m
 from coordinator.evaluation.blame import MAX_KILLS, MAX_KILLS_ON_ONE_NODE, NODE_WORDS, SHARD_WORDS, whose
-from evaljobs.contract.contract import FrameRef, TrialSpec
 from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.specs import FrameRef, TrialSpec
 
 ECC = (
     "AcceleratorError: CUDA error: uncorrectable ECC error encountered Search for `cudaErrorECCUncorrectable'"

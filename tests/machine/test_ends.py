@@ -16,8 +16,8 @@ from world_parts import SITE, FakeJob, FakeMember, Faults, ended, record
 
 from coordinator.evaluation import machine
 from coordinator.evaluation import messages as m
-from coordinator.runtime import observe
-from evaljobs.contract.contract import TrialSpec
+from coordinator.runtime import detect
+from evaljobs.contract.specs import TrialSpec
 
 TICK = 5.0
 
@@ -90,10 +90,10 @@ def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
         world.tick()
     node = next(iter(world.state.nodes.values()))
     node.status, node.aside_until = "aside", world.now + TICK
-    assert [e.kind for e in observe.rests_over(world.state, world.now + TICK)] == ["rest-over"]
+    assert [e.kind for e in detect.rests_over(world.state, world.now + TICK)] == ["rest-over"]
     machine.step(world.state, SITE, m.CancelAsked(at=world.now, reason="asked"))
     assert world.state.live
-    assert not observe.rests_over(world.state, world.now + 100 * TICK)
+    assert not detect.rests_over(world.state, world.now + 100 * TICK)
 
 
 @settings(max_examples=20)
@@ -142,6 +142,6 @@ def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
     world.take([m.OutcomeSeen(at=world.now, outcome=ended(spec, info.trials[0], "drained"))])
     world.take([m.CancelAsked(at=world.now, reason="asked")])
     assert [c.index for c in asked if c.job_id == info.job_id] == [1]
-    grace, seen = observe.Grace(), observe.Sightings()
-    assert info.job_id not in observe.overdue_jobs(world.state, seen, grace, world.now + grace.overdue)
-    assert info.job_id in observe.overdue_jobs(world.state, seen, grace, world.now + grace.overdue + 1)
+    grace, seen = detect.Grace(), detect.Sightings()
+    assert info.job_id not in detect.overdue_jobs(world.state, seen, grace, world.now + grace.overdue)
+    assert info.job_id in detect.overdue_jobs(world.state, seen, grace, world.now + grace.overdue + 1)

@@ -18,7 +18,7 @@ from world_parts import Faults, record
 from coordinator.cluster import JobState
 from coordinator.evaluation import facts
 from coordinator.evaluation import messages as m
-from coordinator.runtime import observe
+from coordinator.runtime import detect
 
 UNFIT = "Requested node configuration is not available"
 LIMIT = "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy"
@@ -153,4 +153,4 @@ def test_a_job_that_its_partition_will_never_start_was_refused(purpose: str) -> 
     assert never in world.state.fatal
     assert any(e.status == "failed" and never in e.error for e in world.state.entries), world.summary()
     assert nothing_is_left(world)
-    assert never in observe.NEVER_STARTS
+    assert never in detect.NEVER_STARTS

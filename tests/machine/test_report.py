@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import Faults, record
 
-from coordinator.report.model import make_report
+from coordinator.report.measurements import make_report
 
 
 @pytest.mark.parametrize("cpus", [1, 4])

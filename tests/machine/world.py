@@ -17,9 +17,9 @@ from coordinator.evaluation import messages as m
 from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
-from coordinator.runtime import observe
-from evaljobs.contract.contract import FrameRef, TrialSpec
+from coordinator.runtime import detect
 from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
+from evaljobs.contract.specs import FrameRef, TrialSpec
 
 
 class World:
@@ -47,7 +47,7 @@ class World:
         self.left: list[Any] = []  # every outcome file ever written
         self.dumped: list[tuple[str, FrameRef]] = []
         self.frames: dict[str, int] = {}
-        self.seen = observe.Sightings()
+        self.seen = detect.Sightings()
         self.converted: set[str] = set()
         self.scored_with: dict[int, int] = {}
         self.workers_stopped = False
@@ -341,16 +341,14 @@ class World:
             self.take([m.ShardsDumped(at=self.now, shards=tuple(dumped))])
         self.take([m.OutcomeSeen(at=self.now, outcome=o) for o in seen])
         if roll() >= self.faults.listing:
-            events, twins = observe.job_events(
-                self.state, self.listing(), self.seen, observe.Grace(), self.now
-            )
+            events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
             for twin in twins:
                 self.cancel(m.CancelJob(job_id=twin))
-            self.take(observe.with_shards(self.state, events, self.claims))
-        for job_id in observe.overdue_jobs(self.state, self.seen, observe.Grace(), self.now):
+            self.take(detect.with_shards(self.state, events, self.claims))
+        for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
             self.cancel(m.CancelJob(job_id=job_id))
-        self.take(observe.rests_over(self.state, self.now))
-        assert not observe.rests_over(self.state, self.now), "told twice"
+        self.take(detect.rests_over(self.state, self.now))
+        assert not detect.rests_over(self.state, self.now), "told twice"
         if self.state.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
             self.take([m.QueueLost(at=self.now)])
         slow = [
@@ -360,11 +358,11 @@ class World:
         ]
         self.take([m.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
         if self.queue is not None and self.state.todo:
-            stray = observe.stray_shards(self.state, self.queue, self.claims)
+            stray = detect.stray_shards(self.state, self.queue, self.claims)
             if stray:
                 self.take([m.ShardsStray(at=self.now, shards=stray)])
-        missing = observe.missing_metrics(self.state, self.rq, 5.0, self.now)
-        self.take(observe.metric_events(missing, self.given_up, self.now))
+        missing = detect.missing_metrics(self.state, self.rq, 5.0, self.now)
+        self.take(detect.metric_events(missing, self.given_up, self.now))
         self.nodes()
         self.submit_called()
 
@@ -399,7 +397,7 @@ class World:
         self.outcomes = list(self.left)
         self.called = []
         self.state = replay(self.journal)
-        self.seen = observe.Sightings()
+        self.seen = detect.Sightings()
         if self.state.ended_at is None:
             self.take([m.Restarted(at=self.now)])
 

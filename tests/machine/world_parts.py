@@ -10,7 +10,9 @@ from coordinator.cluster import Job
 from coordinator.evaluation import messages as m
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
 from coordinator.evaluation.specs import Site
-from evaljobs.contract.contract import (
+from evaljobs.contract.outcomes import TrialEnded
+from evaljobs.contract.paths import shard_id
+from evaljobs.contract.specs import (
     CheckpointFile,
     CheckpointSpec,
     ModelOptions,
@@ -18,8 +20,6 @@ from evaljobs.contract.contract import (
     TaskEntry,
     TrialSpec,
 )
-from evaljobs.contract.outcomes import TrialEnded
-from evaljobs.contract.paths import shard_id
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
 

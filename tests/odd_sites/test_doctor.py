@@ -13,7 +13,7 @@ from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
 from coordinator.cluster.fake import FakeCluster
-from coordinator.config.config import Config
+from coordinator.config.schema import Config
 from coordinator.doctor import checkup, doctor
 from coordinator.doctor.survey import Answer, Target
 from coordinator.evaluation.specs import Site

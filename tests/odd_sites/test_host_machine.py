@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
 from world import World, replay
 from world_parts import FakeJob, FakeMember, Faults, record
 
-from evaljobs.contract.contract import HostSpec
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.specs import HostSpec
 
 
 class HostWorld(World):

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.doctor import shared_storage
 from coordinator.errors import OperatorError
-from evaljobs.staging.node_room import MEMORY_FS, fs_type
+from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
 
 @pytest.mark.parametrize(

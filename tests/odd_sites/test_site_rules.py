@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.cluster.fake import fake_node
+from coordinator.cluster.slurm_parse import seconds_of
 from coordinator.cluster.slurm_rules import (
     FEW_WORKERS,
     Hosting,
@@ -19,11 +20,10 @@ from coordinator.cluster.slurm_rules import (
     parse_partitions,
     private_memory,
 )
-from coordinator.cluster.slurm_text import seconds_of
-from coordinator.config import config, config_text
+from coordinator.config import schema, template
 
 ASK = """
-from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_rules import Wants, ask_hosting
 site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu", "cpu")
@@ -114,10 +114,10 @@ def test_without_staging_only_whole_nodes_matter() -> None:
 
 def test_the_reference_file_names_auto_and_both_answers_are_taken(tmp_path) -> None:
     """`auto` is the default; true and false of a file or the environment win over it."""
-    assert 'host_trials = "auto"' in config_text.default_text(config_text.SiteProbe())
-    assert config.load(None, {}).stage.host_trials == "auto"
+    assert 'host_trials = "auto"' in template.default_text(template.SiteProbe())
+    assert schema.load(None, {}).stage.host_trials == "auto"
     for said, meant in (("true", True), ("false", False), ("auto", "auto")):
-        assert config.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
+        assert schema.load(None, {"EVALSPAN_STAGE_HOST_TRIALS": said}).stage.host_trials == meant
 
 
 @given(

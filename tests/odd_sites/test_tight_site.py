@@ -12,7 +12,7 @@ from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished
 
 from coordinator.cluster import Job, RefusedError
-from coordinator.cluster.script import SlurmOptions
+from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 
 HOUR = 3600

@@ -78,7 +78,7 @@ def _run(python: Path, cwd: Path, code: str) -> str:
 def test_the_wheel_works_from_another_folder(installed, tmp_path):
     """Installed, imported from elsewhere: code and suites come from the wheel, not from a checkout."""
     code = (
-        "import coordinator.config.config, coordinator.intake.suites, evaljobs.contract.contract, priors\n"
+        "import coordinator.config.schema, coordinator.intake.suites, evaljobs.contract.specs, priors\n"
         "suite = coordinator.intake.suites.load_suite('quickstart')\n"
         "print(coordinator.__file__, evaljobs.__file__, priors.__file__, suite.include_path[0], sep='\\n')"
     )

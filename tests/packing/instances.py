@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from coordinator.planning.work import UNLIMITED, Lane, WorkSet
+from coordinator.planning.model import UNLIMITED, Lane, WorkSet
 
 seconds = st.floats(min_value=0.0, max_value=200.0, allow_nan=False)
 

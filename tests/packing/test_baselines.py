@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.planning.work import WorkSet
+from coordinator.planning.model import WorkSet
 from coordinator.simulation.baselines import (
     Costs,
     Piece,
@@ -18,7 +18,7 @@ from coordinator.simulation.baselines import (
     run_tasks,
     size_factor,
 )
-from coordinator.simulation.truth import Predicted, Truth
+from coordinator.simulation.sampled_times import Predicted, Truth
 
 
 def piece(name, start, end):

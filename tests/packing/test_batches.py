@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.planning.batches import Even, extremes, reaching, running, seconds_of
+from coordinator.planning.batch_sums import Even, extremes, reaching, running, seconds_of
 from coordinator.planning.planner import Lane, WorkSet, plan
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.planning.bounds import Capacity, MeasuredSet, bound, measured_lower_bound
-from coordinator.planning.work import Lane, WorkSet
+from coordinator.planning.lower_bound import Capacity, MeasuredSet, bound, measured_lower_bound
+from coordinator.planning.model import Lane, WorkSet
 
 TWO = [Lane(name="a", node="n"), Lane(name="b", node="n")]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from instances import fixed, lanes, work_sets
 
-from coordinator.planning.crew import SLACK, Crew
+from coordinator.planning.model import Lane, WorkSet
 from coordinator.planning.planner import plan
-from coordinator.planning.work import Lane, WorkSet
+from coordinator.planning.worker_count import SLACK, Crew
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):

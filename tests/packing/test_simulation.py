@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.planning.cpu_stage import divided, metrics_end
+from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
+from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
 from coordinator.planning.planner import plan
-from coordinator.planning.planning import SHARD_OVERHEAD_SECONDS
-from coordinator.planning.work import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.simulation.sampled_times import Predicted, Truth
 from coordinator.simulation.simulate import simulate
-from coordinator.simulation.truth import Predicted, Truth
 from tests.packing.instances import fixed, lanes, work_sets
 
 FEW = settings(max_examples=80)

@@ -10,7 +10,7 @@ import redis
 from served import served_work
 
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
+from evaljobs.queue import redis_client
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def shared_work() -> Iterator[WorkPaths]:
 
 @pytest.fixture
 def client(shared_work: WorkPaths) -> Iterator[redis.Redis]:
-    with redis_address.connect(shared_work.redis_address) as made:
+    with redis_client.connect(shared_work.redis_address) as made:
         yield made
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.contract import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
-from evaljobs.contract.files import read_record, write_atomic
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
-from evaljobs.queue.redis_address import RedisAddress
+from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.storage import read_record, write_atomic
+from evaljobs.queue.redis_client import RedisAddress
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from coordinator.base import processes
+from coordinator.base import process_identity
 from tests.redis.jobs import until
 
 # Its first thread ends; another one lives until it is killed.
@@ -22,15 +22,15 @@ def test_a_process_has_ended_with_the_last_of_its_threads() -> None:
     try:
 
         def headless() -> bool:
-            seen = processes.stat(process.pid)
+            seen = process_identity.stat(process.pid)
             return seen is not None and seen.state == "Z"
 
         until(headless)
         assert process.poll() is None
-        known = processes.identify(process.pid)
+        known = process_identity.identify(process.pid)
         assert known is not None
-        processes.end(known, patience=60.0)
-        assert not processes.alive(known)
+        process_identity.end(known, patience=60.0)
+        assert not process_identity.alive(known)
     finally:
         process.kill()
         process.wait()

@@ -22,8 +22,8 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, SiteRedis, check, local_address_towards
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
-from evaljobs.queue.redis_address import QueueUnavailable, RedisAddress
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 from tests.redis.jobs import Bench, kill, move, running, until, zombie
 
@@ -38,7 +38,7 @@ def server(work: WorkPaths) -> Iterator[RedisServer]:
 def test_only_its_owner_reads_address_and_password(server: RedisServer, work: WorkPaths) -> None:
     """The address is published whole, mode 0600, and no file of the server is readable by others."""
     address = server.ensure()
-    assert redis_address.read(work.redis_address) == address
+    assert redis_client.read(work.redis_address) == address
     files = [work.redis, *work.redis.rglob("*")]
     assert all(stat.S_IMODE(f.stat().st_mode) & 0o077 == 0 for f in (work.redis, work.redis_address))
     for file in files:
@@ -61,7 +61,7 @@ def test_without_the_password_nothing_is_told(server: RedisServer) -> None:
 
 def test_our_user_may_do_only_what_is_needed(server: RedisServer) -> None:
     """The ACL keeps our user on our keys and away from the server's own controls."""
-    client = redis_address.client(server.ensure())
+    client = redis_client.client(server.ensure())
     for forbidden in (
         ("SET", "other:key", "1"),
         ("GET", "other:key"),
@@ -149,7 +149,7 @@ def test_a_server_that_nobody_knows_of_is_ended(work: WorkPaths) -> None:
     later = RedisServer(work, port=address.port or 0)
     later.ensure()
     assert zombie(unknown)
-    with redis_address.connect(work.redis_address) as client:
+    with redis_client.connect(work.redis_address) as client:
         assert client.info("server")["process_id"] == later.pid()
     later.stop()
 
@@ -198,23 +198,23 @@ def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
 def test_a_killed_server_returns_with_its_data_address_and_password(server: RedisServer) -> None:
     """SIGKILL of the server: started again in the same place; what was a second old is still there."""
     address = server.ensure()
-    client = redis_address.client(address, seconds=60.0)
+    client = redis_client.client(address, seconds=60.0)
     client.set("evalspan:kept", "1")
     client.execute_command("WAITAOF", 1, 0, 0)  # however long the disk takes
     kill(server)
     assert server.ensure() == address
-    assert redis_address.client(address).get("evalspan:kept") == b"1"
+    assert redis_client.client(address).get("evalspan:kept") == b"1"
 
 
 def test_an_unreadable_log_of_the_server_does_not_keep_it_away(server: RedisServer, work: WorkPaths) -> None:
     """A rotten append-only file is set aside and the server starts empty: Redis is no truth."""
     address = server.ensure()
-    redis_address.client(address).set("evalspan:x", "1")
+    redis_client.client(address).set("evalspan:x", "1")
     kill(server)
     (manifest,) = (work.redis / "data").rglob("*.manifest")
     manifest.write_text("rotten")
     assert server.ensure().password == address.password
-    assert redis_address.client(server.ensure()).get("evalspan:x") is None
+    assert redis_client.client(server.ensure()).get("evalspan:x") is None
     assert list(work.redis.glob("data.unreadable-*"))
 
 
@@ -261,7 +261,7 @@ def test_a_socket_serves_under_any_path(tmp_path: Path) -> None:
         try:
             address = server.ensure()
             assert address.socket is not None
-            assert redis_address.client(address).ping()
+            assert redis_client.client(address).ping()
         finally:
             server.stop()
         assert not Path(address.socket).exists()
@@ -275,7 +275,7 @@ def test_a_frozen_server_is_an_error_within_seconds(server: RedisServer, work: W
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        queue = WorkQueue(redis_address.client(address, seconds=0.2), "e", address=address)
+        queue = WorkQueue(redis_client.client(address, seconds=0.2), "e", address=address)
         with pytest.raises(QueueUnavailable, match="does not answer in time"):
             queue.snapshot()
     finally:
@@ -318,7 +318,7 @@ def test_a_sites_redis_is_checked_and_published(server: RedisServer, tmp_path: P
     assert site.ensure() == site.ensure()
     assert WorkQueue.connect(work.redis_address, "e").snapshot().epoch is None
     site.stop()
-    assert redis_address.client(given).ping()
+    assert redis_client.client(given).ping()
     with pytest.raises(OperatorError, match="cannot be reached"):
         SiteRedis(work, RedisAddress(host="127.0.0.1", port=1)).ensure()
 
@@ -328,7 +328,7 @@ def test_a_sites_redis_that_has_served_is_waited_for(tmp_path: Path) -> None:
     work = WorkPaths(tmp_path)
     work.redis.mkdir(parents=True)
     address = RedisAddress(host="127.0.0.1", port=1, password="then")  # noqa: S106
-    redis_address.publish(address, work.redis_address)
+    redis_client.publish(address, work.redis_address)
     with pytest.raises(RetryError, match="cannot be reached"):
         SiteRedis(work, address).ensure()
     with pytest.raises(OperatorError, match="cannot be reached"):

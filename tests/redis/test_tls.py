@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from coordinator import hook
-from coordinator.config.config import Config, RedisConfig
+from coordinator.config.schema import Config, RedisConfig
 from coordinator.errors import OperatorError
-from coordinator.runtime.setup import cluster_of, keeper_of
+from coordinator.runtime.wiring import cluster_of, keeper_of
 from coordinator.services.metric_queue import MetricQueue
-from coordinator.services.redis_config import acl_text
+from coordinator.services.redis_files import acl_text
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue.work_queue import WorkQueue
 from tests.redis.jobs import until

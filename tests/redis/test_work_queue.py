@@ -12,7 +12,7 @@ import redis
 from hypothesis import settings
 
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import queue_scripts, redis_address
+from evaljobs.queue import lua, redis_client
 from evaljobs.queue.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
 from tests.redis.queue_model import AgainstModel
 
@@ -240,7 +240,7 @@ def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client:
     """Of two fills at once the one that began last decides; the other's rest is refused."""
     queue.fill({"a": shards(*(f"x{i}" for i in range(3)))}, "1")
     client.hset(f"{queue._prefix}meta", "filling", "another's")
-    queue._run(queue_scripts.FILL, "mine", "a", "late", "0.0", "1.0")
+    queue._run(lua.FILL, "mine", "a", "late", "0.0", "1.0")
     assert "late" not in queue.unclaimed()
 
 
@@ -258,8 +258,8 @@ def test_redis_away_is_one_error(tmp_path) -> None:
     """Whatever is wrong with Redis comes as QueueUnavailable, naming the place."""
     with pytest.raises(QueueUnavailable, match="no Redis address"):
         WorkQueue.connect(tmp_path / "address.json", "e")
-    address = redis_address.RedisAddress(host="127.0.0.1", port=1)
-    redis_address.publish(address, tmp_path / "address.json")
+    address = redis_client.RedisAddress(host="127.0.0.1", port=1)
+    redis_client.publish(address, tmp_path / "address.json")
     with pytest.raises(QueueUnavailable, match=r"127\.0\.0\.1:1/0 cannot be reached"):
         WorkQueue.connect(tmp_path / "address.json", "e").snapshot()
 
@@ -277,7 +277,7 @@ def test_odd_predictions_are_refused(queue: WorkQueue) -> None:
 
 
 def _pull(file: str, evaluation: str, trial: str, lane: str, out) -> None:
-    queue = WorkQueue.connect(redis_address.Path(file), evaluation)
+    queue = WorkQueue.connect(redis_client.Path(file), evaluation)
     mine = []
     while (claim := queue.claim(trial, lane)).kind != "drained":
         if claim.shard is not None:

@@ -16,11 +16,11 @@ import pytest
 import rq.registry
 
 from coordinator.services.redis_server import RedisServer
-from evaljobs.contract.contract import ScoreSpec
 from evaljobs.contract.paths import WorkPaths
-from evaljobs.queue import redis_address
-from evaljobs.scoring import metric_jobs
-from evaljobs.scoring.items import NOTE_BYTES, note_file
+from evaljobs.contract.specs import ScoreSpec
+from evaljobs.queue import redis_client
+from evaljobs.scoring import rq_jobs
+from evaljobs.scoring.item_deadlines import NOTE_BYTES, note_file
 from tests.redis.jobs import Bench, children, kill, move, running, until, zombie
 
 
@@ -34,9 +34,9 @@ def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subpro
 
 def at_work(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int] | None:
     """(worker, work-horse), where the only worker's horse (another than `before`) is at this job."""
-    with redis_address.connect(bench.work.redis_address) as client:
+    with redis_client.connect(bench.work.redis_address) as client:
         found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
-        status = client.hget(f"rq:job:{metric_jobs.job_id(bench.evaluation, job)}", "status")
+        status = client.hget(f"rq:job:{rq_jobs.job_id(bench.evaluation, job)}", "status")
     # the horse of an earlier job may have ended, and this one's begun, between the two looks
     return found[0] if found and status == b"started" and not zombie(found[0][1]) else None
 
@@ -133,8 +133,8 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
     busy = busy_worker(bench, process.pid, "hour")
     true = rq.registry.current_timestamp
     monkeypatch.setattr(rq.registry, "current_timestamp", lambda: true() + 3600)
-    client = redis_address.connect(bench.work.redis_address)
-    queue = metric_jobs.open_queue(client, bench.evaluation)
+    client = redis_client.connect(bench.work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
     for _ in range(3):
         until(lambda: not client.exists(f"{queue.key}:recovering"))
         bench.queue.recover()
@@ -151,8 +151,8 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
     from rq.webhook import Webhook
 
     bench, _ = bench_and_supervisor
-    client = redis_address.connect(bench.work.redis_address)
-    queue = Queue(metric_jobs.queue_name(bench.evaluation), connection=client, serializer="json")
+    client = redis_client.connect(bench.work.redis_address)
+    queue = Queue(rq_jobs.queue_name(bench.evaluation), connection=client, serializer="json")
     touched = tmp_path / "touched"
     foreign = tmp_path / "specs" / "x.json"
     foreign.parent.mkdir()
@@ -164,17 +164,17 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
         queue.enqueue("os.system", f"touch {touched}"),
         queue.enqueue("evaljobs.scoring.worker.main", ["--help"]),
         queue.enqueue("evaljobs.scoring.worker.execute", good),  # a score spec
-        queue.enqueue(metric_jobs.SCORE, str(foreign)),
-        queue.enqueue(metric_jobs.SCORE, str(link)),
-        queue.enqueue(metric_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
-        queue.enqueue(metric_jobs.SCORE, "\0"),
-        queue.enqueue(metric_jobs.SCORE, [good]),
-        queue.enqueue(metric_jobs.SCORE, good, good),
-        queue.enqueue(metric_jobs.SCORE, good, work_dir="/"),
-        queue.enqueue(metric_jobs.SCORE, "x" * (1 << 22)),
+        queue.enqueue(rq_jobs.SCORE, str(foreign)),
+        queue.enqueue(rq_jobs.SCORE, str(link)),
+        queue.enqueue(rq_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
+        queue.enqueue(rq_jobs.SCORE, "\0"),
+        queue.enqueue(rq_jobs.SCORE, [good]),
+        queue.enqueue(rq_jobs.SCORE, good, good),
+        queue.enqueue(rq_jobs.SCORE, good, work_dir="/"),
+        queue.enqueue(rq_jobs.SCORE, "x" * (1 << 22)),
     ]
     armed = queue.enqueue(
-        metric_jobs.SCORE,
+        rq_jobs.SCORE,
         str(bench.write_spec("armed")),
         on_success=Callback("os.system"),
         on_failure=Callback("os.system"),
@@ -207,7 +207,7 @@ def test_a_spec_that_cannot_be_read_is_an_outcome(bench_and_supervisor) -> None:
 def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
     """Neither server nor supervisor nor workers show the password in /proc."""
     bench, process = bench_and_supervisor
-    password = redis_address.read(bench.work.redis_address).password
+    password = redis_client.read(bench.work.redis_address).password
     server = RedisServer(bench.work).pid()
     assert password is not None
     for pid in (process.pid, *children(process.pid), server):
@@ -226,9 +226,9 @@ def test_enqueuing_twice_is_once_and_the_longest_go_first(shared_work: WorkPaths
         bench.queue.enqueue("score", name, bench.write_spec(name), seconds=seconds)
     assert sorted(bench.queue.known()) == sorted([*names, *longer])
     assert bench.queue.status().queued == 8
-    client = redis_address.connect(shared_work.redis_address)
-    waiting = client.lrange(metric_jobs.open_queue(client, bench.evaluation).key, 0, -1)
-    in_turn = [metric_jobs.job_name(bench.evaluation, i.decode()) for i in waiting]
+    client = redis_client.connect(shared_work.redis_address)
+    waiting = client.lrange(rq_jobs.open_queue(client, bench.evaluation).key, 0, -1)
+    in_turn = [rq_jobs.job_name(bench.evaluation, i.decode()) for i in waiting]
     assert in_turn == ["longest", "long", "as long", "middle", "short", *names]
     bench.queue.remove()
     assert bench.queue.known() == ()
@@ -239,8 +239,8 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> 
     """A worker that died with a job popped and not begun: the job is known all the while, and queued again once."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     bench.enqueue("popped")
-    client = redis_address.connect(shared_work.redis_address)
-    queue = metric_jobs.open_queue(client, bench.evaluation)
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
     client.lmove(queue.key, queue.intermediate_queue_key)
 
     def back() -> bool:
@@ -249,7 +249,7 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> 
         return bool(queue.count == 1)
 
     until(back)
-    assert metric_jobs.popped_ids(queue) == []
+    assert rq_jobs.popped_ids(queue) == []
     bench.queue.recover()
     assert queue.count == 1
     bench.queue.remove()
@@ -260,9 +260,9 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     and nothing of it stays behind."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     bench.enqueue("half")
-    client = redis_address.connect(shared_work.redis_address)
-    queue = metric_jobs.open_queue(client, bench.evaluation)
-    rq_id = metric_jobs.job_id(bench.evaluation, "half")
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
+    rq_id = rq_jobs.job_id(bench.evaluation, "half")
     client.lrem(queue.key, 0, rq_id)
     client.zadd(f"rq:executions:{rq_id}", {"e1": 9e9})
     client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
@@ -277,16 +277,16 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
 def test_what_a_dead_worker_had_taken_returns_at_once(shared_work: WorkPaths) -> None:
     """A job that was popped by a worker whose parent saw it die is queued by the next look; another worker's is not."""
     bench = Bench(shared_work, uuid.uuid4().hex)
-    client = redis_address.connect(shared_work.redis_address)
-    queue = metric_jobs.open_queue(client, bench.evaluation)
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
     for name, worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
         bench.enqueue(name)
         client.lmove(queue.key, queue.intermediate_queue_key)
-        client.hset(f"rq:job:{metric_jobs.job_id(bench.evaluation, name)}", "worker_name", worker)
-    metric_jobs.give_up(queue, "host-crew-1-")
+        client.hset(f"rq:job:{rq_jobs.job_id(bench.evaluation, name)}", "worker_name", worker)
+    rq_jobs.give_up(queue, "host-crew-1-")
     bench.queue.recover()
-    assert [metric_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
-    assert [metric_jobs.job_name(bench.evaluation, i) for i in metric_jobs.popped_ids(queue)] == ["alive"]
+    assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
+    assert [rq_jobs.job_name(bench.evaluation, i) for i in rq_jobs.popped_ids(queue)] == ["alive"]
     bench.queue.remove()
 
 

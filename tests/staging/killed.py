@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from evaljobs.contract.contract import StageSpec
-from evaljobs.staging import stage
+from evaljobs.contract.specs import StageSpec
+from evaljobs.staging import precursor
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "fcntl.flock"}
 
@@ -39,7 +39,7 @@ def main(step: int, place: Path) -> int:
 
     sys.addaudithook(audited)
     threading.setprofile(profiled)
-    status = stage.main(spec)
+    status = precursor.main(spec)
     print(last)  # noqa: T201
     return status
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staging.world import World as Node
 
-from coordinator.allocation import ahead, needs
-from coordinator.allocation.allocation import Demand, Limits
+from coordinator.allocation import demand, prefetch
+from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import Job, NodeState
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import machine
@@ -21,15 +21,15 @@ from coordinator.evaluation import messages as m
 from coordinator.evaluation.records import EvaluationRecord, evaluation_id, job_token
 from coordinator.evaluation.specs import Site, holder_memory_mb
 from coordinator.evaluation.state import JobInfo, NodeUse, State
-from coordinator.runtime.daemon import Coordinator, Pace
-from coordinator.runtime.observe import Grace
-from coordinator.runtime.perform import Performer
-from evaljobs.contract.contract import Release
-from evaljobs.contract.files import write_outcome
+from coordinator.runtime.detect import Grace
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.loop import Coordinator, Pace
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.staging.node_room import room
-from evaljobs.staging.stage import MARGIN
+from evaljobs.contract.specs import Release
+from evaljobs.contract.storage import write_outcome
+from evaljobs.staging.capacity import room
+from evaljobs.staging.precursor import MARGIN
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "machine"))
 from world import World, replay
@@ -50,9 +50,9 @@ def nodes(draw: st.DrawFn) -> list[NodeState]:
 
 
 @st.composite
-def candidates(draw: st.DrawFn) -> list[ahead.Candidate]:
+def candidates(draw: st.DrawFn) -> list[prefetch.Candidate]:
     return [
-        ahead.Candidate(
+        prefetch.Candidate(
             demand=Demand(
                 evaluation_id=f"e{i}",
                 priority=draw(st.integers(-1, 1)),
@@ -70,7 +70,7 @@ def candidates(draw: st.DrawFn) -> list[ahead.Candidate]:
 
 
 held_there = st.dictionaries(
-    st.sampled_from(NAMES), st.builds(ahead.Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
+    st.sampled_from(NAMES), st.builds(prefetch.Held, inferring=st.sets(DIGESTS), ahead=st.sets(DIGESTS))
 )
 
 
@@ -79,13 +79,13 @@ held_there = st.dictionaries(
 )
 def test_only_the_next_checkpoint_is_staged_ahead_and_within_its_share(
     there: list[NodeState],
-    waiting: list[ahead.Candidate],
-    held: dict[str, ahead.Held],
+    waiting: list[prefetch.Candidate],
+    held: dict[str, prefetch.Held],
     share: float,
     most: int | None,
 ) -> None:
     """One checkpoint, that of the first in order; on nodes that serve us; new bytes within the share, counted once."""
-    chosen = ahead.choose(there, waiting, held, Limits(max_nodes=most), share=share)
+    chosen = prefetch.choose(there, waiting, held, Limits(max_nodes=most), share=share)
     by_id = {c.demand.evaluation_id: c for c in waiting}
     first = min(
         waiting,
@@ -241,11 +241,11 @@ def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None
 
 @given(nodes(), candidates(), DIGESTS, st.integers(1, 600))
 def test_pages_are_kept_only_for_one_that_waits_and_fits(
-    there: list[NodeState], waiting: list[ahead.Candidate], digest: str, size: int
+    there: list[NodeState], waiting: list[prefetch.Candidate], digest: str, size: int
 ) -> None:
     """Another checkpoint of about this size, not there yet, with room for both: else nothing is kept."""
     node = there[0]
-    kept = ahead.heir(node, digest, size, waiting, Limits())
+    kept = prefetch.heir(node, digest, size, waiting, Limits())
     heirs = [c for c in waiting if c.digest != digest and 0.9 * size <= c.memory_mb <= 1.1 * size]
     assert kept is any(
         c.memory_mb <= node.memory_free_mb
@@ -253,8 +253,8 @@ def test_pages_are_kept_only_for_one_that_waits_and_fits(
         and node.name not in c.known
         for c in heirs
     )
-    assert not ahead.heir(None, digest, size, waiting, Limits())
-    assert not ahead.heir(node, digest, size, waiting, Limits(partition="another"))
+    assert not prefetch.heir(None, digest, size, waiting, Limits())
+    assert not prefetch.heir(node, digest, size, waiting, Limits(partition="another"))
 
 
 @pytest.mark.parametrize(("waits", "seconds"), [(True, 45.0), (False, 45.0), (True, 0.0)])
@@ -357,7 +357,7 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
         for i, (mb, p, there) in enumerate(others)
     ]
     node = dataclasses.replace(fake_node("n1", memory_mb=1000), memory_free_mb=free)
-    gone = needs.in_the_way([owner, *waiting], [node], 100.0 + waited)
+    gone = demand.in_the_way([owner, *waiting], [node], 100.0 + waited)
     waiting = [s for s, (_, _, there) in zip(waiting, others, strict=True) if there]
     held = {s.evaluation_id: s.jobs[s.nodes["n1"].holder or ""].job.memory_mb for s in waiting}
     room = free + sum(held[name] for name, _ in gone)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from staging.world import make_checkpoint, safetensors
 
 from coordinator.intake.checkpoint import CheckpointError, inspect, inspect_raw
-from evaljobs.contract.contract import CheckpointFile
-from evaljobs.staging.weights import BadWeights, identity, is_safe_name, read_header
+from evaljobs.contract.specs import CheckpointFile
+from evaljobs.staging.fingerprint import BadWeights, identity, is_safe_name, read_header
 
 NESTED = (500_000).to_bytes(8, "little") + b'{"a":' * 100_000
 ENDLESS = (30).to_bytes(8, "little") + b'{"a": {"data_offsets":[0,1e999]}}'[:30]

@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaljobs.staging.copying import Copy, SourceChanged, Stopped, copy_files, hash_file
+from evaljobs.staging.copy import Copy, SourceChanged, Stopped, copy_files, hash_file
 
 
 def copies(folder: Path, contents: list[bytes]) -> list[Copy]:

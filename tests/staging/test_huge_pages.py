@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from staging.world import MIB, ROOT, World, wait_for
 
-from evaljobs.staging import node_memory
-from evaljobs.staging.copying import Copy, copy_files
+from evaljobs.staging import store
+from evaljobs.staging.copy import Copy, copy_files
 from evaljobs.staging.huge_pages import DEAR, EXTENT, LAST, Purse, huge_pages
 
 MOUNT = 'mount -t tmpfs -o huge=always,size=256m,mode=0755 none "$0" && exec "$@"'
@@ -39,15 +39,15 @@ def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
         staged = world.staged()
         assert (staged.rung, staged.storage_bytes) == ("shm", checkpoint.bytes)
         seen = Path(f"/proc/{holder.pid}/root{place}")  # as the precursor sees it
-        home = seen / node_memory.home_name(os.geteuid())
+        home = seen / store.home_name(os.geteuid())
         slot = home / checkpoint.digest
-        assert (slot / node_memory.MODEL / "config.json").stat().st_blksize > 4096, "huge pages"
-        assert set(json.loads((slot / node_memory.MANIFEST).read_text())["files"]) == {
+        assert (slot / store.MODEL / "config.json").stat().st_blksize > 4096, "huge pages"
+        assert set(json.loads((slot / store.MANIFEST).read_text())["files"]) == {
             f.name for f in checkpoint.files
         }
         for file in checkpoint.files:
             source = Path(checkpoint.source) / file.name
-            assert (slot / node_memory.MODEL / file.name).read_bytes() == source.read_bytes()
+            assert (slot / store.MODEL / file.name).read_bytes() == source.read_bytes()
         world.release()
         wait_for(lambda: world.outcome("cleared"))
         assert holder.wait(120) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from staging.world import World, names
 
-from evaljobs.staging import clean, node_memory, stage
+from evaljobs.staging import clean, precursor, store
 
 RUNNER = str(Path(__file__).with_name("killed.py"))
 POINTS = int(os.environ.get("EVALSPAN_KILL_POINTS", "12"))
@@ -35,13 +35,13 @@ def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
         process.communicate(timeout=120)
         # threads interleave: the count of a run may differ by a few, and the last steps may not be reached
         assert process.returncode in (-signal.SIGKILL, 0), f"step {step}"
-        if (world.home / checkpoint.digest / node_memory.MANIFEST).exists():
+        if (world.home / checkpoint.digest / store.MANIFEST).exists():
             assert world.copy_is_exact(checkpoint), f"step {step}: published, but not whole"
         if step % 2:
-            holding = stage.stage_only(spec)
+            holding = precursor.stage_only(spec)
             assert holding.staged.rung == "shm", f"step {step}: {holding.staged.why}"
             assert world.copy_is_exact(checkpoint), f"step {step}"
-            stage.clear(holding, "test")
+            precursor.clear(holding, "test")
         else:
             done = clean.clean(world.root)
             assert not done.problems, f"step {step}: {done.problems}"

@@ -16,8 +16,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 from coordinator.intake.checkpoint import inspect
 from evaljobs import stage
-from evaljobs.contract.contract import StageSpec
-from evaljobs.staging.reading import reading
+from evaljobs.contract.specs import StageSpec
+from evaljobs.staging.reader import reading
 
 def anonymous():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from staging.world import ROOT, World
 
 from evaljobs.errors import OperatorError
-from evaljobs.staging import clean, node_probe, node_room, stage
-from evaljobs.trial import host
+from evaljobs.staging import capacity, clean, node_probe, precursor
+from evaljobs.trial import hosted_trials
 
 
 def test_the_probe_measures_and_leaves_nothing(world: World) -> None:
@@ -55,14 +55,14 @@ def test_clean_leaves_what_has_a_holder_and_what_is_not_ours(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A held checkpoint and a file by a name that we do not give stay; the first is listed, the second reported."""
-    holding = stage.stage_only(world.spec(world.checkpoint()))
+    holding = precursor.stage_only(world.spec(world.checkpoint()))
     (world.home / "notes.txt").write_text("mine")
     assert clean.clean_main(["--root", str(world.root)]) == 1
     done = json.loads(capsys.readouterr().out)
     assert done["kept"] == [holding.spec.checkpoint.digest]
     assert done["removed"] == []
     assert "notes.txt" in done["problems"][0]
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert (world.home / "notes.txt").read_text() == "mine"
 
 
@@ -76,16 +76,16 @@ def test_the_tightest_limit_counts(tmp_path: Path) -> None:
     (job.parent / "memory.max").write_text("1000\n")
     (job.parent / "memory.current").write_text("900\n")
     (job.parent / "memory.stat").write_text("anon 700\ninactive_file 150\nactive_file 50\n")
-    assert node_room.cgroup_limits(tmp_path / "proc", tmp_path) == [(1000, 300)]
+    assert capacity.cgroup_limits(tmp_path / "proc", tmp_path) == [(1000, 300)]
 
 
 @given(per=st.integers(1, 8), members=st.integers(1, 8), spare=st.integers(0, 3))
 def test_gpus_are_shared_out_once_each(per: int, members: int, spare: int) -> None:
     """Each trial gets its number of GPUs, none is given twice; too few are refused."""
     gpus = [str(i) for i in range(per * members + spare)]
-    given_out = [g for devices in host.share(gpus, members, per) for g in (devices or "").split(",")]
+    given_out = [g for devices in hosted_trials.share(gpus, members, per) for g in (devices or "").split(",")]
     assert given_out == gpus[: per * members]
     if per * members > 1:
         with pytest.raises(OperatorError):
-            host.share(gpus[: per * members - 1], members, per)
-    assert host.share([], members, per) == [None] * members
+            hosted_trials.share(gpus[: per * members - 1], members, per)
+    assert hosted_trials.share([], members, per) == [None] * members

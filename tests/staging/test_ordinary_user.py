@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from staging.world import World, names
 
-from evaljobs.contract.contract import CheckpointSpec
-from evaljobs.staging import clean, node_memory, own_files, stage
-from evaljobs.staging.reading import reading
+from evaljobs.contract.specs import CheckpointSpec
+from evaljobs.staging import clean, owned_files, precursor, store
+from evaljobs.staging.reader import reading
 
 USER = 64321  # belongs to nobody
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
@@ -44,7 +44,7 @@ def as_user(act: Callable[[], None]) -> None:
 def shared(world: World) -> Iterator[World]:
     """A root that is everybody's and sticky, as /dev/shm is, and a folder of the user's for his checkpoints."""
     # what Python imports on first use is imported now: its folder may be closed to the user
-    stage.clear(stage.stage_only(world.spec(world.checkpoint("warm"))), "test")
+    precursor.clear(precursor.stage_only(world.spec(world.checkpoint("warm"))), "test")
     world.root.chmod(0o1777)
     folder = Path(tempfile.mkdtemp(prefix="staging-user-", dir="/dev/shm"))
     try:
@@ -58,39 +58,39 @@ def shared(world: World) -> Iterator[World]:
 
 def as_root_remove(folder: Path) -> None:
     parent = os.open(folder.parent, os.O_RDONLY)
-    own_files.remove_tree(parent, folder.name)
+    owned_files.remove_tree(parent, folder.name)
     os.close(parent)
 
 
 def home(world: World) -> Path:
-    return world.root / node_memory.home_name(USER)
+    return world.root / store.home_name(USER)
 
 
 def put_files_over(world: World, old: CheckpointSpec, new: CheckpointSpec) -> bool:
     """Stage `old`, retire it, stage `new`; whether its pages were taken over."""
-    first = stage.stage_only(world.spec(old, "a"))
-    with node_memory.locked_home(world.root) as held:
-        node_memory.retire(held, old.digest)
-    second = stage.stage_only(world.spec(new, "b"))
+    first = precursor.stage_only(world.spec(old, "a"))
+    with store.locked_home(world.root) as held:
+        store.retire(held, old.digest)
+    second = precursor.stage_only(world.spec(new, "b"))
     assert world.copy_is_exact(new)
-    stage.clear(first, "test")
-    stage.clear(second, "test")
+    precursor.clear(first, "test")
+    precursor.clear(second, "test")
     return second.staged.recycled
 
 
 def test_stages_reads_takes_over_and_clears(shared: World) -> None:
     """All of it without any privilege: copy, read, pages written over, clear; another user's memory is not touched."""
-    other = shared.root / node_memory.home_name(0)
+    other = shared.root / store.home_name(0)
     (other / ("a" * 32)).mkdir(parents=True)
     (other / ("a" * 32) / "weights").write_text("root's")
 
     def act() -> None:
         old, new = shared.checkpoint("old", seed=1), shared.checkpoint("new", seed=2)
-        holding = stage.stage_only(shared.spec(old))
+        holding = precursor.stage_only(shared.spec(old))
         assert (holding.staged.rung, holding.staged.why) == ("shm", "")
         with reading(holding.staged.path):
             assert shared.copy_is_exact(old)
-        stage.clear(holding, "test")
+        precursor.clear(holding, "test")
         assert put_files_over(shared, old, new)
         assert clean.clean(shared.root, everything=True).problems == ()
 
@@ -142,7 +142,7 @@ def test_what_others_planted_is_named_and_left_alone(
 
     def act() -> None:
         checkpoint = shared.checkpoint()
-        holding = stage.stage_only(shared.spec(checkpoint))
+        holding = precursor.stage_only(shared.spec(checkpoint))
         assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
         assert str(home(shared)) in holding.staged.why
         assert word in holding.staged.why
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_he_may_not_read_is_the_operators(shared: World) -> No
     def act() -> None:
         checkpoint = shared.checkpoint()
         (Path(checkpoint.source) / "model-00002-of-00003.safetensors").chmod(0)
-        assert stage.main(shared.spec(checkpoint)) == 1
+        assert precursor.main(shared.spec(checkpoint)) == 1
         failed = shared.outcome("failed")
         assert failed is not None
         assert failed.kind == "failed"
@@ -178,22 +178,22 @@ def test_files_of_another_owner_are_not_written_over(shared: World) -> None:
 
     def first() -> None:
         old = shared.checkpoint("old", seed=1)
-        stage.stage_only(shared.spec(old, "a"))
+        precursor.stage_only(shared.spec(old, "a"))
 
     as_user(first)
-    (digest,) = [n for n in names(home(shared)) if node_memory.DIGEST.fullmatch(n)]
-    for path in (home(shared) / digest / node_memory.MODEL).glob("*.safetensors"):
+    (digest,) = [n for n in names(home(shared)) if store.DIGEST.fullmatch(n)]
+    for path in (home(shared) / digest / store.MODEL).glob("*.safetensors"):
         os.chown(path, 0, 0)
         path.chmod(0o666)
 
     def second() -> None:
         new = shared.checkpoint("new", seed=2)
-        with node_memory.locked_home(shared.root) as held:
-            node_memory.retire(held, digest)
-        holding = stage.stage_only(shared.spec(new, "b"))
+        with store.locked_home(shared.root) as held:
+            store.retire(held, digest)
+        holding = precursor.stage_only(shared.spec(new, "b"))
         assert not holding.staged.recycled
         assert shared.copy_is_exact(new)
-        stage.clear(holding, "test")
+        precursor.clear(holding, "test")
         clean.clean(shared.root)
 
     as_user(second)

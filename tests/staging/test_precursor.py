@@ -14,7 +14,7 @@ from staging.world import MIB, World, make_checkpoint, names, wait_for
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
-from evaljobs.staging import clean, copying, node_memory, publishing, stage
+from evaljobs.staging import clean, copy, precursor, publish, store
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 
@@ -68,10 +68,10 @@ def test_takes_over_from_a_dead_one(world: World) -> None:
     world.staged("a")
     first.kill()
     first.communicate()
-    holding = stage.stage_only(world.spec(checkpoint, "b"))
+    holding = precursor.stage_only(world.spec(checkpoint, "b"))
     assert holding.staged.storage_bytes == 0
     assert world.copy_is_exact(checkpoint)
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert world.nothing_left()
 
 
@@ -93,9 +93,9 @@ def test_stopped_while_copying_leaves_nothing(world: World) -> None:
     checkpoint = world.checkpoint(size=8 * MIB)
     stop = threading.Event()
     stop.set()
-    with pytest.raises(copying.Stopped) as error:
-        stage.stage_only(world.spec(checkpoint), stop=stop)
-    assert stage.failure(error.value, name="x", node="n1").blame == "retry"
+    with pytest.raises(copy.Stopped) as error:
+        precursor.stage_only(world.spec(checkpoint), stop=stop)
+    assert precursor.failure(error.value, name="x", node="n1").blame == "retry"
     assert world.nothing_left()
 
 
@@ -124,19 +124,19 @@ def test_a_copy_removed_under_the_holder_ends_it(world: World) -> None:
 def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: World) -> None:
     """A byte flipped in the copy: the next precursor sees it, says so, and copies again."""
     checkpoint = world.checkpoint()
-    first = stage.stage_only(world.spec(checkpoint, "a"))
+    first = precursor.stage_only(world.spec(checkpoint, "a"))
     victim = Path(first.staged.path) / "model-00002-of-00003.safetensors"
     with victim.open("r+b") as file:
         file.seek(MIB)
         byte = file.read(1)
         file.seek(MIB)
         file.write(bytes([byte[0] ^ 1]))
-    second = stage.stage_only(world.spec(checkpoint, "b"))
+    second = precursor.stage_only(world.spec(checkpoint, "b"))
     assert second.staged.storage_bytes == checkpoint.bytes
     assert "damaged (model-00002-of-00003.safetensors)" in second.staged.why
     assert world.copy_is_exact(checkpoint)
-    stage.clear(first, "test")
-    stage.clear(second, "test")
+    precursor.clear(first, "test")
+    precursor.clear(second, "test")
     assert world.nothing_left()
 
 
@@ -145,15 +145,15 @@ def test_a_flipped_byte_on_storage_is_caught_where_the_save_left_hashes(world: W
     folder = make_checkpoint(world.folder / "step-1")
     weights = folder / "model-00001-of-00003.safetensors"
     (folder / "evalspan.sums.json").write_text(
-        f'{{"xxh3_128": {{"{weights.name}": "{copying.hash_file(weights)}"}}}}'
+        f'{{"xxh3_128": {{"{weights.name}": "{copy.hash_file(weights)}"}}}}'
     )
     before = weights.stat()
     with weights.open("r+b") as file:
         file.seek(MIB)
         file.write(b"\xff\x00\xff\x00")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(copying.SourceChanged, match="not what was saved"):
-        stage.stage_only(world.spec(inspect(folder)))
+    with pytest.raises(copy.SourceChanged, match="not what was saved"):
+        precursor.stage_only(world.spec(inspect(folder)))
     assert world.nothing_left()
 
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: World, change: str)
             before = weights.stat()
             weights.write_bytes(bytes(b ^ 255 if i > 4096 else b for i, b in enumerate(weights.read_bytes())))
             os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert stage.main(world.spec(checkpoint)) == 1
+    assert precursor.main(world.spec(checkpoint)) == 1
     failed = world.outcome("failed")
     assert isinstance(failed, Failed)
     assert failed.blame == "operator"
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: World, change: str)
 def test_deleted_half_way_publishes_nothing(world: World) -> None:
     """The folder is deleted while blocks are read: nothing is published, although every byte could still be read."""
     checkpoint = world.checkpoint()
-    slot = node_memory.join(world.root, checkpoint.digest, "t", lease_seconds=60)
+    slot = store.join(world.root, checkpoint.digest, "t", lease_seconds=60)
     reads = iter(range(1000))
 
     def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -195,10 +195,10 @@ def test_deleted_half_way_publishes_nothing(world: World) -> None:
             shutil.rmtree(checkpoint.source)
         return os.preadv(descriptor, buffers, offset)
 
-    with pytest.raises(copying.SourceChanged, match="gone"):
-        publishing.copy_in(slot, checkpoint, {}, readers=1, read=read)
-    assert not publishing.is_published(slot)
-    node_memory.leave(slot)
+    with pytest.raises(copy.SourceChanged, match="gone"):
+        publish.copy_in(slot, checkpoint, {}, readers=1, read=read)
+    assert not publish.is_published(slot)
+    store.leave(slot)
     assert world.nothing_left()
 
 
@@ -208,7 +208,7 @@ def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
     trap = world.folder / "trap"
     trap.mkdir()
     world.home.symlink_to(trap)
-    holding = stage.stage_only(world.spec(checkpoint))
+    holding = precursor.stage_only(world.spec(checkpoint))
     assert (holding.staged.rung, holding.staged.path) == ("storage", checkpoint.source)
     assert str(world.home) in holding.staged.why
     assert clean.clean(world.root, everything=True).problems
@@ -216,7 +216,7 @@ def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
     world.home.unlink()
     world.home.mkdir(mode=0o700)
     (world.home / checkpoint.digest).symlink_to(trap)
-    holding = stage.stage_only(world.spec(checkpoint))
+    holding = precursor.stage_only(world.spec(checkpoint))
     assert holding.staged.rung == "storage"
     assert checkpoint.digest in holding.staged.why
     assert list(trap.iterdir()) == []
@@ -230,11 +230,11 @@ def test_another_owners_folder_is_never_used(world: World) -> None:
     os.chown(world.home, 65534, 65534)
     other = world.folder / "disk"
     other.mkdir(mode=0o700)
-    holding = stage.stage_only(world.spec(checkpoint, roots=(str(world.root), str(other))))
+    holding = precursor.stage_only(world.spec(checkpoint, roots=(str(world.root), str(other))))
     assert holding.staged.path.startswith(str(other))
     assert "uid 65534" in holding.staged.why
     assert list(world.home.iterdir()) == []
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert list(other.iterdir()) == []
     assert world.home.stat().st_uid == 65534
 
@@ -242,7 +242,7 @@ def test_another_owners_folder_is_never_used(world: World) -> None:
 def test_a_root_where_others_may_rename_is_refused(world: World) -> None:
     """A root that is writable by all and not sticky: whoever may rename our home may replace weights."""
     world.root.chmod(0o777)
-    holding = stage.stage_only(world.spec(world.checkpoint()))
+    holding = precursor.stage_only(world.spec(world.checkpoint()))
     assert holding.staged.rung == "storage"
     assert "not sticky" in holding.staged.why
 
@@ -256,13 +256,13 @@ def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyP
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "tmpfs", str(small)], check=True)
     try:
         spec = world.spec(checkpoint, roots=(str(small), str(world.root)))
-        holding = stage.stage_only(spec)
+        holding = precursor.stage_only(spec)
         assert "are needed" in holding.staged.why
-        stage.clear(holding, "test")
-        slot = node_memory.join(small, checkpoint.digest, "t", lease_seconds=60)
-        with pytest.raises(copying.TargetFailed, match="No space left"):
-            publishing.copy_in(slot, checkpoint, {}, readers=4)
-        node_memory.leave(slot)
+        precursor.clear(holding, "test")
+        slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
+        with pytest.raises(copy.TargetFailed, match="No space left"):
+            publish.copy_in(slot, checkpoint, {}, readers=4)
+        store.leave(slot)
         assert list(small.iterdir()) == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -279,9 +279,9 @@ def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None
         dead.communicate()
         lease = next((world.home / old.digest / "leases").iterdir())
         lease.write_text(lease.read_text().replace("600.0", str(seconds)))
-        holding = stage.stage_only(world.spec(new, "b"))
+        holding = precursor.stage_only(world.spec(new, "b"))
         assert (world.home / old.digest).exists() is stays
-        stage.clear(holding, "test")
+        precursor.clear(holding, "test")
         clean.clean(world.root)
         world.paths.outcome("staged", "dead").unlink()
     assert world.nothing_left()
@@ -302,14 +302,14 @@ def test_lingering_hands_its_pages_over(world: World) -> None:
     assert isinstance(waits, Cleared)
     assert (waits.lingers, model.exists()) == (120.0, False)
     assert clean.clean(world.root).removed == ()
-    holding = stage.stage_only(world.spec(new, "b"))
+    holding = precursor.stage_only(world.spec(new, "b"))
     assert holding.staged.recycled
     assert {p.stat().st_ino for p in Path(holding.staged.path).glob("*.safetensors")} == inodes
     assert world.copy_is_exact(new)
     first.communicate(timeout=120)
     assert first.returncode == 0
     assert isinstance(world.outcome("staged", "a"), Staged)
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert world.nothing_left()
 
 

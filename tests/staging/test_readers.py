@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from staging.world import ROOT, World, wait_for
 
-from evaljobs.contract.contract import CheckpointSpec
-from evaljobs.staging import clean, node_memory, stage
-from evaljobs.staging.reading import NotStaged, reading
+from evaljobs.contract.specs import CheckpointSpec
+from evaljobs.staging import clean, precursor, store
+from evaljobs.staging.reader import NotStaged, reading
 
 # Maps the weights as a trial does (the descriptor is closed, only the mapping stays), says so, and checks them at the end.
 TRIAL = """
 import ctypes, ctypes.util, os, sys
 from contextlib import nullcontext
 from pathlib import Path
-from evaljobs.staging.copying import hash_file
-from evaljobs.staging.reading import reading
+from evaljobs.staging.copy import hash_file
+from evaljobs.staging.reader import reading
 model, locked = Path(sys.argv[1]), sys.argv[2] == "locked"
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -63,49 +63,49 @@ def end_trial(trial: subprocess.Popen[str]) -> list[str]:
 
 
 def retire_by_hand(world: World, digest: str) -> None:
-    with node_memory.locked_home(world.root) as home:
-        node_memory.retire(home, digest)
+    with store.locked_home(world.root) as home:
+        store.retire(home, digest)
 
 
 @pytest.mark.parametrize("how", ["locked", "unlocked"])
 def test_no_checkpoint_is_written_over_one_that_is_mapped(world: World, how: str) -> None:
     """Recycling spares mapped files, by the reader's lock and, for a reader without it, by the kernel's own word."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    first = stage.stage_only(world.spec(old, "a"))
+    first = precursor.stage_only(world.spec(old, "a"))
     trial = start_trial(first.staged.path, how)
     retire_by_hand(world, old.digest)
-    second = stage.stage_only(world.spec(new, "b"))
+    second = precursor.stage_only(world.spec(new, "b"))
     assert not second.staged.recycled
     assert world.copy_is_exact(new)
     assert end_trial(trial) == ["True"] * 3
-    stage.clear(first, "test")
-    stage.clear(second, "test")
+    precursor.clear(first, "test")
+    precursor.clear(second, "test")
     assert world.nothing_left()
 
 
 def test_recycles_once_the_last_reader_has_unmapped(world: World) -> None:
     """The same, after the trial has ended: now the pages are written over."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    first = stage.stage_only(world.spec(old, "a"))
+    first = precursor.stage_only(world.spec(old, "a"))
     end_trial(start_trial(first.staged.path))
     retire_by_hand(world, old.digest)
-    second = stage.stage_only(world.spec(new, "b"))
+    second = precursor.stage_only(world.spec(new, "b"))
     assert second.staged.recycled
     assert world.copy_is_exact(new)
-    stage.clear(first, "test")
-    stage.clear(second, "test")
+    precursor.clear(first, "test")
+    precursor.clear(second, "test")
     assert world.nothing_left()
 
 
 def test_cleaning_while_a_trial_reads_lets_it_finish(world: World) -> None:
     """`clean --all` takes the names; what the trial has mapped stays its own to the end."""
-    holding = stage.stage_only(world.spec(world.checkpoint()))
+    holding = precursor.stage_only(world.spec(world.checkpoint()))
     trial = start_trial(holding.staged.path)
     done = clean.clean(world.root, everything=True, patience=0.1)
     assert done.problems == ()
     assert world.nothing_left()
     assert end_trial(trial) == ["True"] * 3
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert world.nothing_left()
 
 
@@ -125,16 +125,16 @@ def test_clearing_waits_for_a_reader_that_ends_in_time(world: World) -> None:
 def test_a_hard_link_is_never_written_through(world: World) -> None:
     """A retired file that has a second name somewhere is not taken over."""
     old, new = world.checkpoint("old", shards=1, seed=1), world.checkpoint("new", shards=1, seed=2)
-    first = stage.stage_only(world.spec(old, "a"))
+    first = precursor.stage_only(world.spec(old, "a"))
     kept = world.root / "kept"
     os.link(Path(first.staged.path) / "model.safetensors", kept)
     before = kept.read_bytes()
     retire_by_hand(world, old.digest)
-    second = stage.stage_only(world.spec(new, "b"))
+    second = precursor.stage_only(world.spec(new, "b"))
     assert not second.staged.recycled
     assert kept.read_bytes() == before
-    stage.clear(first, "test")
-    stage.clear(second, "test")
+    precursor.clear(first, "test")
+    precursor.clear(second, "test")
     kept.unlink()
     assert world.nothing_left()
 
@@ -147,7 +147,7 @@ def test_reading_a_path_that_is_not_staged_does_nothing(world: World) -> None:
 
 
 def staged_path(world: World, checkpoint: CheckpointSpec) -> Path:
-    return world.home / checkpoint.digest / node_memory.MODEL
+    return world.home / checkpoint.digest / store.MODEL
 
 
 def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: World) -> None:
@@ -156,7 +156,7 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Wor
     path = staged_path(world, checkpoint)
     with pytest.raises(NotStaged), reading(path):
         pytest.fail("read what is not there")
-    slot = node_memory.join(world.root, checkpoint.digest, "t", lease_seconds=60)
+    slot = store.join(world.root, checkpoint.digest, "t", lease_seconds=60)
     path.mkdir(mode=0o700)  # as a killed precursor leaves it: a folder by the right name, without a manifest
     with pytest.raises(NotStaged), reading(path):
         pytest.fail("read half a model")
@@ -165,18 +165,18 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Wor
         assert world.copy_is_exact(checkpoint)
     world.release()
     process.communicate(timeout=120)
-    node_memory.leave(slot)
+    store.leave(slot)
     assert world.nothing_left()
 
 
 def test_map_of_a_staged_file_is_of_the_file_itself(world: World) -> None:
     """What a mapping shows is what was staged (the tests above rely on it)."""
     checkpoint = world.checkpoint(shards=1)
-    holding = stage.stage_only(world.spec(checkpoint))
+    holding = precursor.stage_only(world.spec(checkpoint))
     with (
         reading(holding.staged.path),
         (Path(holding.staged.path) / "model.safetensors").open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view,
     ):
         assert view[:] == (Path(checkpoint.source) / "model.safetensors").read_bytes()
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from staging.world import MIB, World, wait_for
 
-from evaljobs.contract.files import write_atomic
 from evaljobs.contract.outcomes import RequestsStaged
 from evaljobs.contract.paths import batch_file, batch_index_file
+from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.batches import Batch, Piece, RequestsHead, encode_batches
-from evaljobs.staging import stage
+from evaljobs.staging import precursor
 from evaljobs.staging.node_requests import copy_of
-from evaljobs.trial.shards import RequestSet
+from evaljobs.trial.shard_runner import RequestSet
 
 SIZE = 2
 
@@ -97,7 +97,7 @@ def test_trials_read_the_copy_and_nothing_is_left(world: World) -> None:
 def test_a_damaged_copy_is_not_read(world: World, harm: str) -> None:
     """Whatever becomes of a copy, the trial reads the set itself; one that goes under it does no harm either."""
     folder = make_set(world.folder / "sets" / "task")
-    holding = stage.stage_only(world.spec(world.checkpoint(), **options(world)))
+    holding = precursor.stage_only(world.spec(world.checkpoint(), **options(world)))
     shelf = holding.shelf()
     assert shelf is not None
     assert holding.slot is not None
@@ -128,7 +128,7 @@ def test_a_damaged_copy_is_not_read(world: World, harm: str) -> None:
             shelf.clear()
             assert list(opened.batches(0, 1)) == read(folder, None)[:1]
     assert near(world, holding.slot.path, folder) is None
-    stage.clear(holding, "test")
+    precursor.clear(holding, "test")
     assert world.nothing_left()
 
 
@@ -141,8 +141,8 @@ def test_each_evaluation_keeps_its_own_within_its_budget(world: World) -> None:
     )
     tell(world, small, large)
     other = world.paths.root.with_name("other")
-    first = stage.stage_only(world.spec(checkpoint, "a", **options(world)))
-    second = stage.stage_only(world.spec(checkpoint, "b", **options(world), evaluation_dir=str(other)))
+    first = precursor.stage_only(world.spec(checkpoint, "a", **options(world)))
+    second = precursor.stage_only(world.spec(checkpoint, "b", **options(world), evaluation_dir=str(other)))
     for holding in (first, second):
         shelf = holding.shelf()
         assert shelf is not None
@@ -152,10 +152,10 @@ def test_each_evaluation_keeps_its_own_within_its_budget(world: World) -> None:
         assert "1 request sets are read from storage: they exceed [stage] requests_mb = 1" in told.why
     slot = Path(first.staged.path).parent
     assert near(world, slot, large) is None
-    stage.clear(first, "test")
+    precursor.clear(first, "test")
     assert near(world, slot, small) is None
     assert copy_of(slot, str(other), small, SIZE) is not None
-    stage.clear(second, "test")
+    precursor.clear(second, "test")
     assert world.nothing_left()
 
 
@@ -168,7 +168,7 @@ def test_what_a_killed_holder_left_is_checked_and_used(world: World) -> None:
     wait_for(lambda: world.outcome("requests-staged", "a.requests-1"))
     first.kill()
     first.communicate()
-    second = stage.stage_only(world.spec(spec.checkpoint, "b", **options(world)))
+    second = precursor.stage_only(world.spec(spec.checkpoint, "b", **options(world)))
     shelf = second.shelf()
     assert shelf is not None
     told = shelf.refresh()
@@ -185,5 +185,5 @@ def test_what_a_killed_holder_left_is_checked_and_used(world: World) -> None:
     assert told is not None
     assert told.sets == 0
     assert "1 request sets are read from storage" in told.why
-    stage.clear(second, "test")
+    precursor.clear(second, "test")
     assert world.nothing_left()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evaljobs.contract.contract import CheckpointSpec, StageSpec
 from evaljobs.contract.outcomes import Staged
 from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.scoring.supervisor import Supervisor
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
-from evaljobs.staging.stage import RELEASED, Holding, hold
+from evaljobs.staging.precursor import RELEASED, Holding, hold
 
 
 class Storage:

@@ -14,8 +14,8 @@ from staging.world import ROOT, World, make_checkpoint
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Failed
-from evaljobs.staging.copying import hash_file
-from evaljobs.staging.weights import SAVE_SUMS
+from evaljobs.staging.copy import hash_file
+from evaljobs.staging.fingerprint import SAVE_SUMS
 
 NOTIFY = """
 import sys

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.contract import CheckpointSpec, Release, StageSpec
-from evaljobs.contract.files import write_atomic
 from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, RequestsStaged, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.staging import node_memory
+from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.storage import write_atomic
+from evaljobs.staging import store
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -79,7 +79,7 @@ class World:
 
     @property
     def home(self) -> Path:
-        return self.root / node_memory.home_name(os.geteuid())
+        return self.root / store.home_name(os.geteuid())
 
     def checkpoint(self, name: str = "step-1", **options: int) -> CheckpointSpec:
         return inspect(make_checkpoint(self.folder / name, **options))
@@ -134,7 +134,7 @@ class World:
         write_atomic(self.paths.release_file(name), said)
 
     def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
-        model = self.home / checkpoint.digest / node_memory.MODEL
+        model = self.home / checkpoint.digest / store.MODEL
         return all(
             (model / f.name).read_bytes() == (Path(checkpoint.source) / f.name).read_bytes()
             for f in checkpoint.files

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report.model import Report, Stages
-from coordinator.report.series import Point, scores_of
-from evaljobs.contract.contract import (
+from coordinator.report.learning_curves import Point, scores_of
+from coordinator.report.measurements import Report, Stages
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import (
     CheckpointSpec,
     ModelOptions,
     SuiteSpec,
     TaskEntry,
 )
-from evaljobs.contract.paths import EvaluationPaths
 
 
 def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, Any]:

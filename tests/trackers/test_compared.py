@@ -12,9 +12,9 @@ from trackers.conftest import leave
 from coordinator.evaluation.messages import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, LeafState, NodeUse, State
-from coordinator.report.compared import POLICIES, without_evalspan
-from coordinator.report.model import Report
-from coordinator.report.terminal import show
+from coordinator.report.counterfactual import POLICIES, without_evalspan
+from coordinator.report.measurements import Report
+from coordinator.report.render import show
 
 COSTS: dict[str, Any] = {"load_seconds": 10.0, "read_seconds": 4.0, "build_seconds": 6.0}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from trackers.conftest import leave, results
 
-from coordinator.config.config import Config, TrackersConfig
+from coordinator.config.schema import Config, TrackersConfig
 from coordinator.trackers import TRACKERS, live, runs_of
 from evaljobs.contract.paths import EvaluationPaths
 

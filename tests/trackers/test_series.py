@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from trackers.conftest import leave, point, results
 
 from coordinator.errors import OperatorError
-from coordinator.report.curves import plot
-from coordinator.report.history import find_series, in_series
-from coordinator.report.series import Series, is_regression, make_series, scores_of, to_csv
+from coordinator.report.ascii_curves import plot
+from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
+from coordinator.report.load_series import find_series, in_series
 
 
 def test_scores_are_numbers_with_their_direction():

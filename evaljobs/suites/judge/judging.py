@@ -21,7 +21,7 @@ import datasets
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Ask, Form
 from evaljobs.lmeval.conversations import turns
-from evaljobs.lmeval.seam import JUDGES
+from evaljobs.lmeval.hooks import JUDGES
 
 HERE = Path(__file__).resolve().parent
 NEED_REFERENCE = ("math", "reasoning", "coding")  # NEED_REF_CATS

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 if "PAUSE_FILE" in os.environ and {"evaljobs", "trial"} <= {*sys.orig_argv}:
-    from evaljobs.contract.files import FrameWriter
+    from evaljobs.contract.storage import FrameWriter
 
     _append, _written = FrameWriter.append, []
 

@@ -1,0 +1,337 @@
+"""What Slurm's commands print, read. Pure.
+
+Rule: every answer begins with its header and every record ends with a mark, so an answer that is cut off, garbage or
+missing is told from "no jobs" and raises ClusterError. A job state that is not in our list is "unknown".
+Which versions it was tried on: docs/slurm.md.
+It does not know: how the text was come by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from datetime import datetime
+
+from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
+from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
+
+FIELD_END, RECORD_END = (
+    "\x1f",
+    "\x1e",
+)  # a name or comment of the user's other jobs may hold any printable text
+# array's id (or the job's), member, state, submitted, started, node, reason, comment, name
+QUEUE_FORMAT = FIELD_END.join(("%F", "%K", "%T", "%V", "%S", "%N", "%r", "%k", "%j")) + RECORD_END
+NODE_FIELDS = (
+    "NodeList",
+    "Partition",
+    "Available",
+    "Time",
+    "StateLong",
+    "Gres",
+    "GresUsed",
+    "CPUsState",
+    "Memory",
+    "AllocMem",
+)
+NODE_FORMAT = (
+    ",".join(f"{name}:{FIELD_END}" for name in NODE_FIELDS[:-1]) + f",{NODE_FIELDS[-1]}:{RECORD_END}"
+)
+
+PHASES: dict[str, JobPhase] = {
+    **dict.fromkeys(
+        (
+            "PENDING",
+            "CONFIGURING",
+            "REQUEUED",
+            "REQUEUE_FED",
+            "REQUEUE_HOLD",
+            "SPECIAL_EXIT",
+            "RESV_DEL_HOLD",
+            "POWER_UP_NODE",
+        ),
+        "pending",
+    ),
+    **dict.fromkeys(
+        ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "EXPEDITING"), "running"
+    ),
+    **dict.fromkeys(
+        (
+            "COMPLETING",  # told to end, or over: on a dead node it stays so for minutes
+            "COMPLETED",
+            "CANCELLED",
+            "FAILED",
+            "TIMEOUT",
+            "NODE_FAIL",
+            "PREEMPTED",
+            "BOOT_FAIL",
+            "DEADLINE",
+            "OUT_OF_MEMORY",
+            "REVOKED",
+            "LAUNCH_FAILED",
+            "RECONFIG_FAIL",
+        ),
+        "ended",
+    ),
+}
+
+# What Slurm says when asking again is useless (its slurm_errno.c, and its option parser).
+REFUSALS = (
+    "invalid partition",
+    "no partition specified",
+    "invalid account",
+    "invalid qos",
+    "invalid wckey",
+    "invalid node name",
+    "invalid feature",
+    "invalid generic resource",
+    "invalid gres",
+    "invalid job array",
+    "invalid user id",
+    "invalid group id",
+    "invalid license",
+    "invalid --",
+    "invalid numeric value",
+    "invalid time limit",
+    "requested node configuration is not available",
+    "requested nodes not in this partition",
+    "requested reservation is invalid",
+    "requested time limit is invalid",
+    "requested gres option unsupported",
+    "node count specification invalid",
+    "more processors requested than permitted",
+    "memory specification can not be satisfied",
+    "memory required by task is not available",
+    "user's group not permitted",
+    "access/permission denied",
+    "unspecified error",  # how a site's job_submit plug-in says no; its own words stand before
+    "unrecognized option",
+    "unknown option",
+    "option requires an argument",
+    "requires an argument",
+)
+# Of these, what one node may be the only reason for: its memory, its CPUs, its GPUs, or that it is gone.
+OF_A_NODE = (
+    "invalid node name",
+    "invalid generic resource",
+    "invalid gres",
+    "requested gres option unsupported",
+    "requested node configuration is not available",
+    "requested nodes not in this partition",
+    "more processors requested than permitted",
+    "memory specification can not be satisfied",
+    "memory required by task is not available",
+)
+# A limit of association or QOS (MaxSubmitJobs and the like): the job was not taken, and may be once others have ended.
+LIMITS = ("violates accounting/qos policy",)
+# The controller was not reached, or not in time; nothing is known of the job itself.
+AWAY = (
+    "unable to contact slurm",
+    "timed out",
+    "connection refused",
+    "connection reset",
+    "connect failure",
+    "transport endpoint",
+    "zero bytes",
+    "unable to establish",
+    "standby mode",
+    "temporarily unable",
+    "authentication",
+    "munge",
+    "resource temporarily",
+)
+# ... and these say that it was not even asked.
+NOT_ASKED = ("connect failure", "connection refused", "unable to establish", "munge", "cannot be run")
+# A job that would wait; `sbatch --test-only` calls it a failure.
+WOULD_WAIT = ("required node not available", "requested nodes are busy", "resources temporarily unavailable")
+GONE = ("invalid job id", "already completing or completed", "already finished")
+
+USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
+# sinfo's marks behind a state: not responding, powered off or changing, maintenance, reboot. "-" (planned) is no harm.
+BAD_MARKS = "*~#!%$@^"
+
+
+def says(words: str, phrases: Iterable[str]) -> bool:
+    lower = words.lower()
+    return any(phrase in lower for phrase in phrases)
+
+
+def refused(words: str) -> bool:
+    """Would asking again be useless? A controller that is away never refused anything."""
+    return says(words, REFUSALS) and not says(words, AWAY)
+
+
+def failure(words: str) -> ClusterError:
+    """The error that a failed submission's words mean."""
+    if says(words, LIMITS):
+        return LimitError(words)
+    if refused(words):
+        return RefusedError(words, of_node=says(words, OF_A_NODE))
+    return ClusterError(words, maybe_done=not says(words, NOT_ASKED))
+
+
+def own_words(stderr: str) -> str:
+    """What a Slurm command said, in one line, without its own name."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in stderr.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def not_cancelled(stderr: str) -> str:
+    """What `scancel` complained of, less the jobs that are gone already; empty where nothing is left."""
+    return own_words("\n".join(line for line in stderr.splitlines() if not says(line, GONE)))
+
+
+def parse_queue(text: str, token: str) -> list[JobState]:
+    """`squeue --format=QUEUE_FORMAT` with its header; the jobs that bear our token."""
+    jobs = []
+    for array, index, state, submitted, started, node, reason, comment, name in _records(text, 9, "squeue"):
+        if not is_ours(comment, token):
+            continue
+        if not array.isdigit():
+            raise ClusterError(f"squeue printed a job id that cannot be read: {array[:40]!r}")
+        phase = PHASES.get(state, "unknown")
+        jobs.append(
+            JobState(
+                job_id=array,
+                name=name,
+                index=int(index) if index.isdigit() else 0,
+                phase=phase,
+                state=state,
+                node=node or None,
+                reason="" if reason == "None" else reason,
+                submitted_at=_seconds(submitted),
+                started_at=_seconds(started) if node else None,  # before it has a node: Slurm's own guess
+            )
+        )
+    return jobs
+
+
+def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
+    """`sinfo --Node --Format=NODE_FORMAT` with its header: nodes of our partitions, each once, by name.
+
+    GPUs of a node that only the CPU partition reaches are not ours to use: it counts as one without.
+    """
+    seen: dict[str, list[NodeState]] = {}  # a row for each of a node's partitions
+    defaults = set()
+    for fields in _records(text, len(NODE_FIELDS), "sinfo"):
+        partition = fields[1].rstrip("*")
+        if fields[1].endswith("*"):
+            defaults.add(partition)
+        row = _node(fields, partition, reserved=options.reservation is not None)
+        seen.setdefault(row.name, []).append(row)
+    certain = _names(options.partition) or defaults
+    trials = certain | _names(options.best_effort)
+    ours = trials | _names(options.cpu_partition)
+    nodes = []
+    for _, rows in sorted(seen.items()):
+        mine = [row for row in rows if row.partitions[0] in ours]
+        if not mine:
+            continue
+        node = replace(
+            mine[0],
+            usable=any(row.usable for row in mine),
+            partitions=tuple(row.partitions[0] for row in rows),
+            best_effort=_preemptible(rows, certain, trials - certain),
+        )
+        if not trials.intersection(node.partitions):
+            node = replace(node, gpus=0, gpus_free=0, gpu_type="")
+        nodes.append(node)
+    return nodes
+
+
+def parse_limits(text: str) -> dict[str | None, int]:
+    """MaxTime of each partition in seconds, of the same `sinfo`; under None that of the default one. Those without a
+    limit are left out.
+    """
+    limits: dict[str | None, int] = {}
+    for fields in _records(text, len(NODE_FIELDS), "sinfo"):
+        limit = seconds_of(fields[3])
+        if limit is not None:
+            limits[fields[1].rstrip("*")] = limit
+            if fields[1].endswith("*"):
+                limits[None] = limit
+    return limits
+
+
+def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
+    """Whether only partitions that preempt our jobs let us use this node."""
+    usable = {row.partitions[0] for row in rows if row.usable}
+    return bool(usable & spare) and not usable & certain
+
+
+def _names(partitions: str | None) -> set[str]:
+    return set(partitions.split(",")) if partitions else set()
+
+
+def _node(fields: list[str], partition: str, *, reserved: bool) -> NodeState:
+    name, _, available, _, state, gres, gres_used, cpus, memory, allocated = fields
+    gpus, gpu_type = parse_gres(gres)
+    used, _ = parse_gres(gres_used)
+    counts = cpus.split("/")  # allocated / idle / other / total
+    try:
+        idle, total = int(counts[1]), int(counts[3])
+        memory_mb, memory_used_mb = int(memory), int(allocated)
+    except (IndexError, ValueError) as error:
+        raise ClusterError(f"sinfo printed a node that cannot be read: {fields!r}") from error
+    base = state.lower().rstrip(BAD_MARKS + "-+")
+    good = base in USABLE_STATES or (reserved and base == "reserved")
+    return NodeState(
+        name=name,
+        usable=good and available == "up" and not set(state) & set(BAD_MARKS),
+        state=state,
+        gpus=gpus,
+        gpus_free=max(0, gpus - used),
+        cpus=total,
+        cpus_free=idle,
+        memory_mb=memory_mb,
+        memory_free_mb=max(0, memory_mb - memory_used_mb),
+        gpu_type=gpu_type,
+        partitions=(partition,),
+    )
+
+
+def parse_gres(text: str) -> tuple[int, str]:
+    """GPUs of a node and their type, from "gpu:a100:8(S:0-1),nvme:2"; the types joined by "+" where there are several."""
+    count, types = 0, []
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        words = item.strip().split(":")
+        if words[0] != "gpu":
+            continue
+        if len(words) > 1 and words[-1].isdigit():
+            count += int(words[-1])
+            types += words[1:-1]
+        else:
+            count += 1
+            types += words[1:]
+    return count, "+".join(dict.fromkeys(types))
+
+
+def seconds_of(text: str) -> int | None:
+    """Seconds of Slurm's [[days-]hours:]minutes:seconds; None for UNLIMITED and what is no time."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)", text, re.ASCII)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def _seconds(text: str) -> float | None:
+    """A time as unix seconds; from Slurm's ISO form in local time where SLURM_TIME_FORMAT did not reach it."""
+    if text.isdigit():
+        return float(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _records(text: str, width: int, command: str) -> Iterator[list[str]]:
+    """The records below the header. ClusterError where the header or an end is missing, or a record has another width."""
+    # A site that names its clusters in SLURM_CLUSTERS gets a line above the header.
+    body = re.sub(r"\ACLUSTER: [^\n]*\n", "", text)
+    *records, rest = body.split(RECORD_END)
+    rows = [record.removeprefix("\n").split(FIELD_END) for record in records]
+    if not rows or rest.strip() or any(len(row) != width for row in rows):
+        raise ClusterError(f"{command} printed what cannot be read: {text[:120]!r}")
+    yield from rows[1:]

@@ -1,0 +1,232 @@
+"""Slurm through pyslurm: submission, the listing of jobs and cancelling without a process each. The only importer of it.
+
+Rule: what pyslurm cannot say goes through the commands (SlurmCli): GPUs in use, which it reads from AllocTRES and so
+lacks where AccountingStorageTRES does not name gres/gpu; a check without submission; single members of an array that
+still waits as a whole. Written against pyslurm 25.11.2, which builds on Slurm 25.11 alone.
+pyslurm is GPL-2.0: the optional extra `slurm`, never bundled.
+It does not know: what the jobs are for. Slurm's library has time limits of its own (MessageTimeout).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
+from coordinator.cluster import slurm_parse as text
+from coordinator.cluster.sbatch_text import (
+    TERM_BEFORE_END_SECONDS,
+    SlurmOptions,
+    batch_script,
+    client_environment,
+    comment_of,
+    is_ours,
+    log_pattern,
+    minutes_of,
+)
+from coordinator.cluster.slurm_cli import SlurmCli
+
+IMPORT_SECONDS = 60.0
+INSTALL_HINT = (
+    "install it with `pip install 'evalspan[slurm]'` on a machine with the headers and libslurmfull.so of Slurm 25.11 "
+    '(SLURM_INCLUDE_DIR, SLURM_LIB_DIR), or use cluster.api = "cli"'
+)
+
+
+def unavailable(options: SlurmOptions | None = None) -> str | None:
+    """Why pyslurm cannot be used here, in one line, or None.
+
+    Where there is no slurm.conf, Slurm's library ends the process that initialises it: so it is tried in another one.
+    """
+    if importlib.util.find_spec("pyslurm") is None:
+        return f"pyslurm is not installed: {INSTALL_HINT}"
+    env = client_environment(os.environ, options or SlurmOptions())
+    env.pop("PYSLURM_DISABLE_AUTO_INIT", None)
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", "import pyslurm"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"pyslurm was not ready after {IMPORT_SECONDS:g} s: is slurm.conf where it should be?"
+    if tried.returncode == 0:
+        return None
+    last = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    return f"pyslurm cannot be used here ({last}): {INSTALL_HINT}"
+
+
+def _load(options: SlurmOptions) -> ModuleType:
+    """Import and initialise pyslurm; RefusedError where that is not possible."""
+    reason = unavailable(options)
+    if reason is not None:
+        raise RefusedError(reason)
+    conf = options.env.get("SLURM_CONF")
+    if conf is not None:
+        os.environ["SLURM_CONF"] = conf  # the library reads it from this process's environment
+    flags = sys.getdlopenflags()
+    os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
+    try:
+        pyslurm = importlib.import_module("pyslurm")
+    finally:
+        sys.setdlopenflags(flags)  # its import makes every later library global
+        del os.environ["PYSLURM_DISABLE_AUTO_INIT"]
+    pyslurm.slurm_init(conf)
+    return pyslurm
+
+
+class SlurmApi:
+    """The Cluster protocol by pyslurm, as the user who runs us. RefusedError where pyslurm cannot be used."""
+
+    def __init__(self, options: SlurmOptions) -> None:
+        if options.command_prefix:
+            raise RefusedError('a command prefix needs cluster.api = "cli": pyslurm runs no commands')
+        self.options = options
+        self._commands = SlurmCli(options)
+        self._pyslurm = _load(options)
+
+    def submit(self, job: Job) -> str:
+        """One RPC. A failure that may have happened all the same says so."""
+        fields = description(self._commands.within_limits(job), self.options)
+        request = self._pyslurm.JobSubmitDescription(**fields)
+        try:
+            if self.options.extra_args:
+                request.load_sbatch_options(overwrite=True)
+            return str(request.submit())
+        except self._pyslurm.PyslurmError as error:
+            raise text.failure(str(error)) from error
+        except ValueError as error:  # an extra argument that pyslurm does not know
+            raise RefusedError(f"pyslurm: {error}") from error
+
+    def jobs(self) -> list[JobState]:
+        """One RPC for all jobs of the cluster; those of this user that bear our token."""
+        try:
+            found: Iterable[Any] = self._pyslurm.Jobs.load().values()
+        except self._pyslurm.PyslurmError as error:
+            raise ClusterError(str(error)) from error
+        user = os.getuid()
+        return [
+            state
+            for job in found
+            if job.user_id == user and is_ours(job.comment or "", self.options.token)
+            for state in states_of(job)
+        ]
+
+    def nodes(self) -> list[NodeState]:
+        """By `sinfo`: pyslurm does not know the GPUs in use on every site."""
+        return self._commands.nodes()
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """An RPC a job; members of arrays by one `scancel`. Ids that are gone are fine."""
+        failed = []
+        for job_id in (i for i in job_ids if i.isdigit()):
+            try:
+                self._pyslurm.Job(int(job_id)).cancel()
+            except self._pyslurm.PyslurmError as error:
+                if not text.says(str(error), text.GONE):
+                    failed.append(str(error))
+        self._commands.cancel([i for i in job_ids if not i.isdigit()])
+        if failed:
+            raise ClusterError("; ".join(dict.fromkeys(failed)), maybe_done=True)
+
+    def check(self, job: Job) -> None:
+        """By `sbatch --test-only`: pyslurm has no such call."""
+        self._commands.check(job)
+
+
+def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
+    """The attributes of pyslurm's JobSubmitDescription that say what `sbatch_arguments` says. Pure, but for the
+    environment, which is this process's as with `sbatch`.
+
+    RefusedError for a GPU request that pyslurm has no attribute for.
+    """
+    script = batch_script(job)
+    if options.extra_args:  # pyslurm reads sbatch's own options from a script
+        head, _, rest = script.partition("\n")
+        script = "\n".join([head, *(f"#SBATCH {argument}" for argument in options.extra_args), rest])
+    fields: dict[str, Any] = {
+        "name": job.name,
+        "comment": comment_of(job, options.token),
+        "script": script,
+        "standard_output": log_pattern(job),
+        "log_files_open_mode": "append",
+        "is_requeueable": False,
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus_per_task": job.cpus,
+        "memory_per_node": f"{job.memory_mb}M",
+        "time_limit": minutes_of(job),  # a number: it fails on text of digits
+        "environment": client_environment(os.environ, options),
+        "partitions": options.partition_of(job),
+        "account": options.account,
+        "qos": options.qos_of(job),
+        "nice": options.nice,
+        "reservations": options.reservation,
+        "working_directory": options.chdir,
+        "required_nodes": job.node,
+    }
+    if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
+        fields["signal"] = f"B:SIGTERM@{TERM_BEFORE_END_SECONDS}"
+    if job.count > 1:
+        fields["array"] = f"0-{job.count - 1}"
+    if job.gpus > 0:
+        fields["gres_per_node"] = _gres(options.gpu_request.format(gpus=job.gpus))
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _gres(request: str) -> str:
+    """What pyslurm calls "gpu:a100:2", of "--gres=gpu:a100:2" or "--gpus-per-node=a100:2"."""
+    flag, _, value = request.partition("=")
+    if flag == "--gres" and value:
+        return value
+    if flag == "--gpus-per-node" and value:
+        return f"gpu:{value}"
+    raise RefusedError(f'{request}: pyslurm knows --gres and --gpus-per-node; use cluster.api = "cli"')
+
+
+def states_of(job: Any) -> list[JobState]:
+    """One pyslurm Job as members. An array that waits as a whole is one Job with its members as "0-2,5"."""
+    array = job.array_id
+    if not array:
+        return [_state(job, str(job.id), 0)]
+    if job.array_task_id is not None:
+        return [_state(job, str(array), job.array_task_id)]
+    return [_state(job, str(array), index) for index in indexes(job.array_tasks_waiting or "")]
+
+
+def indexes(ranges: str) -> list[int]:
+    """Members of Slurm's "0-2,5,7-9:2"; what is cut off by "..." is left out, and looked for again by the next listing."""
+    found: list[int] = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
+        if match:
+            first, last, step = match.groups()
+            found += range(int(first), int(last or first) + 1, int(step or 1))
+    return found
+
+
+def _state(job: Any, job_id: str, index: int) -> JobState:
+    state = job.state or "UNKNOWN"
+    node = job.allocated_nodes or None
+    reason = job.state_reason or ""
+    return JobState(
+        job_id=job_id,
+        name=job.name or "",
+        index=index,
+        phase=text.PHASES.get(state, "unknown"),
+        state=state,
+        node=node,
+        reason="" if reason == "None" else reason,
+        submitted_at=job.submit_time,
+        started_at=job.start_time if node else None,
+    )

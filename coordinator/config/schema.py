@@ -1,0 +1,337 @@
+"""One frozen Config from evalspan.toml, the environment and the command line.
+
+Rule: the command line wins over the environment, the environment over the file, the file over the defaults below. The
+file is read strictly. Nothing else in the coordinator reads settings from the environment.
+It does not know: what a setting does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from coordinator.config import toml
+from coordinator.errors import OperatorError
+from evaljobs.contract.specs import Record
+
+FILE_NAME = "evalspan.toml"
+PREFIX = "EVALSPAN_"
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
+
+
+def seconds_of(time_limit: str) -> int:
+    """Seconds of Slurm's `[days-]hours:minutes:seconds`; ValueError for any other text."""
+    match = _TIME.fullmatch(time_limit)
+    if match is None:
+        raise ValueError('a time such as "4:00:00" or "2-00:00:00" (days-hours:minutes:seconds)')
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _is_time(text: str) -> str:
+    if seconds_of(text) == 0:
+        raise ValueError("a time longer than 0:00:00")
+    return text
+
+
+def _conversion(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"a command line ({error})") from error
+    if not any("{src}" in w for w in words) or not any("{dst}" in w for w in words):
+        raise ValueError('a command with {src} and {dst} in it, such as "python convert.py {src} {dst}"')
+    return command
+
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+TimeLimit = Annotated[str, AfterValidator(_is_time)]
+# A folder or file: `~` and paths relative to the file that names it are resolved when the config is loaded.
+Place = Annotated[Path, PlainSerializer(str)]
+
+
+class ClusterConfig(Record):
+    """Where jobs run and as whom."""
+
+    kind: Literal["local", "slurm"] = "local"
+    api: Literal["cli", "pyslurm"] = "cli"  # pyslurm needs the `slurm` extra and Slurm 25.11
+    partition: str | None = None  # of jobs with GPUs; None: the site's default
+    cpu_partition: str | None = None  # of jobs without; None: `partition`
+    account: str | None = None
+    qos: str | None = None
+    nice: Count | None = None  # users can only lower their priority
+    reservation: str | None = None
+    extra_args: tuple[str, ...] = ()  # of every sbatch, e.g. "--constraint=a100"
+    poll_seconds: Annotated[float, Field(ge=1)] = (
+        10.0  # between two looks at Slurm's jobs; its nodes: 1.5 times that
+    )
+    slots: Positive | None = None  # local: trials at once; None: one a GPU, or two CPU slots
+
+
+class TrialConfig(Record):
+    """How a trial loads the model, and what one asks of a node."""
+
+    python: str | None = None  # interpreter of builds, holders and trials; None: the coordinator's own
+    prologue: str | None = None  # shell lines before it, e.g. "module load cuda"
+    container: str | None = None  # command in front of it, e.g. "apptainer exec --nv image.sif"
+    env: dict[str, str] = Field(default_factory=dict)
+    engine: str = "hf"  # lm-eval's model name: hf, vllm, sglang
+    model_args: dict[str, Any] = Field(
+        default_factory=dict
+    )  # lm-eval's --model_args less path and batch size
+    gpus_per_trial: Count = 1
+    cpus: Positive = 1
+    memory_mb: Positive = 4096
+    threads: Positive | None = None
+    device: str | None = None
+    time_limit: TimeLimit = "4:00:00"
+    # a trial without progress for so long, its load included, is ended and its shard given to another
+    hung_seconds: Annotated[float, Field(gt=0)] = 900.0
+    # that a trial waits for a Redis that is away; a requeued coordinator's is away for Slurm's cred_expire, 120 s by default
+    redis_patience_seconds: Annotated[float, Field(ge=0)] = 600.0
+
+    @property
+    def time_limit_seconds(self) -> int:
+        return seconds_of(self.time_limit)
+
+
+class StageConfig(Record):
+    """Weights in node memory."""
+
+    enabled: bool = True  # false: trials read the checkpoint from storage
+    # one long job a node stages and hosts trials: private /dev/shm, exclusive nodes; "auto": where the site's rules ask it
+    host_trials: bool | Literal["auto"] = "auto"
+    roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
+    # renewed six times in its time; longer than what may hold the coordinator up, a Slurm command for one
+    lease_seconds: Annotated[float, Field(ge=1)] = 900.0
+    readers: Positive = 16
+    # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage, shard by shard
+    requests_mb: Count = 0
+    # that a released holder keeps its pages where another checkpoint of that size waits for GPUs; 0: it never does
+    linger_seconds: Annotated[float, Field(ge=0)] = 60.0
+    # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
+    prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+class RedisConfig(Record):
+    """The site's server where `url` is set; else one of our own."""
+
+    url: str | None = None
+    bind: str | None = None  # address of our own server; None: the one by which compute nodes reach this host
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # of our own server; 0: any free one
+    username: str | None = None
+    password_file: Place | None = None
+    ca_file: Place | None = None
+    cert_file: Place | None = None
+    key_file: Place | None = None
+
+
+class MetricConfig(Record):
+    """CPU workers that execute programs and score: as many as their predicted seconds are worth, `workers` at most."""
+
+    workers: Positive | None = None  # None: as many as the partition's cores hold, 64 at most
+    cpus: Positive = 1
+    memory_mb: Positive = 4096
+    bootstrap_iters: Count = 100_000  # lm-eval's own
+    item_seconds: Annotated[float, Field(gt=0)] = 60.0
+    allow_unsafe: bool = False  # run programs of models even where no sandbox can be made
+
+
+class JudgeConfig(Record):
+    """The model that judges answers, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
+
+    url: str | None = None  # up to and without "/chat/completions"
+    model: str | None = None
+    api_key_env: str | None = None  # name of the variable that holds the key
+    api_key_file: Place | None = None  # mode 0600
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    max_tokens: Positive = 2048  # of one answer
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
+    requests_per_minute: Positive | None = None
+    max_cost: Annotated[float, Field(gt=0)] | None = None  # of one evaluation, in the currency of the prices
+    price_per_million_prompt_tokens: Annotated[float, Field(ge=0)] | None = None
+    price_per_million_completion_tokens: Annotated[float, Field(ge=0)] | None = None
+    timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+    retries: Count = 5
+
+
+class KeepEvery(Record):
+    """Of checkpoints that wait, every k-th of a series."""
+
+    keep_every: Positive
+
+
+class WatchConfig(Record):
+    """Where checkpoints appear, and what a notice may name."""
+
+    folders: tuple[Place, ...] = ()  # looked into every second
+    roots: tuple[Place, ...] = ()  # announced checkpoints lie below these or `folders`
+    suite: str | None = None  # of checkpoints that are announced without one
+    suites: tuple[Place, ...] = ()  # files that a notice may name, besides the shipped suites
+
+
+class BorrowConfig(Record):
+    """How much of the cluster we may take."""
+
+    max_nodes: Positive | None = None
+    max_gpus: Positive | None = None
+    leave_nodes_free: Count = 0
+    best_effort: str | None = (
+        None  # partitions whose jobs may be preempted, for nodes that `cluster.partition` lacks
+    )
+    best_effort_qos: str | None = None  # of jobs there; None: `cluster.qos`
+
+
+class CheckpointConfig(Record):
+    """Which checkpoints are taken, and how."""
+
+    allow_bin: bool = False  # pickled weights run code when they are loaded
+    # makes a Hugging Face folder {dst} of training's own format {src}; no shell reads it
+    convert: Annotated[str, AfterValidator(_conversion)] | None = None
+    convert_memory_mb: Positive | None = None
+
+
+class TrackersConfig(Record):
+    """Where an evaluation that has ended is shown at once; None: not there."""
+
+    tensorboard_dir: Place | None = None
+    wandb_project: str | None = None
+    wandb_mode: Literal["offline", "online"] = "offline"
+    mlflow_uri: str | None = None  # of a server, or file:///… of a file store
+    mlflow_experiment: str = "evalspan"
+
+
+class Config(Record):
+    """All settings. Paths are absolute once loaded."""
+
+    work_dir: Place = Path("evalspan-work")
+    cluster: ClusterConfig = ClusterConfig()
+    trial: TrialConfig = TrialConfig()
+    stage: StageConfig = StageConfig()
+    redis: RedisConfig = RedisConfig()
+    metric: MetricConfig = MetricConfig()
+    judge: JudgeConfig = JudgeConfig()
+    watch: WatchConfig = WatchConfig()
+    borrow: BorrowConfig = BorrowConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: TrackersConfig = TrackersConfig()
+    gpu_hour_price: Annotated[float, Field(ge=0)] | None = (
+        None  # in any currency; of costs in reports and trackers
+    )
+    # checkpoints that wait: evaluate "all", only the "latest" of a series, or every k-th and the latest
+    backlog: Literal["all", "latest"] | KeepEvery = "all"
+
+
+def load(
+    path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
+) -> Config:
+    """The settings in force here.
+
+    `path` is what --config named (None: searched, see `find`). `overrides` maps dotted keys ("cluster.partition") to
+    what the command line said; None is "not said". OperatorError names file and line, variable or option.
+    """
+    file = find(path, environ)
+    data: dict[str, Any] = {}
+    where: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
+    if file is not None:
+        data, text = toml.read(file)
+        toml.check(Config, data, toml.in_file(file, text))
+        data = _absolute(data, file.parent)
+        where = toml.in_file(file, text)
+    said: dict[toml.Location, str] = {}
+    for location, variable, value in _from_environment(environ):
+        _put(data, location, value)
+        said[location] = f"${variable}"
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _put(data, tuple(key.split(".")), value)
+            said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
+    checked = toml.check(Config, data, lambda location: said.get(location) or where(location))
+    return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
+
+
+def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The config file: --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; None where there is none.
+
+    OperatorError where one was named and is not there.
+    """
+    named = path or (Path(environ["EVALSPAN_CONFIG"]) if environ.get("EVALSPAN_CONFIG") else None)
+    if named is not None:
+        named = named.expanduser().absolute()
+        if not named.is_file():
+            by = "--config" if path else "$EVALSPAN_CONFIG"
+            raise OperatorError(f"{by} names {named}, which is no file: `evalspan init` writes one")
+        return named
+    home = Path(environ["HOME"]) if environ.get("HOME") else None
+    places = [Path.cwd() / FILE_NAME, *([home / ".config" / FILE_NAME] if home else [])]
+    return next((place for place in places if place.is_file()), None)
+
+
+def variables() -> dict[str, toml.Location]:
+    """Environment variables that set a key: EVALSPAN_WORK_DIR, EVALSPAN_CLUSTER_PARTITION …"""
+    return {PREFIX + "_".join(where).upper(): where for where, _ in _settings()}
+
+
+def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
+            for key, inner in field.annotation.model_fields.items():
+                yield (name, key), inner
+        else:
+            yield (name,), field
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], str, object]]:
+    for location, field in _settings():
+        variable = PREFIX + "_".join(location).upper()
+        if environ.get(variable):
+            yield location, variable, _value(environ[variable], field)
+
+
+def _value(text: str, field: FieldInfo) -> object:
+    """The text itself where the key takes text, else what it is in TOML; a wrong one is refused by the check."""
+    annotation: Any = field.annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    try:
+        adapter.validate_json(json.dumps(text), strict=True)
+    except ValidationError:
+        try:
+            return tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            return text
+    return text
+
+
+def _put(data: dict[str, Any], location: toml.Location, value: object) -> None:
+    for key in location[:-1]:
+        data = data.setdefault(str(key), {})
+    data[str(location[-1])] = str(value) if isinstance(value, Path) else value
+
+
+def _absolute(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """`data` with every path absolute: `~` is the home, a relative one is below `folder`."""
+    return _each_place(data, lambda text: str((folder / Path(text).expanduser()).absolute()))
+
+
+def _each_place(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    changed = json.loads(json.dumps(data, default=str))
+    for location, field in _settings():
+        if "Path" not in str(field.annotation):
+            continue
+        table = changed if len(location) == 1 else changed.get(location[0], {})
+        value = table.get(location[-1])
+        if isinstance(value, str):
+            table[location[-1]] = change(value)
+        elif isinstance(value, list):
+            table[location[-1]] = [change(text) for text in value]
+    return dict(changed)

@@ -1,0 +1,76 @@
+"""What a suite's tasks are made of now: each entry's source key, before anything of it is built.
+
+Rule: a key follows from files' contents alone, so `eval`, `submit` and the daemon find the same one. lm-eval is asked only
+where the suite uses its own tasks and the cache folder has no index of them for this version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from coordinator.errors import EvalspanError
+from coordinator.evaluation.records import Inputs
+from coordinator.evaluation.specs import Site
+from evaljobs.contract.paths import shipped_index
+from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
+from evaljobs.lmeval import source_files
+
+
+def inputs_of(
+    suite: SuiteSpec,
+    model: ModelOptions,
+    site: Site,
+    lm_eval: str,
+    index_tasks: Callable[[SuiteSpec, Site], object],
+) -> Inputs:
+    """Reads and hashes files. `index_tasks`: has lm-eval write the index of its own tasks."""
+    digests = source_files.Digests(site.paths.digests)
+    own = source_files.local_names(suite.include_path, digests)
+    names = [task.name for task in suite.tasks]
+    index = shipped_index(site.paths.cache, lm_eval)
+    foreign = any(name not in own and not Path(name).is_file() for name in names)
+    if foreign and not index.exists():
+        with suppress(
+            EvalspanError
+        ):  # lm-eval's version stands for its tasks then; a build says what is wrong
+            index_tasks(suite, site)
+    lookup = _lookup(index) if foreign else source_files.no_shipped
+    env = {**os.environ, **site.trial_env}
+    entries = []
+    for name in names:
+        files, installed = source_files.entry_files(suite.include_path, name, digests, lookup, env)
+        entries.append(Sources(files=files, installed=installed))
+    found = Inputs(lm_eval=lm_eval, entries=tuple(entries), model=_named_by(model, digests))
+    digests.keep()
+    return found
+
+
+def _lookup(index: Path) -> source_files.Lookup:
+    try:
+        known = json.loads(index.read_bytes())
+    except (OSError, ValueError):
+        return source_files.no_shipped  # the version stands for its tasks
+
+    def shipped(name: str) -> source_files.Shipped | None:
+        if name not in known["tasks"]:
+            return None
+        _kind, yaml, members = known["tasks"][name]
+        return source_files.Shipped(
+            Path(known["folder"]) / yaml if yaml else None, () if yaml else tuple(members)
+        )
+
+    return shipped
+
+
+def _named_by(model: ModelOptions, digests: source_files.Digests) -> str:
+    """Of local files and folders that model arguments name: an adapter, another tokenizer."""
+    named = sorted(
+        (key, source_files.file_or_folder(Path(value), digests))
+        for key, value in model.model_args.items()
+        if isinstance(value, str) and value.startswith(("/", ".", "~")) and Path(value).exists()
+    )
+    return json.dumps(named) if named else ""

@@ -1,0 +1,239 @@
+"""Everything that is checked before anything is submitted: from what a person typed to an EvaluationRecord.
+
+Rule: what can be known to fail is refused here with one clear line; nothing has been written or started by then.
+It does not know: the loop.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
+from coordinator.cluster.slurm_rules import precursor_refusal
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
+from coordinator.evaluation.specs import Site, asked
+from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
+from coordinator.intake.suites import load_suite
+from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
+
+TASKS_SECONDS = 120
+
+
+def make_record(
+    checkpoint: str,
+    suite: str,
+    *,
+    model: ModelOptions,
+    options: RunOptions,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
+    judge: Callable[[], JudgeOptions | None] = lambda: None,
+    priority: int = 0,
+    step: int | None = None,
+    allow_bin: bool = False,
+    batch_size: str | None = None,
+    convert: str | None = None,
+) -> EvaluationRecord:
+    """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
+
+    `inputs` finds what the suite's tasks are made of; `judge` is asked for only where the suite has tasks that one scores.
+    With a `convert` command, a folder that is no Hugging Face folder is one to be converted. `step` None: by the
+    folder's name.
+    """
+    if convert is not None and is_hugging_face(checkpoint):
+        convert = None
+    if convert is None:
+        spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
+    else:
+        spec = inspect_raw(checkpoint, convert=convert, step=step)
+    if spec.step is None:
+        spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
+    loaded = load_suite(suite)
+    if batch_size is not None:
+        loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})
+    judging = judge_for(loaded, judge)
+    made_of = inputs(loaded, model)
+    return EvaluationRecord(
+        evaluation_id=evaluation_id(spec, loaded, model, judging, made_of),
+        checkpoint=spec,
+        suite=loaded,
+        model=model,
+        options=options,
+        inputs=made_of,
+        convert=convert,
+        judge=judging,
+        priority=priority,
+        accepted_at=time.time(),
+    )
+
+
+def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:
+    """The judge of a suite, None where it needs none; OperatorError where it needs one and the settings have none."""
+    judged = [task.name for task in suite.tasks if task.judge]
+    if not judged:
+        return None
+    found = judge()
+    if found is None:
+        raise OperatorError(
+            f"suite {suite.name} has tasks that a judge scores ({', '.join(judged)}): "
+            "set url and model of [judge] in evalspan.toml (docs/judges.md)"
+        )
+    return found
+
+
+def parse_batch_size(text: str) -> int | Literal["auto"]:
+    """A positive number or "auto"."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) == 0:
+        raise OperatorError(f'--batch-size is a positive number or "auto", not {text!r}')
+    return int(text)
+
+
+def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
+    """Local data of a suite's tasks (files, patterns, folders), from a process of the trial interpreter that asks lm-eval.
+
+    OperatorError where lm-eval does not know a task, or its YAML, data or turns are not such that jobs can run it.
+    `prepare`: the command that fetches data sets, for the message.
+    """
+    names = [t.name for t in suite.tasks]
+    argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]
+    for folder in suite.include_path:
+        argv += ["--include-path", folder]
+    argv += ["--cache", str(site.paths.cache)]
+    if suite.apply_chat_template:
+        argv.append("--chat")
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=TASKS_SECONDS, check=False, env=_environment(site)
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OperatorError(
+            f"the trial interpreter {site.trial_command[0]} cannot be run: {error}"
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OperatorError(f"lm-eval could not be asked for its tasks by {site.trial_command[0]}: {last}")
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    unfit: dict[str, str] = answer["unfit"]
+    if unfit:
+        name, why = min(unfit.items())
+        raise OperatorError(f"suite {suite.name}: task {name}: {why}")
+    unknown: dict[str, list[str]] = answer["unknown"]
+    if unknown:
+        lines = [f"{n!r} (nearest: {', '.join(near) or 'none'})" for n, near in sorted(unknown.items())]
+        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}")
+    uncached: dict[str, str] = answer["uncached"]
+    if uncached and site.offline:
+        sets = ", ".join(sorted(set(uncached.values())))
+        raise OperatorError(
+            f"suite {suite.name}: not in the Hugging Face cache: {sets} (task {min(uncached)}); jobs run offline, so "
+            f"run `{prepare}` where there is internet"
+        )
+    files: list[str] = answer["files"]
+    return files
+
+
+def prepare_command(
+    checkpoint: str, suite: str, *, config: Path | None, work_dir: Path | None, convert: str | None
+) -> str:
+    """The `evalspan prepare` that belongs to an evaluation, with what its own command line said."""
+    words = ["evalspan", "prepare", "--suite", suite, "--tokenizer", checkpoint]
+    if convert is not None:  # a raw checkpoint has no tokenizer that transformers reads
+        words[-1] = "CONVERTED_CHECKPOINT"
+    words += ["--config", str(config)] if config is not None else []
+    words += ["--work-dir", str(work_dir)] if work_dir is not None else []
+    return shlex.join(words)
+
+
+def _environment(site: Site) -> dict[str, str]:
+    import os  # noqa: PLC0415 (the one place that reads the environment here)
+
+    return {**os.environ, **site.trial_env}
+
+
+def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
+    """Would the cluster take each kind of job of this evaluation, and has any node the GPUs and memory for one trial?"""
+    options = record.options
+    staged = 0 if record.convert else record.checkpoint.bytes  # what a conversion leaves is not known yet
+    try:
+        nodes = [n for n in cluster.nodes() if n.gpus]
+        most = max((n.gpus for n in nodes), default=0)
+        if most < options.gpus_per_trial:
+            raise OperatorError(
+                f"no node has {options.gpus_per_trial} GPUs for a trial (the largest has {most}): "
+                "choose another partition or lower gpus_per_trial"
+            )
+        nodes = [n for n in nodes if n.gpus >= options.gpus_per_trial]
+        _check_memory(nodes, options, staged)
+        jobs = probes(options, staged, best_effort=all(n.best_effort for n in nodes))
+        if record.convert:
+            jobs["convert"] = _probe("convert", options, record.checkpoint.bytes)
+        if record.options.host_trials or not record.options.stage:
+            del jobs["stage"]
+        for kind, refusal in refusals(cluster, jobs, nodes):
+            hint = "" if jobs[kind].gpus else "; [cluster] cpu_partition names where jobs without GPUs go"
+            raise OperatorError(f"the cluster refuses our jobs ({kind}): {refusal}{hint}")
+    except ClusterError as error:
+        raise OperatorError(f"the cluster cannot be asked: {error}") from error
+
+
+def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_bytes: int) -> None:
+    """OperatorError where no node could ever hold one trial beside what is staged for it."""
+    if not all(n.counts_memory for n in nodes):
+        return
+    wanted = asked("trial", options, 0)["memory_mb"]
+    if options.stage or options.host_trials:
+        wanted = asked("host", options, checkpoint_bytes)["memory_mb"]
+    most = max(n.memory_mb for n in nodes)
+    if most < wanted:
+        raise OperatorError(
+            f"no node has {wanted} MiB for the weights and one trial (the largest with GPUs has {most}): "
+            "lower [trial] memory_mb, or have trials read storage with [stage] enabled = false"
+        )
+
+
+def probes(
+    options: RunOptions, checkpoint_bytes: int = 0, *, best_effort: bool = False
+) -> dict[Purpose, Job]:
+    """A job of each kind that an evaluation submits, with what the real one asks for; a host with one trial. For the
+    cluster to say whether it would take them.
+    """
+    kinds: list[Purpose] = ["build", "stage", "host" if options.host_trials else "trial", "metric"]
+    return {kind: _probe(kind, options, checkpoint_bytes, best_effort=best_effort) for kind in kinds}
+
+
+def _probe(kind: Purpose, options: RunOptions, checkpoint_bytes: int, *, best_effort: bool = False) -> Job:
+    return Job(
+        name=f"evalspan-check-{kind}",
+        argv=("true",),
+        log="/dev/null",
+        best_effort=best_effort and kind in ("stage", "trial", "host"),
+        purpose=kind,
+        **asked(kind, options, checkpoint_bytes),
+    )
+
+
+def refusals(
+    cluster: Cluster, jobs: Mapping[Purpose, Job], nodes: Sequence[NodeState]
+) -> Iterator[tuple[Purpose, str]]:
+    """The kinds of these jobs that the cluster refuses, with its words. Raises ClusterError.
+
+    `nodes`: those with GPUs; a precursor is asked for on two of them.
+    """
+    largest = sorted(nodes, key=lambda n: (not n.usable, -n.memory_mb, n.name))
+    for kind, job in jobs.items():
+        if kind == "stage":
+            if words := precursor_refusal(cluster, [n.name for n in largest], job):
+                yield kind, words
+            continue
+        try:
+            cluster.check(job)
+        except RefusedError as error:
+            yield kind, str(error)

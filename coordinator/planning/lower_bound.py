@@ -1,0 +1,184 @@
+"""The makespan that no schedule beats.
+
+    LB = T_stage + max( L + Σg/m,  max_j(L + first_j + c_j^min),  L + min_j first_j + Σc/k )
+
+for m GPUs, k CPU slots, L a worker's load, g_j and c_j a set's GPU and metric seconds. A metric that may start per
+shard has first_j = one batch and c_j^min = c_j / (slots it may use at once); one that needs the whole set has
+first_j = max(g_j/m, one batch) and c_j^min = c_j. Lanes that arrive late or differ in speed turn g/m into the earliest
+time at which all lanes together have worked g seconds, which is no later than any schedule's.
+
+Rule: optimistic in every term (no overhead, no contention, work infinitely divisible over lanes).
+It does not know: any plan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coordinator.planning.batch_sums import extremes, seconds_of
+from coordinator.planning.model import Lane, WorkSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Seconds of each term, staging included; `binding` names the set when its CPU tail is the largest term."""
+
+    gpu_seconds: float
+    tail_seconds: float
+    cpu_seconds: float
+    tail_of: str
+
+    @property
+    def seconds(self) -> float:
+        return max(self.gpu_seconds, self.tail_seconds, self.cpu_seconds)
+
+    @property
+    def binding(self) -> str:
+        """The binding term in words: `GPU time`, `CPU slots`, or `the tail of X`."""
+        if self.gpu_seconds >= max(self.tail_seconds, self.cpu_seconds):
+            return "GPU time"
+        return f"the tail of {self.tail_of}" if self.tail_seconds >= self.cpu_seconds else "CPU slots"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSet:
+    """What a set took in a run that is over: GPU seconds of its inference, CPU seconds of its metric."""
+
+    name: str
+    gpu_seconds: float
+    documents: int
+    metric_seconds: float
+    executes: bool
+
+
+class Size(NamedTuple):
+    """What the bound needs of a set: seconds, and the slots its metric may use at once (0: it needs the whole set)."""
+
+    name: str
+    gpu_seconds: float
+    shortest_batch: float
+    longest_batch: float
+    metric_seconds: float
+    slots: int
+
+
+class Capacity:
+    """Work that a group of lanes can have done by a time: Σ speed · max(0, t - start)."""
+
+    def __init__(self, lanes: Sequence[Lane], load_seconds: float, stage_seconds: float) -> None:
+        if not lanes:
+            raise ValueError("a plan needs at least one lane")
+        if any(lane.speed <= 0 for lane in lanes):
+            raise ValueError("a lane's speed must be above 0")
+        pairs = sorted(
+            (max(lane.ready_at_seconds, stage_seconds) + load_seconds, lane.speed) for lane in lanes
+        )
+        self._starts: list[float] = []  # distinct starts, ascending
+        self._speeds: list[float] = []  # summed speed from that start on
+        self._done: list[float] = []  # work that can be done before that start
+        self._faster: list[tuple[float, float]] = []  # (start, speed) of lanes faster than all before them
+        speeds, before, done = 0.0, pairs[0][0], 0.0
+        for start, speed in pairs:
+            done += speeds * (start - before)
+            speeds, before = speeds + speed, start
+            if self._starts and self._starts[-1] == start:
+                self._speeds[-1] = speeds
+            else:
+                self._starts.append(start)
+                self._speeds.append(speeds)
+                self._done.append(done)
+            if not self._faster or speed > self._faster[-1][1]:
+                self._faster.append((start, speed))
+
+    def earliest(self, work: float) -> float:
+        """When `work` GPU seconds, infinitely divisible, can be done at the earliest."""
+        at = max(0, bisect_left(self._done, work) - 1)
+        return self._starts[at] + (work - self._done[at]) / self._speeds[at]
+
+    def earliest_single(self, work: float) -> float:
+        """When one lane can have done `work` GPU seconds at the earliest."""
+        return min(start + work / speed for start, speed in self._faster)
+
+
+def bound(
+    sets: Sequence[WorkSet],
+    lanes: Sequence[Lane],
+    *,
+    load_seconds: float,
+    cpu_slots: int,
+    stage_seconds: float = 0.0,
+) -> Bound:
+    """Every term of the lower bound of a plan (0 where there is no batch); ValueError without lanes or CPU slots."""
+    sizes = [
+        Size(
+            work.name,
+            seconds_of(work.batch_seconds),
+            *extremes(work.batch_seconds),
+            work.metric_seconds,
+            min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0,
+        )
+        for work in sets
+        if work.batch_seconds
+    ]
+    return bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
+
+
+def lower_bound(
+    sets: Sequence[WorkSet],
+    lanes: Sequence[Lane],
+    *,
+    load_seconds: float,
+    cpu_slots: int,
+    stage_seconds: float = 0.0,
+) -> float:
+    """Seconds from now that no schedule beats."""
+    return bound(
+        sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
+    ).seconds
+
+
+def measured_lower_bound(
+    sets: Sequence[MeasuredSet], *, gpus: int, cpu_slots: int, load_seconds: float, before_seconds: float
+) -> float:
+    """The bound of a run that is over, from its measured seconds; `before_seconds` passed before any GPU could load."""
+    lanes = [Lane(name=str(index), node="") for index in range(gpus)]
+    sizes = []
+    for work in sets:
+        one = work.gpu_seconds / max(1, work.documents)
+        slots = min(cpu_slots, max(1, work.documents)) if work.executes else 0
+        sizes.append(Size(work.name, work.gpu_seconds, one, one, work.metric_seconds, slots))
+    whole = bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=0.0)
+    return before_seconds + whole.seconds
+
+
+def bound_of(
+    sizes: Sequence[Size],
+    lanes: Sequence[Lane],
+    *,
+    load_seconds: float,
+    cpu_slots: int,
+    stage_seconds: float,
+) -> Bound:
+    """The bound from sizes alone; ValueError without lanes or CPU slots."""
+    capacity = Capacity(lanes, load_seconds, stage_seconds)
+    if cpu_slots < 1:
+        raise ValueError("metrics need at least one CPU slot")
+    if not sizes:
+        return Bound(gpu_seconds=0.0, tail_seconds=0.0, cpu_seconds=0.0, tail_of="")
+    gpu = capacity.earliest(sum(size.gpu_seconds for size in sizes))
+    tail, tail_of, first_of_all = 0.0, "", float("inf")
+    for name, total, shortest, longest, metric_seconds, slots in sizes:
+        if slots:
+            first = capacity.earliest_single(shortest)
+            end = first + metric_seconds / slots
+        else:
+            first = max(capacity.earliest(total), capacity.earliest_single(longest))
+            end = first + metric_seconds
+        first_of_all = min(first_of_all, first)
+        if end > tail:
+            tail, tail_of = end, name
+    cpu = first_of_all + sum(size.metric_seconds for size in sizes) / cpu_slots
+    return Bound(gpu_seconds=gpu, tail_seconds=tail, cpu_seconds=cpu, tail_of=tail_of)

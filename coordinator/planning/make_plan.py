@@ -1,0 +1,199 @@
+"""From request sets on disk and priors to a plan: reads the indexes, asks the pure planner.
+
+Rule: whatever is read here ends up in the `Planned` event, so that replaying the journal needs none of these files.
+It does not know: how batches are placed (packing) or how rates are learnt (priors).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from coordinator.evaluation.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, WorkSet
+from coordinator.planning.planner import plan
+from coordinator.planning.worker_count import Crew
+from evaljobs.contract.paths import batch_index_file, request_set_manifest, shard_id
+from evaljobs.contract.specs import BatchIndex, RequestSetManifest
+from priors.estimate import (
+    JUDGES_AT_ONCE,
+    Features,
+    Learnt,
+    MetricPrediction,
+    load_percentile_95,
+    percentile_95,
+    predict_batches,
+    predict_load,
+    predict_metric,
+)
+from priors.table import read as read_observations
+
+SHARD_OVERHEAD_SECONDS = 0.02
+"""Between two shards of a trial: claim, read, dump, fsync. 0.005 s measured on a local disk (32 trials on 2 cores, 95th
+percentile 0.013), shared storage takes longer. It decides how finely a short run is cut, and so what a prior that is off
+by 10x costs at its end."""
+BYTES_PER_PARAMETER = 2  # bf16 and fp16, what checkpoints are mostly saved in
+
+
+class PlanningError(Exception):
+    """What is on disk does not make a plan; says which file."""
+
+
+def read_sets(
+    folders: Mapping[str, str], batch_size: int
+) -> dict[str, tuple[RequestSetManifest, BatchIndex]]:
+    """Manifest and batches of every leaf task; PlanningError names what cannot be read."""
+    sets = {}
+    for task, folder in folders.items():
+        try:
+            manifest = RequestSetManifest.model_validate_json(request_set_manifest(folder).read_bytes())
+            index = BatchIndex.model_validate_json(batch_index_file(folder, batch_size).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise PlanningError(f"the request set of {task} in {folder} cannot be read: {error}") from error
+        if index.key != manifest.key:
+            raise PlanningError(
+                f"the batches of {task} in {folder} are of other requests: remove that folder"
+            )
+        sets[task] = (manifest, index)
+    return sets
+
+
+def hardware_of(gpu_types: Iterable[str]) -> str:
+    """The hardware that priors go by: the first GPU type named, "cpu" where trials run on CPU slots."""
+    named = next((t for t in gpu_types if t), "cpu")
+    return "cpu" if named == "cpu-slot" else named
+
+
+def _work_set(
+    record: EvaluationRecord,
+    manifest: RequestSetManifest,
+    index: BatchIndex,
+    *,
+    hardware: str,
+    history: Learnt,
+    metric: MetricPrediction,
+    judged: bool,
+) -> WorkSet:
+    features = Features(
+        task=manifest.task,
+        model_parameters=record.checkpoint.bytes // BYTES_PER_PARAMETER,
+        hardware=hardware,
+        engine=record.model.engine,
+        batch_size=index.batch_size,
+    )
+    batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
+    # one job of ours asks as much at once as the judge's own cap lets it
+    at_once = JUDGES_AT_ONCE if judged else metric.at_once
+    return WorkSet(
+        name=manifest.task,
+        batch_seconds=batches.seconds,
+        metric_seconds=metric.seconds,
+        metric="execute" if manifest.executes else "score",
+        metric_parallelism=at_once or UNLIMITED,
+        sigma=batches.sigma,
+    )
+
+
+def make_plan(
+    record: EvaluationRecord, wanted: MakePlan, observations: Path, hardware: str, now: float
+) -> Planned:
+    """Plan these sets on these lanes. PlanningError where a request set or the observations cannot be read."""
+    try:
+        history = Learnt(read_observations(observations))
+    except ValueError as error:
+        raise PlanningError(f"{error}; move {observations} away to plan without it") from error
+    entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
+    folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
+    sets = read_sets(folder_of, wanted.batch_size)
+    metrics = {
+        task: predict_metric(task, manifest.documents, manifest.executes, history)
+        for task, (manifest, _) in sets.items()
+    }
+    work = {
+        task: _work_set(
+            record,
+            *found,
+            hardware=hardware,
+            history=history,
+            metric=metrics[task],
+            judged=record.suite.tasks[entry_of[task]].judge,
+        )
+        for task, found in sets.items()
+    }
+    load_seconds = predict_load(record.checkpoint.bytes, hardware, history)
+    asked = [work[task] for task, (_, index) in sets.items() if index.requests]
+    made = plan(
+        asked,
+        [Lane(name=lane, node=node) for lane, node in wanted.lanes],
+        load_seconds=load_seconds,
+        shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
+        cpu_slots=record.options.workers * record.options.worker_cpus,
+        shards_per_task=record.options.shards_per_task,
+    )
+    crew = functools.partial(
+        Crew,
+        made,
+        asked,
+        load_seconds=load_seconds,
+        shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
+        cores=record.options.worker_cpus,
+    )
+    late = crew(metric_seconds={task: percentile_95(one.seconds, one.sigma) for task, one in metrics.items()})
+    workers = late.fewest(record.options.workers)
+    likely = crew(metric_seconds={task: one.seconds for task, one in metrics.items()})
+    shards: dict[str, list[PlannedShard]] = defaultdict(list)
+    for lane in made.lanes:
+        for shard in lane.shards:
+            shards[shard.set].append(shard)
+    leaves = []
+    for task, (manifest, index) in sets.items():
+        own = sorted(shards[task], key=lambda s: s.first_batch)
+        leaves.append(
+            PlannedLeaf(
+                task=task,
+                entry=entry_of[task],
+                key=manifest.key,
+                folder=folder_of[task],
+                executes=manifest.executes,
+                sampled=manifest.sampled,
+                documents=manifest.documents,
+                shards=tuple(shard_id(task, s.first_batch, s.end_batch) for s in own),
+                shard_documents=tuple(_documents(index, s) for s in own) if manifest.executes else (),
+                executes_at_once=0
+                if work[task].metric_parallelism == UNLIMITED
+                else work[task].metric_parallelism,
+                metric_seconds=metrics[task].seconds,
+            )
+        )
+    return Planned(
+        at=now,
+        batch_size=wanted.batch_size,
+        leaves=tuple(leaves),
+        lanes=tuple(
+            PlannedLane(
+                lane=lane.lane,
+                node=lane.node,
+                shards=tuple(
+                    (shard_id(s.set, s.first_batch, s.end_batch), s.rank, s.seconds) for s in lane.shards
+                ),
+            )
+            for lane in made.lanes
+        ),
+        predicted_makespan_seconds=max(made.makespan_seconds, likely.end(workers)),
+        lower_bound_seconds=made.lower_bound_seconds,
+        gpu_seconds=made.gpu_seconds,
+        # as if every prior were off at once: a limit that is too short costs a load, one too long a place in a gap
+        work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
+        load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
+        workers=workers,
+        sigma=max((one.sigma for one in work.values()), default=0.0),
+    )
+
+
+def _documents(index: BatchIndex, shard: PlannedShard) -> tuple[int, ...]:
+    return tuple(sorted({d for b in index.documents[shard.first_batch : shard.end_batch] for d in b}))

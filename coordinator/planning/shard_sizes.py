@@ -1,0 +1,129 @@
+"""Cuts request sets into shards: whole batches, guided sizes that shrink towards the end of the run.
+
+Rule: a shard is a share of the work still left (guided self-scheduling), never so short that its fixed overhead
+passes 5 % of it, and never so long that one mistaken prediction holds the end of the run.
+It does not know: lanes by name, nor which lane runs a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, inf
+
+from coordinator.planning.batch_sums import reaching
+from coordinator.planning.model import WorkSet
+
+OVERHEAD_SHARE = 0.05
+"""A shard's fixed overhead is at most this share of its seconds, unless the whole set is shorter."""
+FINEST = 400
+"""Shards a lane at most, where the overhead alone would allow more: the queue's and the dump's work is bounded too."""
+MOST = 60_000
+"""Shards of a run, about, where the overhead alone would allow more: planning stays under a second."""
+LONGEST = 12
+"""A shard is at most this part of a lane's work: it is also the unit of retry."""
+GROWTH = 1.4
+"""Each shard of a long tail over the one before: the CPU stage starts early and then never runs dry."""
+
+Cut = tuple[int, int, int, float, float]
+"""(index of set, first batch, end batch, seconds, tail: CPU seconds that can only start after this shard)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How long shards may be, seconds; `width` lanes of speed 1 take `total` seconds of work together."""
+
+    total: float
+    width: float
+    shortest: float
+    longest: float
+    shares: (
+        float  # of the work left, a shard is 1 / (shares x width); 0: all shards are as long as they may be
+    )
+
+    def guided(self, left: float) -> float:
+        if not self.shares:
+            return self.longest
+        return min(self.longest, max(self.shortest, left / (self.shares * self.width)))
+
+
+def sizes_for(
+    *, total: float, lanes: int, width: float, overhead: float, shares: float, longest: float = LONGEST
+) -> Sizes:
+    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; `longest`: parts of a lane's work."""
+    lane = total / width
+    # guided shards number shares x (1 + ln(lane / (shares x shortest))) a lane: solved for the shortest
+    room = MOST / lanes / shares - 1 if shares else inf
+    finest = shares * exp(room) if room < 50 else FINEST
+    shortest = max(overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
+    return Sizes(
+        total=total, width=width, shortest=shortest, longest=max(shortest, lane / longest), shares=shares
+    )
+
+
+def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
+    """Ends of `pieces` shards of nearly equal seconds, fewer if there are fewer batches.
+
+    `sums`: running sums of the batches' seconds, from 0.0 on.
+    """
+    count, total = len(sums) - 1, sums[-1]
+    pieces = min(pieces, count)
+    ends: list[int] = []
+    first = 0
+    for piece in range(1, pieces):
+        goal = total * piece / pieces
+        end = reaching(sums, goal, first + 1)
+        if end - 1 > first and goal - sums[end - 1] < sums[min(end, count)] - goal:
+            end -= 1
+        first = min(end, count - (pieces - piece))
+        ends.append(first)
+    if count:
+        ends.append(count)
+    return ends
+
+
+def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, limit: float) -> list[int]:
+    """Ends of the shards of a set when `left` seconds of the whole run are still to be dealt.
+
+    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit` and to the guided
+    size of what is left.
+    """
+    ends: list[int] = []
+    first, target = 0, start
+    count, total, shortest = len(sums) - 1, sums[-1], sizes.shortest
+    while first < count:
+        rest = total - sums[first]
+        goal = min(target, limit, sizes.guided(left))
+        target = min(target * GROWTH, sizes.longest)
+        most = (
+            int(rest / shortest) if shortest > 0 else 1
+        )  # no shortest: the whole run takes no time, or next to none
+        pieces = min(round(min(rest / goal, most + 1)), most) if goal > 0 else 1
+        if pieces <= 1:
+            ends.append(count)
+            break
+        aim = min(rest / pieces, goal) if goal >= shortest else rest / pieces
+        end = min(count, reaching(sums, sums[first] + aim * (1 - 1e-9), first + 1))
+        if total - sums[end] < shortest:
+            end = count
+        ends.append(end)
+        left -= sums[end] - sums[first]
+        first = end
+    return ends
+
+
+def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[int], slots: int) -> list[Cut]:
+    """The cuts of one set with their tails; `slots`: CPU slots there are."""
+    cuts: list[Cut] = []
+    first, total = 0, sums[-1]
+    divisible = work.metric == "execute" and total > 0
+    at_once = min(work.metric_parallelism, slots)
+    for end in ends:
+        seconds = sums[end] - sums[first]
+        tail = work.metric_seconds
+        if divisible:
+            # all that follows it, or its own work where it has too few batches to use every slot
+            tail *= max((1 - sums[first] / total) / at_once, seconds / total / min(at_once, end - first))
+        cuts.append((index, first, end, seconds, tail))
+        first = end
+    return cuts

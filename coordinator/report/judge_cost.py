@@ -1,0 +1,67 @@
+"""What a judge was asked and what it cost, by task. Pure.
+
+Rule: a sum over the judgements on disk, failed tries at what was counted for them. What another evaluation has paid for
+costs nothing here.
+It does not know: where judgements lie.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from evaljobs.contract.specs import JudgeOptions, Record
+from evaljobs.judges.records import Judgement
+
+MILLION = 1e6
+
+
+class JudgeTask(Record):
+    """Judgements of one task. Tokens are those that the endpoint reported for what this evaluation asked."""
+
+    judgements: int = 0
+    missing: int = 0  # that could not be had
+    reused: int = 0  # of `judgements`, paid for by another evaluation
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0  # in the currency of the prices; failed tries included
+
+
+class JudgeUse(Record):
+    """The judge of an evaluation. `cost` is 0 where the settings name no prices."""
+
+    model: str
+    priced: bool
+    cost: float
+    max_cost: float | None
+    tasks: dict[str, JudgeTask]
+
+
+def judge_use(
+    options: JudgeOptions, judgements: Iterable[Judgement], task_of: Mapping[str, str], evaluation: str
+) -> JudgeUse:
+    """`task_of`: metric job -> task. A judgement of a job that nobody knows counts as "other"."""
+    by_task: defaultdict[str, list[Judgement]] = defaultdict(list)
+    for judgement in judgements:
+        by_task[task_of.get(judgement.job, "other")].append(judgement)
+    tasks = {task: _sum(by_task[task], evaluation) for task in sorted(by_task)}
+    return JudgeUse(
+        model=options.model,
+        priced=bool(options.price_per_million_prompt_tokens or options.price_per_million_completion_tokens),
+        cost=sum(task.cost for task in tasks.values()),
+        max_cost=options.max_cost,
+        tasks=tasks,
+    )
+
+
+def _sum(judgements: Iterable[Judgement], evaluation: str) -> JudgeTask:
+    all_of_it = list(judgements)
+    own = [j for j in all_of_it if j.evaluation == evaluation]
+    return JudgeTask(
+        judgements=sum(j.answer is not None for j in all_of_it),
+        missing=sum(j.answer is None for j in all_of_it),
+        reused=len(all_of_it) - len(own),
+        prompt_tokens=sum(j.prompt_tokens or 0 for j in own),
+        completion_tokens=sum(j.completion_tokens or 0 for j in own),
+        cost=sum(j.cost_millionths for j in own) / MILLION,
+    )

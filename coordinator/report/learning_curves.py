@@ -1,0 +1,224 @@
+"""Learning curves: the scores of many checkpoints of one training, what each cost, and which drops are real. Pure.
+
+Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint; a drop between two
+neighbours is a regression where it is larger than two standard errors of their difference (errors taken as
+independent). Where a standard error is not known nothing is flagged. With many curves some flags are chance: at two
+errors about one comparison in forty, in the bad direction.
+It does not know: files, or how it is drawn.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coordinator.report.keys import Difference, difference, keys_of
+from evaljobs.contract.specs import Record
+
+ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
+
+
+class ScoreValue(Record):
+    """One value of lm-eval's results. `stderr` is None where lm-eval gives none."""
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    stderr: float | None = None
+    higher_is_better: bool = True
+    documents: int | None = None
+    keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
+
+    @property
+    def name(self) -> str:
+        """Readable and unique within a suite."""
+        return f"{self.task}/{self.metric}" + ("" if self.filter == "none" else f",{self.filter}")
+
+
+class Point(Record):
+    """One checkpoint: its evaluation, its scores (none while it runs), what it cost."""
+
+    evaluation_id: str
+    suite: str
+    checkpoint: str
+    step: int | None
+    status: str  # running | done | failed | cancelled
+    accepted_at: float  # unix seconds
+    makespan_seconds: float | None = None
+    gpu_seconds: float | None = None
+    cost: float | None = None  # gpu_seconds at the price that was given, in its currency
+    scores: tuple[ScoreValue, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return str(self.step) if self.step is not None else self.checkpoint.rstrip("/").rsplit("/", 1)[-1]
+
+
+class CurvePoint(Record):
+    """A value on a curve; `regressed`: worse than the point before by more than its limit. `differs`: the point before was
+    asked ("requests") or scored ("score") in another way, so the change says nothing of the checkpoint.
+    """
+
+    label: str
+    step: int | None
+    value: float
+    stderr: float | None
+    change: float | None = None
+    regressed: bool = False
+    differs: Difference = ""
+
+
+class Curve(Record):
+    """A score over checkpoints, in order of training."""
+
+    suite: str
+    task: str
+    metric: str
+    filter: str
+    name: str
+    higher_is_better: bool
+    points: tuple[CurvePoint, ...]
+
+    @property
+    def regressions(self) -> tuple[CurvePoint, ...]:
+        return tuple(p for p in self.points if p.regressed)
+
+
+class Series(Record):
+    """All checkpoints of a training. `--json` prints exactly this."""
+
+    schema_version: int = 1
+    points: tuple[Point, ...]
+    curves: tuple[Curve, ...]
+    gpu_hour_price: float | None = None
+
+    @property
+    def gpu_seconds(self) -> float:
+        return sum(p.gpu_seconds or 0.0 for p in self.points)
+
+    @property
+    def cost(self) -> float | None:
+        known = [p.cost for p in self.points if p.cost is not None]
+        return sum(known) if known else None
+
+
+def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
+    """The numbers in lm-eval's results, in its order; aliases and texts are left out."""
+    samples: Mapping[str, Any] = results.get("n-samples", {})
+    better: Mapping[str, Any] = results.get("higher_is_better", {})
+    found = []
+    for task, values in {**results.get("results", {}), **results.get("groups", {})}.items():
+        for key, value in values.items():
+            metric, _, which = key.partition(",")
+            if not which or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = values.get(f"{metric}_stderr,{which}")
+            higher = better.get(task, {}).get(metric)
+            found.append(
+                ScoreValue(
+                    task=task,
+                    metric=metric,
+                    filter=which,
+                    value=float(value),
+                    stderr=float(error) if isinstance(error, int | float) else None,
+                    higher_is_better=True if higher is None else bool(higher),
+                    documents=samples.get(task, {}).get("effective"),
+                    keys=keys_of(results, task),
+                )
+            )
+    return tuple(found)
+
+
+def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
+    """Points in order of training, and their curves. Of two evaluations of one checkpoint and suite the later counts."""
+    latest: dict[tuple[str, str], Point] = {}
+    for point in sorted(points, key=lambda p: p.accepted_at):
+        latest[point.suite, point.checkpoint] = point
+    ordered = sorted(latest.values(), key=_order)
+    if gpu_hour_price is not None:
+        ordered = [
+            p.model_copy(update={"cost": p.gpu_seconds / 3600 * gpu_hour_price})
+            if p.gpu_seconds is not None
+            else p
+            for p in ordered
+        ]
+    return Series(points=tuple(ordered), curves=_curves(ordered), gpu_hour_price=gpu_hour_price)
+
+
+def _order(point: Point) -> tuple[str, bool, float, float]:
+    return (point.suite, point.step is None, float(point.step or 0), point.accepted_at)
+
+
+def _curves(points: Iterable[Point]) -> tuple[Curve, ...]:
+    rows: dict[tuple[str, str], list[tuple[Point, ScoreValue]]] = defaultdict(list)
+    for point in points:
+        for score in point.scores:
+            rows[point.suite, score.name].append((point, score))
+    return tuple(_curve(suite, row) for (suite, _), row in rows.items())
+
+
+def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:
+    last = row[-1][1]
+    made: list[CurvePoint] = []
+    for number, (point, score) in enumerate(row):
+        before = made[-1] if made else None
+        differs = difference(row[number - 1][1].keys, score.keys) if number else ""
+        change = None if before is None else score.value - before.value
+        made.append(
+            CurvePoint(
+                label=point.label,
+                step=point.step,
+                value=score.value,
+                stderr=score.stderr,
+                change=change,
+                regressed=before is not None
+                and not differs
+                and is_regression(before.value, before.stderr, score),
+                differs=differs,
+            )
+        )
+    return Curve(
+        suite=suite,
+        task=last.task,
+        metric=last.metric,
+        filter=last.filter,
+        name=last.name,
+        higher_is_better=last.higher_is_better,
+        points=tuple(made),
+    )
+
+
+def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool:
+    """Is `later` worse than `value` by more than two standard errors of the difference? False where one is unknown."""
+    if stderr is None or later.stderr is None:
+        return False
+    change = later.value - value if later.higher_is_better else value - later.value
+    limit: float = ERRORS * (stderr**2 + later.stderr**2) ** 0.5
+    return change < -limit
+
+
+CSV_COLUMNS = (
+    "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
+    "documents", "regressed", "makespan_seconds", "gpu_seconds", "cost",
+)  # fmt: skip
+
+
+def to_csv(series: Series) -> str:
+    """A line per checkpoint and score (one with empty score columns for a checkpoint that has none yet)."""
+    worse = {(c.suite, c.name, p.label) for c in series.curves for p in c.regressions}
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for p in series.points:
+        head = (p.suite, p.step, p.checkpoint, p.evaluation_id, p.status)
+        tail = (p.makespan_seconds, p.gpu_seconds, p.cost)
+        for s in p.scores:
+            flag = int((p.suite, s.name, p.label) in worse)
+            writer.writerow((*head, s.task, s.metric, s.filter, s.value, s.stderr, s.documents, flag, *tail))
+        if not p.scores:
+            writer.writerow((*head, *[None] * 7, *tail))
+    return out.getvalue()

@@ -1,0 +1,88 @@
+"""Find the evaluations of one training in a work folder and read what they left.
+
+Rule: reads `evaluation.json`, and `results.json` and `report.json` where the evaluation has ended; no journal is
+replayed, so a thousand checkpoints are a thousand small files.
+It does not know: curves.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.report.learning_curves import Point, scores_of
+from coordinator.report.measurements import Report
+from evaljobs.contract.paths import EvaluationPaths
+
+log = logging.getLogger(__name__)
+
+
+def in_series(checkpoint: str, selector: str) -> bool:
+    """Does `selector` name this checkpoint: a glob of checkpoint folders, or the folder that holds them?"""
+    place = Path(selector).expanduser()
+    absolute = str(place if place.is_absolute() else Path.cwd() / place)
+    parents = {absolute, str(Path(absolute).resolve())}
+    return (
+        str(Path(checkpoint).parent) in parents
+        or any(fnmatch.fnmatchcase(checkpoint, p) for p in parents)
+        or fnmatch.fnmatchcase(checkpoint, selector)
+    )
+
+
+def records(
+    work_dir: Path, selector: str, suite: str | None
+) -> Iterator[tuple[EvaluationPaths, EvaluationRecord]]:
+    """The evaluations whose checkpoint `selector` names (and whose suite is `suite`, where that is given)."""
+    for file in sorted(work_dir.glob("*/evaluation.json")):
+        try:
+            record = EvaluationRecord.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            log.warning("%s is passed over: %s", file, str(error).splitlines()[0])
+            continue
+        if in_series(record.checkpoint.source, selector) and suite in (None, record.suite.name):
+            yield EvaluationPaths(file.parent), record
+
+
+def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
+    """What one evaluation has to say now."""
+    known: dict[str, Any] = {
+        "evaluation_id": record.evaluation_id,
+        "suite": record.suite.name,
+        "checkpoint": record.checkpoint.source,
+        "step": record.checkpoint.step,
+        "accepted_at": record.accepted_at,
+    }
+    if not paths.results.exists():
+        return Point(status="running", **known)
+    try:
+        report = Report.model_validate_json(paths.report.read_bytes())
+        results = json.loads(paths.results.read_bytes())
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
+    return Point(
+        status=report.status,
+        makespan_seconds=report.makespan_seconds,
+        gpu_seconds=report.gpu_seconds,
+        scores=scores_of(results),
+        **known,
+    )
+
+
+def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list[Point]:
+    """Points of all evaluations that `selector` names; OperatorError where there is none."""
+    points = [point_of(paths, record) for paths, record in records(work_dir, selector, suite)]
+    if not points:
+        parents = {str(Path(r.checkpoint.source).parent) for _, r in records(work_dir, "*", None)}
+        known = ", ".join(sorted(parents)[:5]) or "none"
+        raise OperatorError(
+            f"no evaluation in {work_dir} is of a checkpoint in {selector!r} (checkpoints are in: {known})"
+        )
+    return points

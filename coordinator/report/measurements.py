@@ -1,0 +1,370 @@
+"""What an evaluation cost and where its time went: from the journal and the response files' heads. Pure.
+
+Rule: every figure is a difference of recorded times or a sum of them; what was not recorded is None and not guessed.
+The lower bound is that of `packing.bounds` fed with the measured seconds of this very run, so `ratio` says what a
+perfect schedule of the same work on the same GPUs could still have saved.
+It does not know: how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from coordinator.evaluation.messages import (
+    Accepted,
+    AnyEvent,
+    JobStarted,
+    JobSubmitted,
+    NodesOffered,
+    OutcomeSeen,
+    Planned,
+    ResultsWritten,
+    ShardsDumped,
+)
+from coordinator.evaluation.state import State
+from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
+from coordinator.report.counterfactual import without_evalspan
+from coordinator.report.judge_cost import JudgeUse
+from evaljobs.contract.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
+from evaljobs.contract.specs import Record
+
+
+class ShardSpan(Record):
+    """When a shard ran: unix seconds."""
+
+    shard: str
+    trial: str
+    started_at: float
+    seconds: float
+
+
+class GpuUse(Record):
+    """One trial's GPUs, from the job's start to its end. All in seconds; the parts add up to `held`."""
+
+    trial: str
+    node: str
+    gpus: int
+    device: str
+    started_at: float
+    held: float
+    infer: float
+    imports: float
+    load: float
+    warm: float = 0.0  # the first forward
+    dump: float
+    wait: float  # for a shard to be handed out, or for staged weights
+    other: float  # what the trial did not account for: interpreter start and exit
+    shards: int
+    ended: str
+
+
+class Stages(Record):
+    """Wall seconds of each stage; they overlap. None: there was no such stage."""
+
+    build: float | None = None
+    staging: float | None = None
+    queue_wait: float | None = None  # of trials: from submission to start, the longest
+    load: float | None = None  # import + load + warm-up, mean over trials; its three parts follow
+    load_import: float | None = None
+    load_weights: float | None = None
+    load_warm_up: float | None = None
+    inference: float | None = None  # from the first shard's start to the last one's end
+    metric_tail: float | None = None  # from the last shard's end to the last score
+    metric: float | None = None  # summed seconds of execute and score jobs
+
+
+class EntryLine(Record):
+    """A task of the suite. `unscored`: its items that count in no mean (the warnings name the first of them)."""
+
+    name: str
+    status: str
+    error: str = ""
+    unscored: int = 0
+
+
+class Report(Record):
+    """The makespan report of one evaluation. `--json` prints exactly this."""
+
+    schema_version: int = 1
+    evaluation_id: str
+    checkpoint: str
+    step: int | None
+    suite: str
+    status: str  # running | done | failed | cancelled
+    accepted_at: float
+    makespan_seconds: float | None
+    predicted_makespan_seconds: float | None
+    lower_bound_seconds: float | None
+    ratio: float | None
+    # makespan without evalspan, simulated from the seconds measured here, by policy; empty while it runs
+    without_evalspan: dict[str, float] = Field(default_factory=dict)
+    stages: Stages
+    gpu_seconds: float
+    gpu_busy_fraction: float | None
+    gpus: tuple[GpuUse, ...]
+    nodes: dict[str, str]  # node -> rung it was staged on
+    # node -> seconds that its weights were there before its GPUs came free
+    staged_ahead: dict[str, float] = Field(default_factory=dict)
+    staged_bytes: int  # weights, and request sets where a node keeps them
+    storage_bytes: int
+    shards: tuple[ShardSpan, ...]
+    metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
+    entries: tuple[EntryLine, ...]
+    judge: JudgeUse | None = None
+    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that its responses are of
+    reused_scores: tuple[str, ...] = ()  # of these, entries whose scores are that evaluation's, too
+    warnings: tuple[str, ...]
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float | None:
+    spans = list(spans)
+    return max(e for _, e in spans) - min(s for s, _ in spans) if spans else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def _gpu_use(outcome: TrialEnded, job_started: float | None) -> GpuUse:
+    begin = outcome.started_at if job_started is None else min(job_started, outcome.started_at)
+    held = outcome.ended_at - begin
+    known = (
+        outcome.infer_seconds
+        + outcome.import_seconds
+        + outcome.load_seconds
+        + outcome.warm_seconds
+        + outcome.dump_seconds
+        + outcome.wait_seconds
+        + outcome.idle_seconds
+    )
+    return GpuUse(
+        trial=outcome.name,
+        node=outcome.node,
+        gpus=outcome.gpus,
+        device=outcome.devices,
+        started_at=begin,
+        held=held,
+        infer=outcome.infer_seconds,
+        imports=outcome.import_seconds,
+        load=outcome.load_seconds,
+        warm=outcome.warm_seconds,
+        dump=outcome.dump_seconds,
+        wait=outcome.wait_seconds + outcome.idle_seconds,
+        other=max(0.0, held - known),
+        shards=outcome.shards,
+        ended=outcome.reason,
+    )
+
+
+class _Gathered:
+    """One pass over the events."""
+
+    def __init__(self, events: Iterable[AnyEvent]) -> None:
+        self.accepted_at = 0.0
+        self.cpus = 1  # of a metric worker
+        self.entries: list[str] = []
+        self.submitted: dict[str, float] = {}
+        self.started: dict[tuple[str, int], float] = {}
+        self.built: list[tuple[float, float]] = []
+        self.staged: list[Staged] = []
+        self.requests_staged: list[RequestsStaged] = []
+        self.staged_at: list[tuple[float, float]] = []
+        self.there_at: dict[str, float] = {}  # node -> first staged
+        self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
+        self.trials: list[TrialEnded] = []
+        self.metric_seconds: dict[str, float] = defaultdict(float)
+        self.scored_at: float | None = None
+        self.dumped_at: float | None = None
+        self.finished_at: float | None = None
+        self.planned: Planned | None = None
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: AnyEvent) -> None:
+        match event:
+            case Accepted():
+                self.accepted_at = event.at
+                self.entries = [t.name for t in event.record.suite.tasks]
+                self.cpus = event.record.options.worker_cpus
+            case JobSubmitted():
+                self.submitted.setdefault(event.job, event.at)
+            case JobStarted():
+                self.started.setdefault((event.job, event.index), event.started_at or event.at)
+            case NodesOffered():
+                for offer in event.offers:
+                    self.offered_at.setdefault(offer.node, event.at)
+            case Planned():
+                self.planned = event
+            case ShardsDumped():
+                self.dumped_at = event.at
+            case ResultsWritten():
+                self.finished_at = event.at
+            case OutcomeSeen():
+                self._outcome(event.outcome, event.at)
+            case _:
+                pass
+
+    def _outcome(self, outcome: Any, at: float) -> None:
+        match outcome:
+            case Built():
+                self.built.append((at - outcome.seconds, at))
+            case Staged():
+                self.staged.append(outcome)
+                self.staged_at.append((at - outcome.seconds, at))
+                self.there_at.setdefault(outcome.node, at)
+            case RequestsStaged():
+                self.requests_staged.append(outcome)
+            case TrialEnded():
+                self.trials.append(outcome)
+            case Executed():
+                # programs run on all cores of their worker; who asks a judge waits on one
+                self.metric_seconds[outcome.task] += outcome.seconds * (self.cpus if outcome.programs else 1)
+            case Scored():
+                self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
+                self.scored_at = at
+            case _:
+                pass
+
+
+def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
+    waits = [
+        at - gathered.submitted[job]
+        for (job, _), at in gathered.started.items()
+        if "-trial-" in job and job in gathered.submitted
+    ]
+    tail = None
+    if shards and gathered.scored_at is not None:
+        tail = max(0.0, gathered.scored_at - max(s.started_at + s.seconds for s in shards))
+    return Stages(
+        build=_union(gathered.built),
+        staging=_union(gathered.staged_at),
+        queue_wait=max(waits) if waits else None,
+        load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials),
+        load_import=_mean(t.import_seconds for t in gathered.trials),
+        load_weights=_mean(t.load_seconds for t in gathered.trials),
+        load_warm_up=_mean(t.warm_seconds for t in gathered.trials),
+        inference=_union((s.started_at, s.started_at + s.seconds) for s in shards),
+        metric_tail=tail,
+        metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
+    )
+
+
+def _status(state: State) -> str:
+    if state.cancelled:
+        return "cancelled"
+    if not all(e.terminal for e in state.entries):
+        return "running"
+    return "failed" if any(e.status == "failed" for e in state.entries) else "done"
+
+
+def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> float | None:
+    """The makespan that no schedule of these measured seconds beats; None before there is anything to bound."""
+    if not shards or not gathered.trials:
+        return None
+    seconds: Mapping[str, float] = _seconds_by_task(shards)
+    sets = []
+    for entry in state.entries:
+        for task in entry.sets:
+            leaf = state.leaves.get(task)
+            if leaf is None or task not in seconds:
+                continue
+            sets.append(
+                MeasuredSet(
+                    name=task,
+                    gpu_seconds=seconds[task],
+                    documents=leaf.planned.documents,
+                    metric_seconds=gathered.metric_seconds.get(task, 0.0),
+                    executes=leaf.planned.executes,
+                )
+            )
+    lanes = max(
+        1,
+        len({t.name for t in gathered.trials})
+        if not state.nodes
+        else sum(n.lanes for n in state.nodes.values()),
+    )
+    loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
+    built = _union(gathered.built) or 0.0
+    staged = min((s.seconds for s in gathered.staged), default=0.0)
+    return measured_lower_bound(
+        sets,
+        gpus=lanes,
+        cpu_slots=state.cpu_slots,
+        load_seconds=min(loads),
+        before_seconds=max(built, staged),
+    )
+
+
+def _without(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> dict[str, float]:
+    loads = [t.import_seconds + t.load_seconds for t in gathered.trials]
+    return without_evalspan(
+        state,
+        gpu_seconds=_seconds_by_task(shards),
+        metric_seconds=gathered.metric_seconds,
+        load_seconds=sum(loads) / len(loads) if loads else 0.0,
+        read_seconds=min((s.seconds for s in gathered.staged if s.storage_bytes), default=0.0),
+        build_seconds=sum(end - start for start, end in gathered.built),
+    )
+
+
+def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for span in shards:
+        seconds[span.shard.rsplit("|", 2)[0]] += span.seconds
+    return seconds
+
+
+def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[ShardSpan], now: float) -> Report:
+    """The report as of `now` (unix seconds). `shards`: one span for each shard that counts."""
+    gathered = _Gathered(events)
+    record = state.record
+    end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
+    running = _status(state) == "running"
+    makespan = (now if running else end or now) - gathered.accepted_at
+    copied: list[Staged | RequestsStaged] = [*gathered.staged, *gathered.requests_staged]
+    gpus = []
+    for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
+        job, _, index = trial.name.rpartition(".")
+        gpus.append(_gpu_use(trial, gathered.started.get((job, int(index)))))
+    held = sum(g.held * max(1, g.gpus) for g in gpus)
+    busy = sum(g.infer * max(1, g.gpus) for g in gpus)
+    bound = None if running else _bound(state, gathered, shards)
+    return Report(
+        evaluation_id=record.evaluation_id,
+        checkpoint=record.checkpoint.announced,
+        step=record.checkpoint.step,
+        suite=record.suite.name,
+        status=_status(state),
+        accepted_at=gathered.accepted_at,
+        makespan_seconds=makespan,
+        predicted_makespan_seconds=state.predicted_makespan_seconds or None,
+        lower_bound_seconds=bound,
+        ratio=makespan / bound if bound and not running else None,
+        without_evalspan={} if running else _without(state, gathered, shards),
+        stages=_stages(gathered, shards),
+        gpu_seconds=held,
+        gpu_busy_fraction=busy / held if held else None,
+        gpus=tuple(gpus),
+        staged_ahead={
+            node: gathered.offered_at.get(node, end or now) - at
+            for node, at in gathered.there_at.items()
+            if at < gathered.offered_at.get(node, end or now)
+        },
+        nodes={n.name: n.rung or n.status for n in state.nodes.values()},
+        staged_bytes=sum(s.bytes for s in copied),
+        storage_bytes=sum(s.storage_bytes for s in copied),
+        shards=tuple(sorted(shards, key=lambda s: s.started_at)),
+        metric_seconds=dict(gathered.metric_seconds),
+        entries=tuple(
+            EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
+            for e in state.entries
+        ),
+        reused=dict(state.reused),
+        reused_scores=tuple(state.entries[i].name for i in sorted(state.reused_scores)),
+        warnings=tuple(dict.fromkeys(state.warnings)),
+    )

@@ -1,0 +1,283 @@
+"""What a person sees of results and reports in a terminal: rich tables from the report's values. No arithmetic of its own.
+
+Rule: a figure is shown with its unit; what is not known is shown as a dash.
+It does not know: where the values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.report.judge_cost import JudgeUse
+from coordinator.report.measurements import GpuUse, Report
+
+GANTT_WIDTH = 50
+NARROW = 72  # columns below which tables would cut figures
+
+
+def seconds(value: float | None) -> str:
+    """A duration as a person reads it."""
+    if value is None:
+        return "-"
+    value = max(value, 0.0)  # two clocks may disagree by a moment
+    if value < 100:
+        return f"{value:.1f} s"
+    if value < 3600:
+        return f"{int(value) // 60}:{int(value) % 60:02d} min"
+    return f"{int(value) // 3600}:{int(value) // 60 % 60:02d} h"
+
+
+def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
+    """Names of one reason together, with it: a suite of 60 tasks that is cancelled says so once. Three names at most."""
+    names: dict[str, list[str]] = {}
+    for name, why in errors.items():
+        names.setdefault(why, []).append(name)
+    return {
+        ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else ""): why
+        for why, alike in names.items()
+    }
+
+
+def size(value: int) -> str:
+    number = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.2f} TB"
+
+
+def _score(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def score_table(results: Mapping[str, Any]) -> Table:
+    """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
+    table = Table(
+        title="Scores",
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in ("task", "n", "filter", "metric"):
+        justify: JustifyMethod = "right" if name == "n" else "left"
+        table.add_column(name, no_wrap=name != "task", justify=justify, overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("± stderr", justify="right", no_wrap=True)
+    samples = results.get("n-samples", {})
+    for part in ("results", "groups"):
+        for task, values in results.get(part, {}).items():
+            if part == "groups" or task not in results.get("groups", {}):
+                _score_rows(table, task, values, samples.get(task, {}).get("effective"))
+    return table
+
+
+def _score_rows(table: Table, task: str, values: Mapping[str, Any], count: int | None) -> None:
+    first = True
+    for key, value in values.items():
+        metric, _, which = key.partition(",")
+        if not which or metric.endswith("_stderr"):
+            continue
+        error = values.get(f"{metric}_stderr,{which}")
+        table.add_row(
+            task if first else "",
+            "" if count is None or not first else str(count),
+            "" if which == "none" else which,
+            metric,
+            _score(value),
+            _score(error) if isinstance(error, float) else "-",
+        )
+        first = False
+
+
+def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool = True) -> Table:
+    """Makespan, bound, stages, GPU seconds and cost, a line each; without `notes` the figures alone."""
+    table = Table(show_header=False, box=box.SIMPLE)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    if notes:
+        table.add_column()
+    for name, figure, note in _summary(report, gpu_hour_price):
+        style = "bold" if name == "makespan" else ""
+        table.add_row(name, figure, *([note] if notes else []), style=style)
+    return table
+
+
+def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str, str, str]]:
+    stages = report.stages
+    ratio = (
+        f"{report.ratio:.2f} x the lower bound of {seconds(report.lower_bound_seconds)}"
+        if report.ratio
+        else ""
+    )
+    yield "makespan", seconds(report.makespan_seconds), ratio
+    yield "  predicted", seconds(report.predicted_makespan_seconds), "from the plan on, by the prior"
+    for policy, makespan in report.without_evalspan.items():
+        times = f"{makespan / report.makespan_seconds:.2f} x, " if report.makespan_seconds else ""
+        yield f"  {policy}", seconds(makespan), f"{times}simulated from this run's measured seconds"
+    yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
+    rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
+        " ..." if len(report.nodes) > 4 else ""
+    )
+    read = f"{size(report.storage_bytes)} read from storage; {rungs}" if report.nodes else ""
+    yield "staging", seconds(stages.staging), read
+    if report.staged_ahead:
+        waited = ", ".join(f"{n}: {seconds(s)}" for n, s in list(report.staged_ahead.items())[:4])
+        more = " ..." if len(report.staged_ahead) > 4 else ""
+        yield "  ahead", "", f"staged before GPUs came free, {waited}{more}"
+    yield "queue wait", seconds(stages.queue_wait), "longest of the trials"
+    parts = (stages.load_import, stages.load_weights, stages.load_warm_up)
+    split = "import {}, load {}, warm-up {}".format(*map(seconds, parts))
+    yield "import + load", seconds(stages.load), f"mean of the trials: {split}" if stages.load else ""
+    yield "inference", seconds(stages.inference), f"{len(report.shards)} shards"
+    yield "metric", seconds(stages.metric), "CPU seconds of execute and score jobs"
+    yield "  tail", seconds(stages.metric_tail), "after the last response"
+    busy = f"{100 * report.gpu_busy_fraction:.0f} % inference" if report.gpu_busy_fraction is not None else ""
+    yield "GPU seconds", seconds(report.gpu_seconds), busy
+    if report.judge is not None:
+        yield from _judge(report.judge)
+    if gpu_hour_price is not None:
+        yield "cost", f"{report.gpu_seconds / 3600 * gpu_hour_price:.4f}", f"at {gpu_hour_price:g} a GPU hour"
+
+
+def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
+    """What the judge cost, all in all and by task."""
+    most = f" of at most {judge.max_cost:g}" if judge.max_cost is not None else ""
+    yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", f"by {judge.model}{most}"
+    for name, task in judge.tasks.items():
+        parts = [f"{task.judgements} judgements"]
+        parts += [f"{task.reused} paid for elsewhere"] if task.reused else []
+        parts += [f"{task.missing} could not be had"] if task.missing else []
+        parts.append(f"{task.prompt_tokens} + {task.completion_tokens} tokens")
+        yield f"  {name}", f"{task.cost:.4f}" if judge.priced else "-", ", ".join(parts)
+
+
+def gpu_table(report: Report) -> Table:
+    """Per trial: how long its GPUs were held, and what for."""
+    table = Table(
+        title="GPUs (slots) by cause",
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("trial", overflow="fold")
+    for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for g in report.gpus:
+        parts = (g.held, g.infer, g.imports, g.load, g.warm, g.dump, g.wait, g.other)
+        table.add_row(g.trial.split("-", 3)[-1], *(f"{p:.1f}" for p in parts), str(g.shards))
+    return table
+
+
+def gantt(report: Report) -> Text:
+    """A line per trial: `.` import and load, `#` inference, blank idle."""
+    if not report.gpus:
+        return Text("")
+    begin = min(g.started_at for g in report.gpus)
+    span = max(max(g.started_at + g.held for g in report.gpus) - begin, 1e-9)
+    text = Text(f"\nLanes over {seconds(span)}: # inference, . import and load\n", style="bold")
+    for g in report.gpus[:64]:
+        text.append(f"{g.trial.split('-', 3)[-1]:>24} |{_lane(report, g, begin, span)}|\n", style="default")
+    if len(report.gpus) > 64:
+        text.append(f"... and {len(report.gpus) - 64} more\n")
+    return text
+
+
+def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
+    cells = [" "] * GANTT_WIDTH
+
+    def paint(start: float, length: float, mark: str) -> None:
+        first = int((start - begin) / span * GANTT_WIDTH)
+        last = int((start + length - begin) / span * GANTT_WIDTH)
+        for i in range(max(first, 0), min(last + 1, GANTT_WIDTH)):
+            cells[i] = mark
+
+    paint(gpu.started_at, gpu.imports + gpu.load + gpu.warm + gpu.other, ".")
+    for s in report.shards:
+        if s.trial == gpu.trial:
+            paint(s.started_at, s.seconds, "#")
+    return "".join(cells)
+
+
+def score_lines(results: Mapping[str, Any]) -> Text:
+    """The score table for a narrow terminal: a line a score, so that no figure is cut."""
+    text = Text("Scores\n", style="bold")
+    for part in ("results", "groups"):
+        for task, values in results.get(part, {}).items():
+            if part == "results" and task in results.get("groups", {}):
+                continue
+            for key, value in values.items():
+                metric, _, which = key.partition(",")
+                if which and not metric.endswith("_stderr"):
+                    error = values.get(f"{metric}_stderr,{which}")
+                    name = f"{task} {metric}" + ("" if which == "none" else f",{which}")
+                    more = f" ± {_score(error)}" if isinstance(error, float) else ""
+                    text.append(f"{name}\n    {_score(value)}{more}\n", style="default")
+    return text
+
+
+def gpu_lines(report: Report) -> Text:
+    """The GPU table for a narrow terminal."""
+    text = Text("\nGPUs (slots): seconds held, inferring\n", style="bold")
+    for g in report.gpus:
+        text.append(f"{g.trial.split('-', 3)[-1]}: {g.held:.1f}, {g.infer:.1f}\n", style="default")
+    return text
+
+
+def reuse_lines(report: Report) -> list[str]:
+    """What was taken from earlier evaluations, a sentence for each of them."""
+    alike: dict[str, list[str]] = {}
+    for task, evaluation in report.reused.items():
+        alike.setdefault(evaluation, []).append(task)
+    lines = [
+        f"responses of {evaluation} were used again, since the requests are the same ({', '.join(tasks)}): "
+        "no GPU ran for them"
+        for evaluation, tasks in alike.items()
+    ]
+    if report.reused_scores:
+        lines.append(
+            f"scores were used again, too, since nothing that makes them changed: {', '.join(report.reused_scores)}"
+        )
+    return lines
+
+
+def show(
+    console: Console,
+    report: Report,
+    results: Mapping[str, Any] | None,
+    gpu_hour_price: float | None = None,
+    *,
+    ran: bool = True,
+) -> None:
+    """The whole report, scores first. `ran=False`: nothing was run now, so that times and costs are left out."""
+    parts: list[RenderableType] = []
+    if results is not None and results.get("results"):
+        parts.append(score_lines(results) if console.width < NARROW else score_table(results))
+    narrow = console.width < NARROW
+    parts += [Text(line) for line in reuse_lines(report)]
+    if ran:
+        parts += [
+            Text(f"Makespan of {report.evaluation_id}", style="italic"),
+            summary(report, gpu_hour_price, notes=not narrow),
+        ]
+    if report.gpus and ran:
+        parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
+    failed = {e.name: e.error for e in report.entries if e.status == "failed"}
+    parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
+    for entry in report.entries:
+        if entry.status != "failed" and entry.unscored:
+            items = "item counts" if entry.unscored == 1 else "items count"
+            text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
+            parts.append(Text(text, style="bold red"))
+    parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
+    console.print(Group(*parts))

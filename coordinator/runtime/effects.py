@@ -1,0 +1,301 @@
+"""Actions to effects, effects to events: the only place that touches cluster, queue and files on the machine's behalf.
+
+Rule: every effect may be repeated without harm, and whatever comes of it returns as an event. An effect that failed
+because something is away (Redis, the controller) is not an error here: the loop sees the lack and asks again.
+It does not know: why an action was asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from coordinator.base import clock
+from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
+from coordinator.evaluation.messages import (
+    Action,
+    AnyEvent,
+    CancelJob,
+    CheckpointConverted,
+    EnqueueMetric,
+    FillQueue,
+    FindRequestSets,
+    FindResponses,
+    InspectConverted,
+    JobNotSubmitted,
+    JobSubmitted,
+    MakePlan,
+    MarkSlow,
+    PlanFailed,
+    Planned,
+    PublishSets,
+    QueueShards,
+    ReleaseClaims,
+    ReleaseHolder,
+    RemoveQueue,
+    RequestSetsFound,
+    ResultsWritten,
+    StopWorkers,
+    SubmitJob,
+    WithdrawShards,
+    WriteResults,
+)
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.specs import Site, workers_stop_file
+from coordinator.evaluation.state import State
+from coordinator.intake import request_sets
+from coordinator.intake.checkpoint import CheckpointError, inspect
+from coordinator.intake.source_keys import inputs_of
+from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
+from coordinator.runtime import reuse
+from coordinator.runtime.finalize import write_results
+from coordinator.services.metric_queue import MetricQueue
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import Release
+from evaljobs.contract.storage import write_atomic
+from evaljobs.queue.work_queue import QueuedShard, QueueUnavailable, WorkQueue
+
+log = logging.getLogger(__name__)
+
+
+class Performer:
+    """Effects of one work folder."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        cluster: Cluster,
+        lm_eval_version: Callable[[], str],
+        observations: Path,
+        at_once: int = 1,
+    ) -> None:
+        self.site = site
+        self.cluster = cluster
+        self.at_once = at_once  # submissions that the cluster is asked for side by side
+        self.lm_eval_version = lm_eval_version
+        self.observations = observations
+        # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
+        self.linger: Callable[[State, str], float] = lambda _state, _node: 0.0
+        self._queues: dict[str, WorkQueue] = {}
+        self._metric_queues: dict[str, MetricQueue] = {}
+        self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
+
+    def queue(self, evaluation_id: str) -> WorkQueue:
+        """The evaluation's work queue; QueueUnavailable while Redis is away."""
+        if evaluation_id not in self._queues:
+            self._queues[evaluation_id] = WorkQueue.connect(self.site.paths.redis_address, evaluation_id)
+        return self._queues[evaluation_id]
+
+    def metric_queue(self, evaluation_id: str) -> MetricQueue:
+        if evaluation_id not in self._metric_queues:
+            self._metric_queues[evaluation_id] = MetricQueue(self.site.paths.redis_address, evaluation_id)
+        return self._metric_queues[evaluation_id]
+
+    def forget(self, evaluation_id: str) -> None:
+        """Let go of what is kept for an evaluation that is over; it is made again where it is asked for."""
+        self._queues.pop(evaluation_id, None)
+        self._metric_queues.pop(evaluation_id, None)
+
+    def perform(self, state: State, action: Action) -> list[AnyEvent]:
+        """Do it; the events of what came of it."""
+        handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")
+        return handler(state, action)
+
+    def _paths(self, state: State) -> EvaluationPaths:
+        return self.site.of(state)
+
+    # --- request sets and plan -----------------------------------------------------------------------------------
+
+    def _find_request_sets(self, _state: State, action: FindRequestSets) -> list[AnyEvent]:
+        record: EvaluationRecord = action.record
+        inputs = record.inputs or inputs_of(
+            record.suite, record.model, self.site, self.lm_eval_version(), lambda _suite, _site: None
+        )
+        sets: dict[int, dict[str, str]] = {}
+        folders: dict[int, str] = {}
+        batch_size = record.suite.batch_size
+        for index in range(len(record.suite.tasks)):
+            name = request_sets.folder_name(record.suite, index, record.checkpoint, record.model, inputs)
+            folder = self.site.paths.request_sets / name
+            folders[index] = str(folder)
+            there = request_sets.found(folder, batch_size)
+            if there is not None:
+                sets[index] = there
+        return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
+
+    def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
+        announced = state.announced or state.record.checkpoint
+        try:
+            found = inspect(action.path, step=announced.step)
+        except CheckpointError as error:
+            return [CheckpointConverted(at=clock.now(), error=str(error))]
+        checkpoint = found.model_copy(update={"converted_from": announced.source})
+        return [CheckpointConverted(at=clock.now(), checkpoint=checkpoint)]
+
+    def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
+        try:
+            hardware = hardware_of(n.gpu_type for n in state.nodes.values())
+            planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
+        except PlanningError as error:
+            return [PlanFailed(at=clock.now(), error=str(error))]
+        return [planned]
+
+    def _find_responses(self, state: State, action: FindResponses) -> list[AnyEvent]:
+        return [reuse.find(state, action, self.site.paths, clock.now())]
+
+    def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
+        text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
+        write_atomic(self._paths(state).request_sets, text.encode())
+        return []
+
+    # --- jobs ------------------------------------------------------------------------------------------------------
+
+    def submit(self, state: State, actions: Sequence[SubmitJob]) -> list[AnyEvent]:
+        """Submit these, `at_once` side by side: a controller under load takes its time for each."""
+        effect = partial(self._submit_job, state)
+        if len(actions) == 1:
+            return effect(actions[0])
+        try:
+            with ThreadPoolExecutor(self.at_once) as pool:
+                return [event for came in pool.map(effect, actions) for event in came]
+        except RuntimeError as error:  # no thread can be started; what was submitted is found by its name
+            raise OSError(errno.EAGAIN, f"submissions: {error}") from error
+
+    def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
+        paths = self._paths(state)
+        name = action.job.name
+        info = state.jobs[name]
+        if info.phase != "intended":
+            return []  # it had happened after all, and was found while this waited its turn
+        if info.released_at is not None:
+            return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
+        for spec_name, spec in action.specs.items():
+            write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
+        if action.job.purpose == "metric":
+            Path(workers_stop_file(paths)).unlink(missing_ok=True)
+        try:
+            job_id = self.cluster.submit(action.job)
+        except RefusedError as error:
+            return [
+                JobNotSubmitted(
+                    at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node
+                )
+            ]
+        except LimitError as error:
+            log.warning("submitting %s: %s", name, error)
+            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), limited=True)]
+        except ClusterError as error:
+            log.warning("submitting %s: %s", name, error)
+            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
+        return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
+
+    def _cancel_job(self, _state: State, action: CancelJob) -> list[AnyEvent]:
+        self.cancel([action])
+        return []
+
+    def cancel(self, actions: Sequence[CancelJob]) -> None:
+        """All of these with one command: a cluster under load takes its time for each."""
+        targets = [a.job_id if a.index is None else f"{a.job_id}_{a.index}" for a in actions]
+        if not targets:
+            return
+        try:
+            self.cluster.cancel(targets)
+        except ClusterError as error:
+            log.warning("cancelling %s: %s", ", ".join(targets), error)
+            self._uncancelled.update(targets)
+
+    def end(self, evaluation_id: str, job_ids: Sequence[str]) -> None:
+        """End jobs of an evaluation that nobody goes on with (asked again while there are any), and take it out of Redis."""
+        if job_ids:
+            try:
+                self.cluster.cancel(job_ids)
+            except ClusterError as error:
+                log.warning("cancelling %s: %s", ", ".join(job_ids), error)
+            return
+        try:
+            self.queue(evaluation_id).remove()
+            self.metric_queue(evaluation_id).remove()
+        except QueueUnavailable as error:
+            log.warning("queues of %s: %s", evaluation_id, error)
+        self.forget(evaluation_id)
+
+    def cancel_again(self) -> None:
+        """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""
+        if self._uncancelled:
+            self.cluster.cancel(sorted(self._uncancelled))
+            self._uncancelled.clear()
+
+    def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
+        node = state.jobs[action.job].job.node
+        said = Release(linger_seconds=self.linger(state, node) if node is not None else 0.0)
+        write_atomic(self._paths(state).release_file(action.job), said.model_dump_json().encode())
+        return []
+
+    def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:
+        write_atomic(Path(workers_stop_file(self._paths(state))), b"")
+        return []
+
+    # --- queues: what Redis lacks is seen by the loop and asked for again -------------------------------------------
+
+    def _fill_queue(self, state: State, action: FillQueue) -> list[AnyEvent]:
+        lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
+        return self._with_queue(state, lambda q: q.fill(lanes, state.queue_epoch))
+
+    def _queue_shards(self, state: State, action: QueueShards) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.add(action.lane, [_queued(s) for s in action.shards]))
+
+    def _withdraw_shards(self, state: State, action: WithdrawShards) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.withdraw(action.shards))
+
+    def _release_claims(self, state: State, action: ReleaseClaims) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.release_claims(action.trial))
+
+    def _mark_slow(self, state: State, action: MarkSlow) -> list[AnyEvent]:
+        return self._with_queue(state, lambda q: q.mark_slow(action.trials))
+
+    def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
+        self._with_queue(state, lambda q: q.remove())
+        try:
+            self.metric_queue(state.evaluation_id).remove()
+        except QueueUnavailable as error:
+            log.warning("metric queue: %s", error)
+        return []
+
+    def _with_queue(self, state: State, effect: Callable[[WorkQueue], object]) -> list[AnyEvent]:
+        try:
+            effect(self.queue(state.evaluation_id))
+        except QueueUnavailable as error:
+            log.warning("work queue: %s", error)
+        return []
+
+    def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
+        path = self._paths(state).spec(action.name)
+        write_atomic(path, action.spec.model_dump_json(indent=1).encode())
+        kind: Literal["execute", "score"] = "execute" if action.spec.kind == "execute" else "score"
+        try:
+            self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, seconds=action.seconds)
+        except QueueUnavailable as error:
+            log.warning("metric queue: %s", error)
+        return []
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _write_results(self, state: State, action: WriteResults) -> list[AnyEvent]:
+        write_results(state, self._paths(state), action.failed, self.observations)
+        return [ResultsWritten(at=clock.now())]
+
+
+def _queued(shard: tuple[str, float, float]) -> QueuedShard:
+    name, rank, seconds = shard
+    return QueuedShard(shard=name, priority=rank, seconds=seconds)
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -1,0 +1,189 @@
+"""What is written when an evaluation ends: results.json, report.json, and what the priors learn from it.
+
+Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. What
+else is told of an evaluation may fail for any reason, and then says so in place of itself: scores are never held up.
+It does not know: how scores were computed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import EvalspanError
+from coordinator.evaluation.messages import AnyEvent
+from coordinator.evaluation.state import State
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
+from coordinator.report.judge_cost import judge_use
+from coordinator.report.measurements import Report, ShardSpan, make_report
+from coordinator.runtime.journal import read_events
+from coordinator.runtime.reuse import REUSED
+from evaljobs.contract.paths import EvaluationPaths, parse_shard, request_set_manifest
+from evaljobs.contract.specs import RequestSetManifest
+from evaljobs.contract.storage import FrameError, read_frames, read_record, write_atomic
+from evaljobs.judges.kept import judgements
+from evaljobs.lmeval.results import merge_results
+from priors.table import Observation
+from priors.table import append as append_observations
+
+log = logging.getLogger(__name__)
+
+
+def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
+    """A span for every shard whose record counts, read from the heads of the response files."""
+    frames = (s.frame for s in state.shards.values() if s.frame is not None)
+    counted = {(f.file, f.offset) for f in frames if not f.file.endswith(REUSED)}
+    spans = []
+    for file in sorted({name for name, _ in counted}):
+        try:
+            for reference, head in read_frames(paths.responses / file, 0):
+                if (file, reference.offset) in counted:
+                    spans.append(
+                        ShardSpan(
+                            shard=head.shard,
+                            trial=head.trial,
+                            started_at=head.started_at,
+                            seconds=head.seconds,
+                        )
+                    )
+        except (FrameError, FileNotFoundError) as error:
+            log.warning("the report lacks the times of shards in %s: %s", file, error)
+    return spans
+
+
+def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] | None = None) -> Report:
+    """The report of an evaluation as its folder shows it now."""
+    made = make_report(
+        state,
+        read_events(paths.journal) if events is None else events,
+        shard_spans(state, paths),
+        time.time(),
+    )
+    if state.record.judge is None:
+        return made
+    entries = state.record.suite.tasks
+    task_of = {m.name: m.task or entries[m.entry].name for m in state.metrics.values()}
+    use = judge_use(state.record.judge, judgements(paths.judgements), task_of, state.evaluation_id)
+    return made.model_copy(update={"judge": use})
+
+
+def write_report(state: State, paths: EvaluationPaths) -> Report:
+    """Keep the report as it is now in report.json."""
+    report = report_of(state, paths)
+    write_atomic(paths.report, report.model_dump_json(indent=1).encode())
+    return report
+
+
+def merged_results(state: State) -> dict[str, Any]:
+    """lm-eval's results of all scored entries as one; beside them the failed ones, and the items without a score, by name
+    with their reasons.
+    """
+    failed = {e.name: e.error for e in state.entries if e.status == "failed"}
+    scores = []
+    for entry in (e for e in state.entries if e.status == "scored"):
+        try:
+            scores.append(json.loads(Path(entry.result_file).read_bytes()))
+        except (FileNotFoundError, ValueError) as error:
+            failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
+    results = merge_results(scores)
+    if failed:
+        results["failed"] = failed
+    unscored = {e.name: dict(e.unscored) for e in state.entries if e.status == "scored" and e.unscored}
+    if unscored:
+        results["unscored"] = unscored
+    return results
+
+
+def learnt(state: State, report: Report) -> list[Observation]:
+    """What this evaluation shows of each leaf task that was run whole: GPU and metric seconds against its tokens."""
+    seconds: dict[str, float] = defaultdict(float)
+    for span in report.shards:
+        seconds[parse_shard(span.shard)[0]] += span.seconds
+    loads = [g.imports + g.load + g.warm for g in report.gpus]
+    rows = []
+    for task, leaf in state.leaves.items():
+        if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):
+            continue
+        sets = read_sets({task: leaf.planned.folder}, state.batch_size)
+        manifest, index = sets[task]
+        entry = state.entries[leaf.planned.entry]
+        rows.append(
+            Observation(
+                task=task,
+                key=manifest.key,
+                model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
+                hardware=hardware_of(n.gpu_type for n in state.nodes.values()),
+                engine=state.record.model.engine,
+                batch_size=state.batch_size,
+                prefill_tokens=sum(index.prefill_tokens),
+                generated_tokens=sum(index.generated_tokens),
+                documents=manifest.documents,
+                inference_seconds=seconds[task],
+                metric_seconds=report.metric_seconds.get(task, 0.0) if entry.status == "scored" else 0.0,
+                load_seconds=min(loads) if loads else None,
+                at=report.accepted_at,
+            )
+        )
+    return rows
+
+
+def try_report(state: State, paths: EvaluationPaths) -> Report | None:
+    """The report, kept; None, with a warning, where there is none to be had. OSError where the disk refuses it."""
+    try:
+        return write_report(state, paths)
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
+        return None
+
+
+def teach(state: State, report: Report, observations: Path) -> None:
+    """Whatever keeps the priors from learning is a warning."""
+    try:
+        append_observations(observations, learnt(state, report))
+    except Exception as error:  # noqa: BLE001 (scores come first)
+        _warn(state, f"the priors learn nothing of it: {error}", error)
+
+
+def _warn(state: State, what: str, error: Exception) -> None:
+    log.warning("%s: %s", state.evaluation_id, what, exc_info=not isinstance(error, (OSError, EvalspanError)))
+
+
+def keys_of(state: State) -> dict[str, dict[str, str]]:
+    """Leaf task -> its request digest and score key, of the tasks that came to be planned."""
+    keys = {}
+    for task, leaf in state.leaves.items():
+        with suppress(OSError, ValueError):
+            manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
+            keys[task] = {"requests": manifest.key, "score": manifest.score_key}
+    return keys
+
+
+def write_results(
+    state: State, paths: EvaluationPaths, failed: Mapping[int, str], observations: Path
+) -> None:
+    """Report first, results last: results.json present means that the evaluation is over."""
+    report = try_report(state, paths)
+    if report is not None:
+        teach(state, report, observations)
+    results = merged_results(state)
+    results["evalspan"] = {
+        "evaluation_id": state.evaluation_id,
+        "checkpoint": state.record.checkpoint.announced,
+        "checkpoint_digest": state.record.checkpoint.digest,
+        "step": state.record.checkpoint.step,
+        "suite": state.record.suite.name,
+        "batch_size": state.batch_size,
+        "makespan_seconds": None if report is None else report.makespan_seconds,
+        "failed_entries": sorted(failed),
+        "keys": keys_of(state),
+        "responses_from": dict(state.reused),
+    }
+    write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

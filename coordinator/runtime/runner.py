@@ -1,0 +1,424 @@
+"""One evaluation in the loop: its journal, its state, and what its folder shows.
+
+Rule: observe -> log -> step -> perform, and nothing else changes the state. Outcome files and response records are
+the truth; Redis only says where to look sooner.
+It does not know: other evaluations, nodes' allocation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from coordinator.allocation import stragglers
+from coordinator.base import clock
+from coordinator.cluster import JobState
+from coordinator.evaluation import machine
+from coordinator.evaluation.messages import (
+    Accepted,
+    Action,
+    AnyEvent,
+    CancelJob,
+    OutcomeSeen,
+    QueueLost,
+    ReleaseClaims,
+    Restarted,
+    ShardCorrupted,
+    ShardsDumped,
+    ShardsStray,
+    StragglersFound,
+    SubmitJob,
+)
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.runtime import detect
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.finalize import try_report
+from coordinator.runtime.journal import CopiedJournalError, Journal
+from coordinator.runtime.summary import write_ended
+from coordinator.services.metric_queue import MetricQueue
+from evaljobs.contract.outcomes import OUTCOME
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import FrameRef
+from evaljobs.contract.storage import FrameError, read_frame, read_frames, read_plain, write_atomic
+from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
+
+log = logging.getLogger(__name__)
+
+AUDIT_SECONDS = 15.0  # how often the work queue is compared with what is to do
+PACE_SECONDS = 5.0  # how often trials are compared
+METRIC_AUDIT_SECONDS = 3.0  # and the metric queue, which has few jobs; a look costs one round trip
+FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
+REFILL_SECONDS = 2.0  # how often a Redis that takes no writes is asked again to take the queue
+RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # nothing else in their folder was left by a trial
+NEVER = sys.maxsize  # bytes after which there would be news of a file that is none of ours
+MAX_OUTCOME_BYTES = 1 << 24
+
+
+class Running:
+    """An accepted evaluation; `state.ended_at` is set once it is over and nothing of it is left on the cluster."""
+
+    def __init__(self, state: State, journal: Journal, performer: Performer, grace: detect.Grace) -> None:
+        self.state = state
+        self.journal = journal
+        self.performer = performer
+        self.grace = grace
+        self.paths: EvaluationPaths = performer.site.of(state)
+        self.seen = detect.Sightings()
+        self.snapshot: QueueSnapshot | None = None
+        self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
+        self._consumed: dict[str, int] = {}
+        self._scanned_at = 0.0
+        self._audited_at = 0.0
+        self._paced_at = 0.0
+        self._cancels: list[CancelJob] = []
+        self._submits: deque[SubmitJob] = deque()
+        self._paces: dict[str, stragglers.Pace] = {}
+        self._metrics_audited_at = 0.0
+        self._refilled_at: float | None = None  # while the queue is known to be lost
+        self._queued_again: set[str] = set()  # shards that lay nowhere, and were queued then
+        self._refused: tuple[
+            str, ...
+        ] = ()  # shards that lie nowhere, which was told, and that Redis did not take
+        self._strange: set[str] = set()  # response files that hold what nobody asked for, which was told
+
+    # --- birth and return ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def accept(cls, record: EvaluationRecord, performer: Performer, grace: detect.Grace) -> Running:
+        """A new evaluation: its folder, its journal's first event."""
+        paths = performer.site.paths.evaluation(record.evaluation_id)
+        for folder in paths.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
+        journal = Journal(paths.journal)
+        event = Accepted(at=clock.now(), record=record)
+        try:
+            journal.append([event])
+            state, actions = machine.start(event)
+            running = cls(state, journal, performer, grace)
+            running._perform(actions)
+        except BaseException:
+            journal.close()
+            raise
+        return running
+
+    @classmethod
+    def resume(cls, root: Path, performer: Performer, grace: detect.Grace) -> Running | None:
+        """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
+        journal = Journal(EvaluationPaths(root).journal)
+        try:
+            running = cls._replayed(journal, performer, grace)
+        except BaseException:
+            journal.close()
+            raise
+        if running is None:
+            journal.close()
+        return running
+
+    @classmethod
+    def _replayed(cls, journal: Journal, performer: Performer, grace: detect.Grace) -> Running | None:
+        state: State | None = None
+        last = 0.0
+        for event in journal.replay():
+            last = max(last, event.at)
+            if isinstance(event, Accepted):
+                if event.record.evaluation_id != journal.path.parent.name:
+                    raise CopiedJournalError(
+                        f"{journal.path} is the journal of {event.record.evaluation_id}, and is passed over"
+                    )
+                state, _ = machine.start(event)
+            elif state is not None:
+                try:
+                    machine.step(state, performer.site, event)
+                except IllegalEventError:
+                    log.exception("%s: an event is illegal and was passed over", journal.path)
+        if state is None:
+            return None
+        running = cls(state, journal, performer, grace)
+        if state.ended_at is None:
+            clock.not_before(last)
+            running.take([Restarted(at=clock.now())])
+        return running
+
+    @classmethod
+    def view(cls, state: State, performer: Performer, grace: detect.Grace) -> Running:
+        """For showing only: a state read from its journal, with what the queue says of it now."""
+        running = cls.__new__(cls)
+        running.state, running.performer, running.grace = state, performer, grace
+        running.paths = performer.site.of(state)
+        running.snapshot = None
+        with contextlib.suppress(QueueUnavailable):
+            if state.leaves and not state.winding_down:
+                running.snapshot = performer.queue(state.evaluation_id).snapshot()
+        return running
+
+    # --- the loop's body -------------------------------------------------------------------------------------------
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Log these events, then step and perform; what comes of that is taken likewise."""
+        if not events:
+            return
+        ended_at = self.state.ended_at
+        self.journal.append(events)
+        try:
+            for event in events:
+                self._perform(self._step(event))
+        finally:
+            cancels, self._cancels = self._cancels, []
+            self.performer.cancel(cancels)
+        if self.state.ended_at != ended_at and self.state.ended_at is not None:
+            # once more: the last jobs told of themselves after the results were written
+            try_report(self.state, self.paths)
+            write_ended(self.state, self.paths)
+
+    def _step(self, event: AnyEvent) -> list[Action]:
+        try:
+            return machine.step(self.state, self.performer.site, event)
+        except IllegalEventError:
+            log.exception("%s: passed over an illegal %s", self.state.evaluation_id, event.kind)
+            return []
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        waiting = deque(actions)
+        while waiting:
+            action = waiting.popleft()
+            if isinstance(action, CancelJob):
+                self._cancels.append(action)  # one command ends them all
+                continue
+            if isinstance(action, SubmitJob):
+                self._submits.append(action)  # `submit` takes its turn after all that is known
+                continue
+            came = self.performer.perform(self.state, action)
+            if came:
+                self.journal.append(came)
+                for event in came:
+                    waiting.extend(self._step(event))
+
+    def submit(self, deadline: float) -> None:
+        """Submit what was called for, several at once, until `deadline` (monotonic seconds); what is left waits for the
+        next tick, so that however slow the cluster answers, everything else is looked at in between.
+        """
+        while self._submits and time.monotonic() < deadline:
+            count = min(self.performer.at_once, len(self._submits))
+            wave = [self._submits.popleft() for _ in range(count)]
+            self.take(self.performer.submit(self.state, wave))
+
+    def observe(self, listing: Sequence[JobState] | None, now: float) -> None:
+        """One tick. `listing`: all jobs of the cluster, or None where there is no news of them."""
+        if self.state.ended_at is not None:
+            return
+        outcomes = self._new_outcomes(now)
+        self._look_at_queue(now)
+        dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
+        self.take([*dumped, *self._corrupted(outcomes, now), *outcomes])
+        if listing is not None:
+            events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)
+            self._cancel(twins)
+            claims = self.snapshot.claims if self.snapshot is not None else {}
+            self.take(detect.with_shards(self.state, events, claims))
+        self._cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
+        self.take(detect.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
+        self.take(detect.rests_over(self.state, now))
+        if now - self._paced_at >= PACE_SECONDS:
+            self._paced_at = now
+            self._compare_trials(now)
+        if now - self._audited_at >= AUDIT_SECONDS:
+            self._audited_at = now
+            self._audit(now)
+        if now - self._metrics_audited_at >= METRIC_AUDIT_SECONDS:
+            self._metrics_audited_at = now
+            self._audit_metrics(now)
+
+    def _cancel(self, job_ids: Sequence[str]) -> None:
+        if job_ids:
+            self.performer.cluster.cancel(job_ids)
+
+    def _take_outcomes(self, now: float) -> None:
+        outcomes = self._new_outcomes(now)
+        self.take([*self._corrupted(outcomes, now), *outcomes])
+
+    def _new_outcomes(self, now: float) -> list[AnyEvent]:
+        events: list[AnyEvent] = []
+        with os.scandir(self.paths.outcomes) as entries:
+            fresh = sorted(
+                e.name for e in entries if e.name not in self._outcomes_read and e.name.endswith(".json")
+            )
+        for name in fresh:
+            try:
+                outcome = OUTCOME.validate_json(read_plain(self.paths.outcomes / name, MAX_OUTCOME_BYTES))
+            except ValidationError as error:
+                log.warning(
+                    "%s is no outcome of this version and is passed over: %s", name, error.errors()[0]["msg"]
+                )
+            except FrameError as error:
+                log.warning("%s is passed over", error)
+            else:
+                entry = getattr(outcome, "entry", None)
+                if entry is None or 0 <= entry < len(self.state.entries):
+                    events.append(OutcomeSeen(at=now, outcome=outcome))
+                else:
+                    log.warning("%s is of an entry that there is not, and is passed over", name)
+            self._outcomes_read.add(name)
+        return events
+
+    def _corrupted(self, outcomes: Iterable[AnyEvent], now: float) -> list[AnyEvent]:
+        """Shards whose records a failed metric job could not read, nor can we: told before the failure, they run again."""
+        failed = [
+            e.outcome.name for e in outcomes if isinstance(e, OutcomeSeen) and e.outcome.kind == "failed"
+        ]
+        events: dict[str, AnyEvent] = {}
+        for metric in (self.state.metrics[n] for n in failed if n in self.state.outstanding):
+            for shard in detect.shards_read_by(self.state, metric):
+                frame = self.state.shards[shard].frame
+                if frame is None or shard in events:
+                    continue
+                try:
+                    read_frame(self.paths.responses, frame)
+                except FrameError as error:
+                    log.warning("%s: %s", shard, error)
+                    events[shard] = ShardCorrupted(at=now, shard=shard, error=str(error))
+        return list(events.values())
+
+    def _look_at_queue(self, now: float) -> None:
+        if not self.state.leaves or self.state.winding_down:
+            self.snapshot = None
+            return
+        try:
+            self.snapshot = self.performer.queue(self.state.evaluation_id).snapshot()
+        except QueueUnavailable:
+            self.snapshot = None
+            return
+        if self.snapshot.epoch == self.state.queue_epoch:
+            self._refilled_at = None
+        elif self._refilled_at is None:
+            self._refilled_at = now
+            self._queued_again.clear()
+            self.take([QueueLost(at=now)])
+        elif now - self._refilled_at >= REFILL_SECONDS:  # it answers and takes nothing: told once, tried on
+            self._refilled_at = now
+            self._perform(machine.refill(self.state))
+
+    def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
+        """Shards whose first whole record was added to response files since the last look: a second copy is no news."""
+        if not self.state.leaves:
+            return []
+        hints = self.snapshot.trials if self.snapshot else {}
+        names = {
+            self.paths.response_file(t).name
+            for t, p in hints.items()
+            if p.response_bytes > self._consumed.get(self.paths.response_file(t).name, 0)
+        }
+        if thorough or self.snapshot is None or now - self._scanned_at > FULL_SCAN_SECONDS:
+            self._scanned_at = now
+            with os.scandir(self.paths.responses) as entries:
+                names |= {
+                    e.name
+                    for e in entries
+                    if RESPONSES.fullmatch(e.name)
+                    and e.stat(follow_symlinks=False).st_size > self._consumed.get(e.name, 0)
+                }
+        first: dict[str, FrameRef] = {}
+        for name in sorted(names):
+            for shard, frame in self._tail(name):
+                first.setdefault(shard, frame)
+        return [ShardsDumped(at=now, shards=tuple(first.items()))] if first else []
+
+    def _tail(self, name: str) -> list[tuple[str, FrameRef]]:
+        found: list[tuple[str, FrameRef]] = []
+        try:
+            for reference, head in read_frames(self.paths.responses / name, self._consumed.get(name, 0)):
+                self._consumed[name] = reference.offset + reference.length
+                leaf = self.state.leaves.get(head.task)
+                shard = self.state.shards.get(head.shard)
+                if shard is not None:
+                    pace = self._paces.get(head.trial, stragglers.Pace())
+                    self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
+                whose = head.shard.rsplit("|", 2)[0]
+                if leaf is None or shard is None or leaf.planned.key != head.key or whose != head.task:
+                    if name not in self._strange:
+                        log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
+                    self._strange.add(name)
+                elif shard.frame is None:
+                    found.append((head.shard, reference))
+        except FileNotFoundError:
+            pass
+        except FrameError as error:
+            log.warning("%s: passed over", error)
+            self._consumed[name] = NEVER
+        return found
+
+    def _progress(self) -> dict[str, tuple[float, str | None]] | None:
+        if self.snapshot is None:
+            return None
+        return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
+
+    def _compare_trials(self, now: float) -> None:
+        """Name the stragglers, with the shards that they have in hand. Times of a shard in hand are the Redis host's."""
+        if self.snapshot is None or not self.state.todo:
+            return
+        paces = dict(self._paces)
+        for trial, progress in self.snapshot.trials.items():
+            held = self.state.shards.get(progress.shard or "")
+            if held is None or trial not in self.state.live_trials:
+                continue
+            elapsed = progress.beat_at - self.snapshot.claimed_at.get(progress.shard or "", progress.beat_at)
+            paces[trial] = paces.get(trial, stragglers.Pace()).and_in_hand(
+                elapsed, held.seconds, progress.batches_done, progress.batches
+            )
+        found = stragglers.stragglers(paces, self.state.sigma)
+        fresh = {
+            trial: times
+            for trial, times in found.items()
+            if trial in self.state.live_trials and trial not in self.state.stragglers
+        }
+        self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
+
+    def _audit(self, now: float) -> None:
+        """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""
+        if self.snapshot is None or not self.state.todo or self._refilled_at is not None:
+            return
+        try:
+            queue = self.performer.queue(self.state.evaluation_id)
+            claims = self.snapshot.claims
+            stray = detect.stray_shards(self.state, queue.unclaimed(), claims)
+            if not stray:
+                return
+            if stray == self._refused:
+                self._perform(machine.requeue(self.state, stray))
+            else:
+                holders = {s: claims[s] for s in stray if s in claims}
+                # a Redis that came back empty has forgotten which trials were released
+                self._perform([ReleaseClaims(trial=t) for t in sorted(set(holders.values()))])
+                # a shard that a trial is running has not been run in vain
+                again = tuple(s for s in stray if s in self._queued_again and s not in holders)
+                self.take([ShardsStray(at=now, shards=stray, again=again)])
+            taken = set(stray) & set(queue.unclaimed())
+        except QueueUnavailable:
+            return
+        self._queued_again |= taken  # what a Redis did not take was not run either
+        self._refused = () if taken else stray
+
+    def _audit_metrics(self, now: float) -> None:
+        """The same for metric jobs; those of dead workers are queued again."""
+        if self.state.outstanding:
+            metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
+            try:
+                metrics.recover()
+                missing = detect.missing_metrics(self.state, metrics.known(), 5.0, now)
+                failed = metrics.status().failed if missing else {}
+            except QueueUnavailable:
+                return
+            if missing:  # one that RQ gave up may have left its outcome since we looked
+                self._take_outcomes(now)
+                left = [name for name in missing if name in self.state.outstanding]
+                self.take(detect.metric_events(left, failed, now))

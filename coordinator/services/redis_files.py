@@ -1,0 +1,57 @@
+"""The embedded server's files: its configuration and its ACL. Pure.
+
+It does not know: where they lie, or whether the server runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from evaljobs.queue.redis_client import RedisAddress
+
+USER = "evalspan"
+
+# What RQ 2.x, its unique jobs, our work queue and the trigger stream were tested under (tests/redis/test_server.py).
+ACL_RULES = (
+    "~rq:* ~evalspan:* &rq:* &evalspan:* "
+    "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "
+    "+@keyspace +@blocking +@scripting -flushall -flushdb -keys -swapdb -@dangerous +info +time +client|list"
+)
+
+
+def acl_text(password: str) -> str:
+    """The ACL file: nobody but our user, whose password is kept as its SHA-256."""
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
+
+
+def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
+    """The server's configuration file, to be written with `os.fsencode`."""
+    lines = [
+        f"dir {_quoted(folder.absolute() / 'data')}",
+        f"aclfile {_quoted(folder.absolute() / 'users.acl')}",
+        f"pidfile {_quoted(folder.absolute() / 'valkey.pid')}",
+        "set-proc-title no",  # its command line stays ours, and says whose it is
+        f"logfile {_quoted(folder.absolute() / 'valkey.log')}",
+        "loglevel notice",
+        "daemonize no",
+        "appendonly yes",
+        "appendfsync everysec",  # what a second loses is rebuilt
+        "aof-load-truncated yes",
+        'save ""',
+        "maxmemory-policy noeviction",
+        "tcp-keepalive 30",
+        "timeout 0",
+    ]
+    if address.socket is not None:
+        lines += ["port 0", f"unixsocket {_quoted(address.socket)}", "unixsocketperm 700"]
+    else:
+        lines += [f"bind {' '.join(listen)}", f"port {address.port}", "protected-mode yes"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(path: str | Path) -> str:
+    """A path as the format's double-quoted string. Letters are not escaped: the server knows no JSON escapes."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return f'"{"".join(escapes.get(char, char) for char in str(path))}"'

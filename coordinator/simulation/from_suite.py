@@ -1,0 +1,115 @@
+"""From a suite and a model's size to a planning instance: what `evalspan plan --suite` plans before anything runs.
+
+Rule: tokens come from the suite's request sets where they were prepared, else from the shipped table of data sets; a
+task known to neither is refused by name, never guessed.
+It does not know: the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.errors import OperatorError
+from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_SECONDS, read_sets
+from evaljobs.contract.specs import SuiteSpec, TaskEntry
+from priors import sizes
+from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
+from priors.table import Observation
+
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+BYTES_PER_SECOND = 3.1e9  # of a 25 Gb/s storage NIC
+
+
+def parameters(text: str) -> int:
+    """Parameters of a model size such as "7b", "135M" or "7000000000"; OperatorError for any other text."""
+    unit = UNITS.get(text[-1:].lower())
+    try:
+        count = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        count = 0.0
+    if count < 1:
+        raise OperatorError(f'--model-size is a number of parameters such as "7b" or "135M", not {text!r}')
+    return int(count)
+
+
+def instance(
+    suite: SuiteSpec,
+    sets: Mapping[str, Mapping[str, str]],
+    history: Sequence[Observation],
+    *,
+    nodes: int,
+    gpus_per_node: int,
+    cpu_slots: int,
+    model_parameters: int,
+    hardware: str,
+    engine: str,
+) -> dict[str, Any]:
+    """A planning instance (JSON-able). `sets`: entry -> {leaf task: folder}, for entries that were prepared."""
+    batch_size = suite.batch_size if isinstance(suite.batch_size, int) else 16
+    learnt = Learnt(history)
+    rows = []
+    for task in suite.tasks:
+        for name, prefill, generated, documents, executes in _tokens(task, sets.get(task.name), batch_size):
+            features = Features(
+                task=name,
+                model_parameters=model_parameters,
+                hardware=hardware,
+                engine=engine,
+                batch_size=batch_size,
+            )
+            predicted = predict_batches(features, prefill, generated, learnt)
+            metric = predict_metric(name, documents, executes, learnt)
+            rows.append(
+                {
+                    "name": name,
+                    "docs": documents,
+                    "gpu_seconds": max(sum(predicted.seconds), 1e-3),
+                    "metric_seconds": metric.seconds,
+                    "metric": "execute" if executes else "score",
+                    **({"metric_parallelism": metric.at_once} if metric.at_once is not None else {}),
+                    "sigma": predicted.sigma,
+                }
+            )
+    size = model_parameters * BYTES_PER_PARAMETER
+    return {
+        "schema_version": 1,
+        "gpus": nodes * gpus_per_node,
+        "gpus_per_node": gpus_per_node,
+        "cpu_slots": cpu_slots * nodes,
+        "load_seconds": predict_load(size, hardware, learnt),
+        "shard_overhead_seconds": SHARD_OVERHEAD_SECONDS,
+        "staging_seconds": size / BYTES_PER_SECOND,
+        "datasets": rows,
+    }
+
+
+def _tokens(
+    task: TaskEntry, folders: Mapping[str, str] | None, batch_size: int
+) -> list[tuple[str, Sequence[int], Sequence[int], int, bool]]:
+    """(name, prefill tokens, capped generated tokens, documents, executes) of each leaf of an entry."""
+    if folders is not None:
+        return [
+            (name, index.prefill_tokens, index.generated_tokens, manifest.documents, manifest.executes)
+            for name, (manifest, index) in read_sets(folders, batch_size).items()
+        ]
+    known = sizes.known(task.name)
+    if known is None:
+        raise OperatorError(
+            f"nothing is known of {task.name}: `evalspan prepare` the suite and give --tokenizer, so that its requests count"
+        )
+    limit = task.limit
+    documents = known.documents
+    if limit is not None:
+        documents = max(1, min(documents, int(limit) if limit >= 1 else int(documents * limit)))
+    prefill = int(known.prompt_tokens) * max(1, known.labels)
+    generated = 0 if known.labels else int(known.max_generated_tokens)
+    return [
+        (
+            task.name,
+            [prefill] * documents,
+            [generated] * documents,
+            documents,
+            known.kind in ("code", "judge"),
+        )
+    ]

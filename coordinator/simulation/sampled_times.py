@@ -1,0 +1,103 @@
+"""What a simulated run will really take: seconds drawn around the predicted ones.
+
+Rule: one draw a set (its prior is off by that factor) and smaller draws along the set (documents differ); a shard
+costs what its documents cost, however the set is cut, so every policy runs the same truth.
+It does not know: any policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import exp, sqrt
+from random import Random
+
+from coordinator.planning.batch_sums import extremes, running
+from coordinator.planning.lower_bound import Bound, Size, bound_of
+from coordinator.planning.model import Lane, WorkSet
+
+BLOCKS = 16
+"""Parts of equal predicted seconds that a set's inner draws are made for."""
+WITHIN = 0.25
+"""Spread of the inner draws, of the whole spread; squares add up to 1 with the draw between sets."""
+
+
+class Predicted:
+    """Sets and the running sums of their predicted seconds: the same for every draw."""
+
+    def __init__(self, sets: Sequence[WorkSet]) -> None:
+        self.sets = list(sets)
+        self.index = {work.name: index for index, work in enumerate(self.sets)}
+        self.sums = [running(work.batch_seconds) for work in self.sets]
+        ends = [extremes(work.batch_seconds) for work in self.sets]
+        self.shortest = [shortest for shortest, _ in ends]
+        self.longest = [longest for _, longest in ends]
+
+
+class Truth:
+    """True GPU and metric seconds of every set.
+
+    `sigma` is the spread of log seconds: None takes each set's own; 0 makes every prediction right.
+    """
+
+    def __init__(self, predicted: Predicted, *, sigma: float | None, seed: int) -> None:
+        random = Random(seed)
+        self.predicted = predicted
+        self.sets, self.index = predicted.sets, predicted.index
+        self._steps: list[list[float]] = []  # true seconds at each block's start, per predicted second
+        self._factors: list[list[float]] = []
+        self.metric_seconds: list[float] = []
+        for work in self.sets:
+            spread = work.sigma if sigma is None else sigma
+            whole = exp(spread * sqrt(1 - WITHIN**2) * random.gauss())
+            blocks = [whole * exp(spread * WITHIN * random.gauss()) for _ in range(BLOCKS)]
+            self._factors.append(blocks)
+            self._steps.append(list(accumulate(blocks, initial=0.0)))
+            self.metric_seconds.append(work.metric_seconds * exp(spread * random.gauss()))
+
+    def _at(self, index: int, batch: int) -> float:
+        """True seconds of the first `batch` batches of a set."""
+        sums = self.predicted.sums[index]
+        if not sums[-1]:
+            return 0.0
+        place = min(sums[batch] / sums[-1], 1.0) * BLOCKS
+        block = min(int(place), BLOCKS - 1)
+        steps = self._steps[index][block] + (place - block) * self._factors[index][block]
+        return steps * sums[-1] / BLOCKS
+
+    def gpu(self, index: int, first: int, end: int) -> float:
+        """True GPU seconds of batches `first` … `end - 1` at speed 1."""
+        return self._at(index, end) - self._at(index, first)
+
+    def gpu_total(self, index: int) -> float:
+        return self._steps[index][-1] * self.predicted.sums[index][-1] / BLOCKS
+
+    def metric_share(self, index: int, first: int, end: int) -> float:
+        """True CPU seconds of an `execute` metric's shard: by predicted share of the set, by batches where that is 0."""
+        sums = self.predicted.sums[index]
+        if not sums[-1]:
+            return self.metric_seconds[index] * (end - first) / (len(sums) - 1)
+        return self.metric_seconds[index] * (sums[end] - sums[first]) / sums[-1]
+
+    def bound(
+        self, lanes: Sequence[Lane], *, load_seconds: float, cpu_slots: int, stage_seconds: float
+    ) -> Bound:
+        """The bound of what was drawn. A batch's true seconds are at least its predicted ones by the least factor."""
+        sizes = []
+        for index, work in enumerate(self.sets):
+            if not work.batch_seconds:
+                continue
+            least = min(self._factors[index])
+            sizes.append(
+                Size(
+                    work.name,
+                    self.gpu_total(index),
+                    least * self.predicted.shortest[index],
+                    least * self.predicted.longest[index],
+                    self.metric_seconds[index],
+                    min(work.metric_parallelism, cpu_slots) if work.metric == "execute" else 0,
+                )
+            )
+        return bound_of(
+            sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
+        )

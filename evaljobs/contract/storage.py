@@ -1,0 +1,375 @@
+"""Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
+
+Rule: a reader sees a whole record or none. A file is written beside its place, synced and renamed; a frame is synced
+before anyone is told of it, and its checksums tell a whole one from a torn or rotten one.
+
+A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two figures and the head ·
+xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of the answers' JSON). Little endian.
+
+A checksum tells of accidents, not of intent: whatever a response file holds, reading it takes bounded memory, and
+what is no record of ours is a FrameError, never another error.
+
+It does not know: what the answers mean, or who reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import stat
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
+
+import xxhash
+from pydantic import ValidationError
+
+from evaljobs.contract.outcomes import Outcome, ShardResponses
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import SCHEMA_VERSION, FrameRef, Record
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"\xf5ES1"
+_PREFIX = struct.Struct("<4sIIQQ")
+_SIZES = struct.Struct("<II")
+_SCAN_BYTES = 1 << 20
+MAX_HEAD_BYTES = 1 << 16
+MAX_ANSWER_BYTES = 1 << 28  # of a shard's answers as JSON; compressed they have to be fewer, too
+MAX_TROUBLES = 1000  # bad records, or false beginnings of one, after which a file is no response file
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+R = TypeVar("R", bound=Record)
+
+
+class FrameError(Exception):
+    """A record that should be whole is not: its shard must be run again."""
+
+
+class ShardHead(Record):
+    """What a frame says of itself without its answers being read."""
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    key: str
+    shard: str
+    trial: str
+    started_at: float
+    seconds: float
+    responses: int
+
+
+# --- whole files -------------------------------------------------------------------------------------------------
+
+
+def write_atomic(path: str | Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write `data` so that `path` holds the old content or all of the new, even after a power cut.
+
+    The folder is made where it is missing. Raises OSError as the file system gives it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems refuse fsync on folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_record(path: str | Path, record: Record) -> None:
+    """Write a record atomically as JSON."""
+    write_atomic(path, record.model_dump_json(indent=1).encode())
+
+
+def read_record(path: str | Path, model: type[R]) -> R:
+    """Read a record. Raises FileNotFoundError, or pydantic's ValidationError where it is another version's."""
+    return model.model_validate_json(Path(path).read_bytes())
+
+
+def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
+    """Leave a job's outcome where the coordinator looks for it; returns the place."""
+    place = paths.outcome(outcome.kind, outcome.name)
+    write_record(place, outcome)
+    return place
+
+
+# --- response files ----------------------------------------------------------------------------------------------
+
+
+def encode_frame(shard: ShardResponses) -> bytes:
+    """The bytes of one frame. Answers keep every digit: Python's JSON writes floats so that they read back equal.
+
+    FrameError where the answers are more than any reader takes.
+    """
+    head = ShardHead(
+        schema_version=shard.schema_version,
+        task=shard.task,
+        key=shard.key,
+        shard=shard.shard,
+        trial=shard.trial,
+        started_at=shard.started_at,
+        seconds=shard.seconds,
+        responses=len(shard.responses),
+    )
+    head_bytes = head.model_dump_json().encode()
+    answers = json.dumps(shard.responses, separators=(",", ":")).encode()
+    body = zlib.compress(answers, 6)
+    if max(len(answers), len(body)) > MAX_ANSWER_BYTES:
+        raise FrameError(
+            f"the answers of shard {shard.shard} are {len(answers)} bytes: more than a record holds"
+        )
+    sizes = _SIZES.pack(len(head_bytes), len(body))
+    prefix = _PREFIX.pack(
+        MAGIC,
+        len(head_bytes),
+        len(body),
+        xxhash.xxh3_64_intdigest(sizes + head_bytes),
+        xxhash.xxh3_64_intdigest(body),
+    )
+    return prefix + head_bytes + body
+
+
+class FrameWriter:
+    """Appends frames to one response file; each is on disk when `append` returns. One writer per file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        sync_folder(path.parent)
+
+    @property
+    def bytes(self) -> int:
+        return self._file.tell()
+
+    def append(self, shard: ShardResponses) -> FrameRef:
+        data = encode_frame(shard)
+        offset = self._file.seek(0, os.SEEK_END)
+        written = 0
+        while written < len(data):
+            written += self._file.write(memoryview(data)[written:])
+        os.fsync(self._file.fileno())
+        return FrameRef(file=self.path.name, offset=offset, length=len(data))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> FrameWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    head: int
+    body: int
+    head_sum: int
+    body_sum: int
+
+    @property
+    def length(self) -> int:
+        return _PREFIX.size + self.head + self.body
+
+
+def _read_prefix(data: bytes) -> _Prefix | None:
+    if len(data) < _PREFIX.size or not data.startswith(MAGIC):
+        return None
+    _, head, body, head_sum, body_sum = _PREFIX.unpack_from(data)
+    sound = head <= MAX_HEAD_BYTES and body <= MAX_ANSWER_BYTES
+    return _Prefix(head, body, head_sum, body_sum) if sound else None
+
+
+def _checked_head(prefix: _Prefix, head: bytes) -> ShardHead | None:
+    sizes = _SIZES.pack(prefix.head, prefix.body)
+    if len(head) < prefix.head or xxhash.xxh3_64_intdigest(sizes + head) != prefix.head_sum:
+        return None
+    try:
+        return ShardHead.model_validate_json(head)
+    except ValidationError:  # checksums are right: whoever wrote it meant it
+        return None
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    """Open for reading. FrameError where it is no plain file of ours (a pipe would be waited for, a link leads
+    elsewhere); OSError as the file system gives it, else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EACCES, errno.EPERM):
+            raise FrameError(f"{path.name}: {error.strerror}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FrameError(f"{path.name} is no plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of a file that anybody may have left. FrameError where it is no plain file or longer than `most`."""
+    with _open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise FrameError(f"{path.name} is longer than {most} bytes")
+    return data
+
+
+def read_frames(
+    path: Path,
+    start: int = 0,
+    *,
+    on_corrupt: Callable[[int, str], None] | None = None,
+) -> Iterator[tuple[FrameRef, ShardHead]]:
+    """Heads of the whole frames of a response file from byte `start` on, in file order.
+
+    Bodies are checked but not decoded. A torn tail (a frame that is being written, or was when its writer died) ends
+    the walk: call again with `start` at the end of the last frame. Bytes that are no whole frame but are followed by
+    one are reported to `on_corrupt(offset, reason)` (or logged) and passed over. FrameError where `path` is no plain
+    file, or holds such in number.
+    """
+    report = on_corrupt or (lambda at, why: log.warning("%s at byte %d: %s", path, at, why))
+    with _open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        at, troubles = start, 0
+        while at + _PREFIX.size <= size:
+            file.seek(at)
+            prefix = _read_prefix(file.read(_PREFIX.size))
+            head = _checked_head(prefix, file.read(prefix.head)) if prefix is not None else None
+            why = "no record begins here"
+            if prefix is not None and head is not None:
+                if _body_sum(file, prefix.body) == prefix.body_sum:
+                    yield FrameRef(file=path.name, offset=at, length=prefix.length), head
+                    at += prefix.length
+                    continue
+                why = f"the answers of shard {head.shard} are torn or do not match their checksum"
+            following = _next_whole_head(file, at + 1, size)
+            if following is None:
+                if prefix is None or head is None or at + prefix.length > size:
+                    return  # a tail that may still be being written
+                following = at + prefix.length
+            report(at, why)
+            troubles += 1
+            if troubles > MAX_TROUBLES:
+                raise FrameError(f"{path.name}: {troubles} of its records are none")
+            at = following
+
+
+def _body_sum(file: IO[bytes], length: int) -> int | None:
+    """The checksum of the next `length` bytes, read in parts; None where there are fewer."""
+    digest = xxhash.xxh3_64()
+    while length > 0:
+        part = file.read(min(length, _SCAN_BYTES))
+        if not part:
+            return None
+        digest.update(part)
+        length -= len(part)
+    return digest.intdigest()
+
+
+def _next_whole_head(file: Any, start: int, size: int) -> int | None:
+    """Offset of the next magic that begins a frame with a sound head, or None."""
+    at, false = start, 0
+    while at < size:
+        file.seek(at)
+        block = file.read(_SCAN_BYTES)
+        found = block.find(MAGIC)
+        if found < 0:
+            at += max(1, len(block) - len(MAGIC) + 1)
+            continue
+        file.seek(at + found)
+        prefix = _read_prefix(file.read(_PREFIX.size))
+        if prefix is not None and _checked_head(prefix, file.read(prefix.head)) is not None:
+            return int(at + found)
+        at += found + 1
+        false += 1
+        if false > MAX_TROUBLES:
+            raise FrameError(f"{false} times what begins like a record is none")
+    return None
+
+
+def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
+    """The record at `reference` below the responses folder `root`. FrameError where it is not whole, not there, or
+    holds anything but a shard's answers.
+    """
+    where = f"{reference.file}: the record at byte {reference.offset}"
+    if Path(reference.file).name != reference.file or reference.offset < 0:
+        raise FrameError(f"{where} is no place in the responses folder")
+    try:
+        with _open_regular(root / reference.file) as file:
+            file.seek(reference.offset)
+            most = _PREFIX.size + MAX_HEAD_BYTES + MAX_ANSWER_BYTES
+            data = file.read(max(0, min(reference.length, most)))
+    except (OSError, ValueError, OverflowError) as error:  # a name with a NUL, an offset beyond any file
+        raise FrameError(f"{reference.file}: {error}") from error
+    prefix = _read_prefix(data)
+    if prefix is None or len(data) != prefix.length:
+        raise FrameError(f"{reference.file} holds no whole record at byte {reference.offset}")
+    head = _checked_head(prefix, data[_PREFIX.size : _PREFIX.size + prefix.head])
+    body = data[_PREFIX.size + prefix.head :]
+    if head is None or xxhash.xxh3_64_intdigest(body) != prefix.body_sum:
+        raise FrameError(f"{where} does not match its checksum")
+    return _decoded(head, body, where)
+
+
+def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:
+    """The answers of a body whose checksum is right."""
+    try:
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(body, MAX_ANSWER_BYTES + 1)
+        if len(text) > MAX_ANSWER_BYTES or not inflate.eof or inflate.unused_data:
+            raise FrameError(f"{where} does not unpack to the answers of one shard")
+        answers = json.loads(text.decode())
+        if _SURROGATE.search(text):  # half a character can be written to no file
+            json.dumps(answers, ensure_ascii=False).encode()
+        # pydantic takes a list of pairs here, and nothing that only looks like one
+        shard = ShardResponses(**head.model_dump(exclude={"responses"}), responses=answers)
+    except (ValueError, RecursionError, zlib.error) as error:
+        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise FrameError(f"{where} holds no answers: {why}") from error
+    if len(shard.responses) != head.responses:
+        raise FrameError(
+            f"{where} holds {len(shard.responses)} answers where it says that it holds {head.responses}"
+        )
+    for index, answer in shard.responses:
+        if index < 0 or not _is_answer(answer):
+            raise FrameError(f"{where}: what it holds for request {index} is no answer")
+    return shard
+
+
+def _is_answer(answer: Any) -> bool:
+    """Is it what `ShardResponses` says that an answer may be?"""
+    if isinstance(answer, list) and len(answer) == 2 and not isinstance(answer[0], str):
+        return all(isinstance(part, int | float) for part in answer)
+    turns = answer if isinstance(answer, list) and answer else [answer]
+    return all(isinstance(turn, str) for turn in turns)

@@ -1,0 +1,215 @@
+"""A model that answers from dumped responses.
+
+Rule: an answer is given only to the request it was made for. lm-eval rebuilds the task; the digest of what it then asks
+must be that of the request set, and every request must have all of its answers: no partial score, no score of other
+prompts. It does not know: how answers are scored. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evaljobs.contract.specs import FrameRef, ModelOptions
+from evaljobs.contract.storage import FrameError, read_frame
+from evaljobs.errors import JobError
+from evaljobs.lmeval.batches import RequestsHead
+from evaljobs.lmeval.instances import instances_digest
+from evaljobs.lmeval.run import RequestsBuiltError
+
+_MISSING: Final = object()
+
+
+class ReplayError(JobError):
+    """The answers at hand are not the answers to what is asked."""
+
+
+def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
+    """Answers by request index, `_MISSING` where the records hold none. Rolling windows are summed in window order; a
+    conversation's answer is a tuple of its turns'.
+    """
+    answers: list[Any] = [_MISSING] * head.requests
+    windows: dict[int, dict[int, float]] = {}
+    rolling = "loglikelihood_rolling" in head.digests
+    for reference in frames:
+        try:
+            shard = read_frame(responses, reference)
+        except FrameError as error:
+            raise ReplayError(str(error)) from error
+        if shard.task != head.task or shard.key != key:
+            raise ReplayError(
+                f"{reference.file} at byte {reference.offset} answers {shard.task} of request set {shard.key[:12]}, "
+                f"not {head.task} of {key[:12]}"
+            )
+        for index, answer in shard.responses:
+            if index >= head.requests:
+                raise ReplayError(
+                    f"{reference.file} at byte {reference.offset} answers request {index} of {head.task}, which has {head.requests}"
+                )
+            if bool(head.follow_up) != _is_conversation(answer):
+                raise ReplayError(
+                    f"{reference.file} at byte {reference.offset}: request {index} of {head.task} is answered with "
+                    f"{'one turn' if head.follow_up else 'several turns'}"
+                )
+            if rolling and isinstance(answer, list) and isinstance(answer[0], int):
+                windows.setdefault(index, {})[answer[0]] = answer[1]
+            else:
+                answers[index] = tuple(answer) if isinstance(answer, list) else answer
+    for index, terms in windows.items():
+        answers[index] = sum(terms[number] for number in sorted(terms))
+    return answers
+
+
+def _is_conversation(answer: Any) -> bool:
+    return isinstance(answer, list) and bool(answer) and all(isinstance(turn, str) for turn in answer)
+
+
+def check_whole(head: RequestsHead, answers: Sequence[Any]) -> None:
+    """ReplayError where a request has no answer."""
+    missing = [index for index, answer in enumerate(answers) if answer is _MISSING]
+    if missing:
+        raise ReplayError(
+            f"task {head.task}: {len(missing)} of {head.requests} requests have no response "
+            f"(the first is {missing[0]}): no partial score is made"
+        )
+
+
+def has_answer(answers: Sequence[Any], index: int) -> bool:
+    return answers[index] is not _MISSING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """A leaf task's request set and all of its answers in build order."""
+
+    head: RequestsHead
+    answers: Sequence[Any]
+
+
+def replay_model(
+    leaves: Mapping[str, Answers] | None, *, chat: bool, model_dir: str, options: ModelOptions
+) -> Any:
+    """An lm-eval model that replays; without `leaves` it raises RequestsBuiltError when it is first asked.
+
+    Its tokenizer is read only where a chat template is applied.
+    """
+    from lm_eval.api.model import LM  # noqa: PLC0415
+
+    class Replay(LM):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.templates = ChatTemplate(model_dir, options) if chat else None
+
+        def loglikelihood(self, requests: Any) -> Any:
+            return list(_answers(leaves, "loglikelihood", requests))
+
+        def loglikelihood_rolling(self, requests: Any) -> Any:
+            return list(_answers(leaves, "loglikelihood_rolling", requests))
+
+        def generate_until(self, requests: Any) -> Any:
+            return list(_answers(leaves, "generate_until", requests))
+
+        def apply_chat_template(self, chat_history: Any, *, add_generation_prompt: bool = True) -> str:
+            assert self.templates is not None
+            return self.templates.apply(chat_history, add_generation_prompt=add_generation_prompt)
+
+        @property
+        def tokenizer_name(self) -> str:
+            return ""  # only names lm-eval's request cache, which is not used
+
+    return Replay()
+
+
+def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence[Any]) -> Iterator[Any]:
+    """Answers of one kind in the order of `requests`, which lm-eval sends leaf after leaf with clones in a row."""
+    if leaves is None:
+        raise RequestsBuiltError
+    by_task: dict[str, list[Any]] = {}
+    for request in requests:
+        by_task.setdefault(request.task_name, []).append(request)
+    streams: dict[str, Iterator[Any]] = {}
+    for task, asked in by_task.items():
+        if task not in leaves:
+            raise ReplayError(f"lm-eval asks for task {task}, which has no request set")
+        leaf = leaves[task]
+        if instances_digest(asked, leaf.head.follow_up).get(kind) != leaf.head.digests.get(kind):
+            raise ReplayError(
+                f"task {task}: lm-eval now asks other prompts than those answered (its data, its code or its "
+                "settings changed since the request set was built): evaluate again"
+            )
+        order: Sequence[int] = leaf.head.order.get(kind, range(leaf.head.requests))
+        streams[task] = iter([leaf.answers[index] for index in order])
+        if len(asked) != len(order):
+            raise ReplayError(f"task {task}: {len(asked)} requests asked, {leaf.head.requests} answered")
+    for request in requests:
+        yield next(streams[request.task_name])
+
+
+class ChatTemplate:
+    """The chat template of a checkpoint, applied as lm-eval's HFLM.apply_chat_template does."""
+
+    def __init__(self, model_dir: str, options: ModelOptions) -> None:
+        arguments = options.model_args
+        keywords: dict[str, Any] = {
+            "trust_remote_code": arguments.get("trust_remote_code", False),
+            "use_fast": arguments.get("use_fast_tokenizer", True),
+        }
+        if arguments.get("add_bos_token") is not None:
+            keywords["add_bos_token"] = arguments["add_bos_token"]
+        source = arguments.get("tokenizer") or model_dir
+        self.tokenizer: Any = _tokenizer(source, keywords)
+        self._fill_pad_token(model_dir)
+        extra = dict(arguments.get("chat_template_args") or {})
+        if arguments.get("enable_thinking") is not None:
+            extra["enable_thinking"] = arguments["enable_thinking"]
+        self.arguments = extra
+
+    def _fill_pad_token(self, model_dir: str) -> None:
+        from lm_eval.models.utils import configure_pad_token  # noqa: PLC0415
+
+        class Config:
+            model_type = json.loads((Path(model_dir) / "config.json").read_text()).get("model_type")
+
+        self.tokenizer = configure_pad_token(self.tokenizer, model_config=Config)
+
+    def apply(self, history: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        import jinja2  # noqa: PLC0415
+
+        def rendered(messages: list[dict[str, str]]) -> str:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                    **self.arguments,
+                )
+            )
+
+        try:
+            return rendered(history)
+        except jinja2.exceptions.TemplateError:  # a template without a system role
+            return rendered([message for message in history if message["role"] != "system"])
+
+
+def _tokenizer(source: str, keywords: dict[str, Any]) -> Any:
+    """A tokenizer, without torch unless it is loaded already: transformers 5 imports it for its model code wherever it can."""
+    import transformers.utils  # noqa: PLC0415
+    import transformers.utils.import_utils  # noqa: PLC0415
+
+    places: list[Any] = [transformers.utils, transformers.utils.import_utils]
+    before = [place.is_torch_available for place in places]
+    if "torch" not in sys.modules:
+        for place in places:
+            place.is_torch_available = lambda: False
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415
+
+        return AutoTokenizer.from_pretrained(source, **keywords)
+    finally:
+        for place, function in zip(places, before, strict=True):
+            place.is_torch_available = function

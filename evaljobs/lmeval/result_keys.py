@@ -1,0 +1,130 @@
+"""The request digest and the score key of a leaf task, once it is built.
+
+Rule: equal request digests mean that responses may be used again, equal score keys that scores of these may. Both are taken
+from what lm-eval built and not from files' bytes, so an edit without effect on them (a comment) leaves them equal.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.specs import ModelOptions, SuiteSpec
+
+# of a task's configuration: shown by lm-eval, but settled by the requests and documents themselves, or by the engine
+NOT_SCORED = frozenset(
+    {"description", "dataset_kwargs", "dataset_path", "dataset_name", "fewshot_config", "fewshot_delimiter"}
+    | {
+        "fewshot_split",
+        "generation_kwargs",
+        "target_delimiter",
+        "test_split",
+        "training_split",
+        "validation_split",
+    }
+    | {"custom_dataset", "gen_prefix", "use_prompt"}
+)
+NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # metadata that lm-eval adds: where things lie
+PLACES = frozenset({"tokenizer"})  # model arguments that say where something lies; its content counts
+
+
+def request_digest(
+    lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, follow_up: str
+) -> str:
+    """Over everything but the weights that decides an answer. `body`: the requests as they are stored."""
+    import transformers  # noqa: PLC0415
+
+    tokenizer = lm.tokenizer
+    what = {
+        "requests": hashlib.sha256(body).hexdigest(),
+        "lm_eval": importlib.metadata.version("lm_eval"),  # its model class is the engine
+        "transformers": transformers.__version__,
+        "tokenizer": _tokenizer_digest(tokenizer),
+        "engine": model.engine,
+        "args": {key: value for key, value in model.model_args.items() if key not in PLACES},
+        "seed": suite.seed if sampled else None,
+        "template": getattr(tokenizer, "chat_template", None) if follow_up else None,
+        "max_length": lm.max_length,
+        "add_bos_token": lm.add_bos_token,
+        "prefix_token": lm.prefix_token_id,
+        "backend": lm.backend,
+    }
+    return _digest(what)
+
+
+def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, str]]) -> str:
+    """Over everything that makes a score of answers: documents with their gold answers, filters, metrics, code, versions.
+
+    `files`: the local files of the entry with their digests; YAML counts as lm-eval understood it, Python less its comments.
+    """
+    config = {key: value for key, value in vars(task.config).items() if key not in NOT_SCORED}
+    metadata = config.get("metadata")
+    if isinstance(metadata, dict):
+        config["metadata"] = {k: v for k, v in metadata.items() if k not in NOT_OF_THE_TASK}
+    documents = hashlib.sha256()
+    last: Any = None
+    for instance in task.instances:
+        if instance.doc_id != last:
+            last = instance.doc_id
+            documents.update(
+                json.dumps([last, instance.doc], sort_keys=True, default=_stable).encode() + b"\n"
+            )
+    what = {
+        "documents": documents.hexdigest(),
+        "config": config,
+        "version": getattr(task, "VERSION", None),
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "groups": {name: _group(group) for name, group in groups.items()},
+        "files": sorted(set(_scoring_files(files))),
+    }
+    return _digest(what)
+
+
+def _group(group: Any) -> dict[str, Any]:
+    """What decides a group's own score, once its members have theirs."""
+    return {
+        "aggregate": getattr(group, "aggregate_metric_list", None),
+        "members": sorted(getattr(group, "_children", {})),
+    }
+
+
+def _scoring_files(files: Iterable[tuple[Path, str]]) -> Iterable[tuple[str, str]]:
+    for path, digest in files:
+        if path.suffix == ".py":
+            yield path.name, _code(path) or digest
+        elif path.suffix not in (".yaml", ".yml"):
+            yield path.name, digest
+
+
+def _code(path: Path) -> str | None:
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
+    return None
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    special = json.dumps([tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id])
+    return hashlib.sha256((text + special).encode()).hexdigest()
+
+
+def _digest(what: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=_stable).encode()).hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """A text of a value that names neither its address in memory nor the folder that its code lies in."""
+    if callable(value):
+        module = str(getattr(value, "__module__", "")).rsplit("/", 1)[-1]
+        inner = getattr(value, "func", None)  # functools.partial
+        return f"{module}.{getattr(value, '__qualname__', type(value).__name__)}{_stable(inner) if inner else ''}"
+    if hasattr(value, "__dict__"):
+        return json.dumps(vars(value), sort_keys=True, default=_stable)
+    return str(value)

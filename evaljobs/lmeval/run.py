@@ -1,0 +1,332 @@
+"""lm-eval's own run of one suite entry, with a model of ours in the place of the model.
+
+Rule: request sets are built and scores computed by the same call, with the arguments that the `lm_eval` command (0.4.13)
+would pass, so a prompt is drawn from the same stream on both sides. Tasks are loaded inside that call, after its seeds.
+
+It does not know: what the model in the model's place does. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
+from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.lmeval import hooks, source_files, task_paths
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
+MAX_NEAREST = 3
+
+
+def quiet_environment(*, offline: bool) -> None:
+    """Set what must stand in the environment before lm-eval, datasets or transformers are imported."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the lm_eval command does
+    os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars fill job logs
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["HF_DATASETS_OFFLINE"] = "1"
+        os.environ["HF_EVALUATE_OFFLINE"] = "1"
+
+
+class RequestsBuiltError(Exception):
+    """Not a fault: lm-eval has built every request and asks the model for the first answer."""
+
+
+@dataclass(slots=True)
+class Tasks:
+    """A task manager that remembers what it loaded, since `simple_evaluate` keeps that to itself."""
+
+    manager: Any
+    loaded: dict[str, Any] = field(default_factory=dict)
+    on_load: Callable[[str, Any], None] | None = None  # called with each leaf task once it is loaded
+
+    @property
+    def task_index(self) -> Any:
+        return self.manager.task_index
+
+    def shipped(self, name: str) -> source_files.Shipped | None:
+        """Where lm-eval has this task, group or tag."""
+        entry = self.task_index.get(name)
+        if entry is None:
+            return None
+        path = getattr(entry, "yaml_path", None)
+        return source_files.Shipped(path, () if path else tuple(sorted(entry.tags)))
+
+    def load(self, names: Any) -> dict[str, Any]:
+        try:
+            with task_paths.relative_to_yaml():
+                self.loaded = self.manager.load(names)
+        except JobError:
+            raise
+        except Exception as error:
+            raise _explained(error, names) from error
+        if self.on_load is not None:
+            for name, task in self.loaded["tasks"].items():
+                self.on_load(name, task)
+        return self.loaded
+
+
+def _explained(error: Exception, names: Any) -> Exception:
+    """What to do about a task that does not load."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    missing = ("DatasetNotFoundError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectionError")
+    if any(
+        type(c).__name__ in missing or isinstance(c, ConnectionError) or "Couldn't find cache" in str(c)
+        for c in causes
+    ):
+        return OperatorError(
+            f"the data set of task {names!r} is not on this machine ({one_line(error)}): "
+            "run `evalspan prepare --suite …` on a login node"
+        )
+    if isinstance(error, FileNotFoundError | ImportError):
+        return OperatorError(f"task {names!r} does not load: {one_line(error)}")
+    return error
+
+
+@functools.lru_cache(maxsize=8)
+def _manager(include_path: tuple[str, ...], metadata: str, *, defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager  # noqa: PLC0415
+
+    with task_paths.relative_to_yaml():
+        return TaskManager(
+            include_path=list(include_path) or None, include_defaults=defaults, metadata=json.loads(metadata)
+        )
+
+
+def task_manager(
+    include_path: Sequence[str], name: str | None, metadata: dict[str, Any] | None = None
+) -> Any:
+    """A manager that knows `name`. lm-eval's default index (7 s) is read only where the folders do not suffice."""
+    _check_folders(include_path)
+    text = json.dumps(metadata or {}, sort_keys=True, default=str)
+    if include_path and name is not None:
+        manager = _manager(tuple(include_path), text, defaults=False)
+        if _self_contained(manager.task_index, name):
+            return manager
+    return _manager(tuple(include_path), text, defaults=True)
+
+
+def _check_folders(include_path: Sequence[str]) -> None:
+    for folder in include_path:
+        if not Path(folder).is_dir():
+            raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
+
+
+def folder_index(include_path: Sequence[str]) -> dict[str, Any]:
+    """What the folders define by themselves: name -> lm-eval's index entry."""
+    _check_folders(include_path)
+    index: dict[str, Any] = _manager(tuple(include_path), "{}", defaults=False).task_index
+    return index
+
+
+def self_contained(include_path: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the folders define these names and all that they name."""
+    index = folder_index(include_path)
+    return all(_self_contained(index, name) for name in names)
+
+
+def reached(index: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+    """These names and those of all members of their groups and tags, whether lm-eval knows them or not."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [m for m in _members(index[name]) if isinstance(m, str)] if name in index else []
+    return found
+
+
+def leaf_configs(index: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """What YAML files say of the leaf tasks of these names, with what groups say of their members; functions not imported."""
+    from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
+
+    found: dict[str, Mapping[str, Any]] = {}
+
+    def visit(item: Any, said: Mapping[str, Any], above: frozenset[str]) -> None:
+        own = item if isinstance(item, dict) else {"task": item}
+        name = str(own.get("group") or own.get("task"))
+        entry = index.get(name)
+        if name in above or (entry is None and own is not item):
+            return
+        said = {**said, **{key: value for key, value in own.items() if key not in ("group", "task")}}
+        if entry is not None and entry.kind.name == "TAG":
+            for member in sorted(entry.tags):
+                visit(member, said, above | {name})
+            return
+        config = own if entry is None else _config_of(entry)
+        if "group" not in config:
+            found[name] = {**config, **said}
+            return
+        listed = config.get("task")
+        more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
+        for member in listed if isinstance(listed, list) else []:
+            visit(member, {**more, **said}, above | {name})
+
+    for name in names:
+        visit(name, {}, frozenset())
+    return found
+
+
+def _config_of(entry: Any) -> Mapping[str, Any]:
+    if entry.cfg is None:
+        from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
+
+        with task_paths.relative_to_yaml():
+            entry.cfg = load_yaml(entry.yaml_path, resolve_func=False)
+    return entry.cfg or {}
+
+
+def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
+    """Names in these folders that lm-eval passes over since a YAML includes a file that is not there -> which."""
+    from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
+
+    read = {entry.yaml_path for entry in folder_index(include_path).values()}
+    found: dict[str, str] = {}
+    for folder in include_path:
+        for yaml in sorted(Path(folder).glob("**/*.yaml")):
+            if yaml in read:
+                continue
+            try:
+                with task_paths.relative_to_yaml():
+                    load_yaml(yaml, resolve_func=False)
+            except task_paths.MissingIncludeError as error:
+                tags = error.config.get("tag") or []
+                names = [error.config.get("task"), error.config.get("group")]
+                names += tags if isinstance(tags, list) else [tags]
+                found |= {name: str(error) for name in names if isinstance(name, str)}
+            except Exception:  # lm-eval passes over a YAML that it cannot read
+                log.debug("%s is passed over", yaml, exc_info=True)
+    return found
+
+
+def _members(entry: Any) -> list[Any]:
+    """Names of what a tag or a group holds; one without a name is no text."""
+    members: list[Any] = []
+    if entry.kind.name == "TAG":
+        members = sorted(entry.tags)
+    elif entry.kind.name == "GROUP":
+        listed = _config_of(entry).get("task", [])
+        members = listed if isinstance(listed, list) else [listed]
+    return [m if isinstance(m, str) else m.get("task") or m.get("group") for m in members]
+
+
+def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether a task, tag or group and all that it names stand in this index."""
+    entry = index.get(name)
+    if entry is None or name in seen:
+        return entry is not None
+    children = _members(entry)
+    return all(isinstance(c, str) and _self_contained(index, c, seen | {name}) for c in children)
+
+
+def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
+    """Names that lm-eval does not know, each with the nearest known ones, best first."""
+    there = set(known)
+    return {
+        name: difflib.get_close_matches(name, known, n=MAX_NEAREST, cutoff=0.5)
+        for name in names
+        if name not in there
+    }
+
+
+def command_arguments(suite: SuiteSpec, entry: TaskEntry) -> dict[str, Any]:
+    """Arguments of `simple_evaluate` as the lm_eval command makes them from its own defaults and the suite's settings."""
+    seeds = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
+    multiturn = suite.fewshot_as_multiturn
+    if multiturn is None:  # EvaluatorConfig._validate_arguments
+        multiturn = bool(suite.apply_chat_template)
+    return {
+        "tasks": [entry.name],
+        "num_fewshot": entry.num_fewshot,
+        "limit": entry.limit,
+        "gen_kwargs": dict(entry.gen_kwargs) if entry.gen_kwargs else None,
+        "system_instruction": suite.system_instruction,
+        "apply_chat_template": suite.apply_chat_template,
+        "fewshot_as_multiturn": multiturn,
+        "random_seed": seeds[0],
+        "numpy_random_seed": seeds[1],
+        "torch_random_seed": seeds[2],
+        "fewshot_random_seed": seeds[3],
+    }
+
+
+def run_entry(
+    lm: Any,
+    suite: SuiteSpec,
+    entry: TaskEntry,
+    *,
+    model: ModelOptions,
+    model_dir: str,
+    tasks: Tasks | None = None,
+    bootstrap_iters: int = 100_000,
+    seed_torch: bool,
+) -> dict[str, Any]:
+    """lm-eval's results of one suite entry, with `samples`; `tasks.loaded` holds its tasks even where `lm` raises.
+
+    `seed_torch=False` keeps torch out of the process; no task draws its prompts from torch's stream.
+    """
+    hooks.install()
+    import lm_eval.evaluator  # noqa: PLC0415
+
+    tasks = tasks or entry_tasks(suite, entry, model=model, model_dir=model_dir)
+    arguments = command_arguments(suite, entry)
+    if not seed_torch:
+        arguments["torch_random_seed"] = None
+    with _without_environment_report():
+        results = lm_eval.evaluator.simple_evaluate(
+            model=lm,
+            task_manager=tasks,
+            bootstrap_iters=bootstrap_iters,
+            log_samples=True,
+            # The flag guards against running programs unsandboxed; ours run through the seam or not at all.
+            confirm_run_unsafe_code=True,
+            **arguments,
+        )
+    assert results is not None, "lm-eval gave no results: this process is not its rank 0"
+    return dict(results)
+
+
+def entry_tasks(suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, model_dir: str) -> Tasks:
+    """The tasks of an entry, not loaded yet. OperatorError with the nearest names where lm-eval knows none."""
+    hooks.install()
+    # The command hands the model's arguments to tasks as metadata (RULER reads its tokenizer there).
+    metadata = {"pretrained": model_dir, **model.model_args}
+    manager = task_manager(suite.include_path, entry.name, metadata)
+    missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)
+    if missing:
+        near = ", ".join(missing[entry.name]) or "none"
+        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {entry.name!r} (nearest: {near})")
+    return Tasks(manager)
+
+
+@contextlib.contextmanager
+def _without_environment_report() -> Iterator[None]:
+    """lm-eval describes the machine with torch's help; here it would be the wrong machine, and torch is not wanted."""
+    import lm_eval.evaluator  # noqa: PLC0415
+
+    module: Any = lm_eval.evaluator
+    before = module.add_env_info, module.get_git_commit_hash
+    module.add_env_info = lambda _storage: None
+    module.get_git_commit_hash = lambda: None
+    try:
+        yield
+    finally:
+        module.add_env_info, module.get_git_commit_hash = before

@@ -1,0 +1,413 @@
+"""The source key of a suite entry: a digest of every local file that lm-eval reads to build its requests and scores.
+
+Rule: files count by content, so touching one changes nothing; what is not sure to matter counts, since a key that changes
+for nothing costs CPU seconds (requests and responses are found again by their own digests). The coordinator computes it
+before a submission; a build and a score compute it again and refuse files that changed since. Imports no lm_eval.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.storage import write_atomic
+from evaljobs.errors import OperatorError
+from evaljobs.lmeval.task_yaml import Function, included, index_of, merged_config, names_in, parsed
+
+REMEMBERED_BYTES = 1 << 20  # files from this size on are hashed once per size, mtime and inode
+NEIGHBOUR_BYTES = 16 << 20  # larger files beside a module, which no YAML names, count by size and mtime
+MOST_NEIGHBOURS = 10_000  # files counted in one folder that only a module's text names
+DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # whose values may be folders or globs
+PACKAGES = frozenset({"lm_eval", "evaljobs", "datasets", "evaluate", "transformers", "torch", "numpy"})
+HIDDEN = (".", "__pycache__")
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A task, group or tag of lm-eval's own: its YAML file (none for a tag), and the names that a tag holds."""
+
+    path: Path | None
+    members: tuple[str, ...] = ()
+
+
+Lookup = Callable[[str], Shipped | None]
+
+
+class Digests:
+    """sha256 of files' contents, those of large files remembered in `cache` by size, mtime and inode."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
+        self._known: dict[str, list[Any]] = {}
+        self._here: dict[Path, str] = {}  # by this object: its life is one look at a suite
+        self._fresh = False
+        self.indexes: dict[tuple[str, ...], dict[str, tuple[list[Path], list[str]]]] = {}
+        if cache is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._known = dict(json.loads(cache.read_bytes()))
+
+    def of(self, path: Path) -> str:
+        """Of one file; a dash where it cannot be read, since the job that reads it will say so."""
+        if path not in self._here:
+            self._here[path] = self._of(path)
+        return self._here[path]
+
+    def _of(self, path: Path) -> str:
+        try:
+            stat = path.stat()
+            what = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+            known = self._known.get(str(path))
+            if known is not None and known[:3] == what:
+                return str(known[3])
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return "-"
+        if stat.st_size >= REMEMBERED_BYTES:
+            self._known[str(path)] = [*what, digest]
+            self._fresh = True
+        return digest
+
+    def keep(self) -> None:
+        """Write what was learnt; a disk that refuses costs the next caller the hashing alone."""
+        if self._cache is not None and self._fresh:
+            with contextlib.suppress(OSError):
+                write_atomic(self._cache, json.dumps(self._known).encode())
+            self._fresh = False
+
+
+def no_shipped(_name: str) -> Shipped | None:
+    """A lookup for callers that ask about a suite's own folders alone."""
+    return None
+
+
+def entry_files(
+    include_path: Sequence[str],
+    name: str,
+    digests: Digests,
+    shipped: Lookup = no_shipped,
+    env: Mapping[str, str] | None = None,
+) -> tuple[str, str]:
+    """Two digests: of what the suite's own task folders hold or name, the same on every machine that sees these folders; and
+    of what belongs to an installation: lm-eval's own tasks, modules installed in place, revisions in the Hugging Face cache.
+
+    `name`: a task, group or tag, or a YAML file. `env`: says where the Hugging Face cache is.
+    """
+    own, theirs = _reached(include_path, name, digests, shipped)
+    for path, config in sorted(own.hub | theirs.hub):
+        theirs.found[f"hub:{path}:{config}"] = _revision(path, config, env or os.environ)
+    return own.digest(), theirs.digest()
+
+
+def unchanged(include_path: Sequence[str], name: str, source: str, cache: Path | None) -> None:
+    """OperatorError where the suite's own files are not those that `source` was computed from ("": not asked for)."""
+    if not source:
+        return
+    digests = Digests(cache)
+    now, _ = entry_files(include_path, name, digests)
+    digests.keep()
+    if now != source:
+        raise OperatorError(
+            f"the files of task {name} changed after its evaluation was submitted: submit it again (`evalspan eval` or "
+            "`evalspan submit`); answers to prompts that are still the same are used again"
+        )
+
+
+def local_names(include_path: Sequence[str], digests: Digests) -> set[str]:
+    """Names of the tasks, groups and tags that these folders define."""
+    return set(_Closure(include_path, digests).index())
+
+
+def files_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shipped) -> list[tuple[Path, str]]:
+    """Files that an entry is made of, with their digests; less its data files, which come to count as its documents."""
+    closures = _reached(include_path, name, Digests(), shipped)
+    return sorted(
+        (Path(place), digest)
+        for one in closures
+        for place, digest in one.found.items()
+        if place not in one.data
+    )
+
+
+def _reached(
+    include_path: Sequence[str], name: str, digests: Digests, shipped: Lookup
+) -> tuple[_Closure, _Closure]:
+    theirs = _Closure((), digests)
+    own = _Closure(include_path, digests, elsewhere=theirs)
+    waiting: list[str] = [name]
+    seen: set[str] = set()
+    while waiting:
+        task = waiting.pop()
+        if task in seen:
+            continue
+        seen.add(task)
+        found = own.enter(task)
+        if found is None and (entry := shipped(task)) is not None:
+            found = list(entry.members)
+            if entry.path is not None:
+                found += theirs.enter_file(entry.path)
+        waiting += found or []
+    return own, theirs
+
+
+def file_or_folder(path: Path, digests: Digests) -> str:
+    """Digest of a file, or of all files below a folder (large ones by size and mtime)."""
+    closure = _Closure((), digests)
+    if path.is_dir():
+        closure.neighbours(path)
+    else:
+        closure.file(path)
+    return closure.digest()
+
+
+def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
+    """What the Hugging Face cache holds of a data set: the commits of its references, or else its prepared versions."""
+    home = Path(
+        env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+    )
+    hub = Path(env.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{path.replace('/', '--')}" / "refs"
+    prepared = Path(env.get("HF_DATASETS_CACHE") or home / "datasets") / path.replace("/", "___")
+    try:
+        commits = sorted((ref.name, ref.read_text()) for ref in hub.iterdir() if ref.is_file())
+        if commits:
+            return json.dumps(commits)
+    except OSError:
+        pass
+    return json.dumps(
+        sorted(str(p.relative_to(prepared)) for p in prepared.glob(f"{config or '*'}/*/*") if p.is_dir())
+    )
+
+
+# --- the closure -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Closure:
+    """Files reached so far, each once."""
+
+    include_path: Sequence[str]
+    digests: Digests
+    elsewhere: _Closure | None = None  # takes what belongs to an installation
+    found: dict[str, str] = field(default_factory=dict)
+    data: set[str] = field(default_factory=set)  # of these, files that a YAML file names as data
+    hub: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # (data set, configuration) that lie in no folder here
+    visited: set[Path] = field(default_factory=set)
+
+    def rows(self) -> list[list[Any]]:
+        """Sorted [path, digest] pairs, a path relative to the include folder that holds it."""
+        return sorted([self._place(name), digest] for name, digest in self.found.items())
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.rows()).encode()).hexdigest()[:32] if self.found else ""
+
+    def _place(self, name: str) -> str:
+        for number, folder in enumerate(self.include_path):
+            if Path(name).is_relative_to(folder):
+                return f"{number}:{Path(name).relative_to(folder)}"
+        return name
+
+    def index(self) -> dict[str, tuple[list[Path], list[str]]]:
+        """Of the include folders, read once."""
+        folders = tuple(self.include_path)
+        if folders not in self.digests.indexes:
+            self.digests.indexes[folders] = index_of(folders)
+        return self.digests.indexes[folders]
+
+    def enter(self, name: str) -> list[str] | None:
+        """Take in a task, group or tag of the suite's own folders; the names that it holds, None where it is none."""
+        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            return self.enter_file(Path(name))
+        found = self.index().get(name)
+        if found is None:
+            return None
+        paths, members = found
+        return [*members, *(name for path in paths for name in self.enter_file(path))]
+
+    def enter_file(self, path: Path) -> list[str]:
+        """Take in a YAML file and what it names; the names of tasks that it holds."""
+        self._yaml(path, path.parent)
+        said = merged_config(path)
+        data = said.get("dataset_path")
+        if isinstance(data, str) and not _matches(path.parent, data, wild=True):
+            self.hub.add((data, str(said.get("dataset_name") or "")))
+        return list(names_in(said.get("task"))) if "group" in said else []
+
+    def file(self, path: Path) -> None:
+        place = os.path.realpath(path)
+        if place not in self.found:
+            self.found[place] = self.digests.of(Path(place))
+
+    def _yaml(self, path: Path, top: Path) -> None:
+        path = path.resolve()
+        if path in self.visited:
+            return
+        self.visited.add(path)
+        self.file(path)
+        said = parsed(path)
+        for other in included(path, said):
+            self._yaml(other, top)
+        for key, value in _scalars(said):
+            if isinstance(value, Function):
+                self._function(value, path.parent)
+            else:
+                self._named(value, (path.parent, top), data=key in DATA_KEYS)
+
+    def _function(self, said: str, folder: Path) -> None:
+        module = said.rpartition(".")[0]
+        if (there := folder / f"{module.replace('.', '/')}.py").is_file():
+            self.module(there, folder)
+        else:
+            self._installed(module)
+
+    def _installed(self, module: str) -> None:
+        found = _importable(module)
+        if found is not None:
+            (self.elsewhere or self).module(found, found.parent)
+
+    def _named(self, text: str, bases: Iterable[Path], *, data: bool) -> None:
+        """Files that a text names, relative to the first of `bases` that has such."""
+        if not text or len(text) > 1024 or "\n" in text or "\0" in text or text in (".", "..", "/"):
+            return
+        for base in dict.fromkeys(bases):
+            matches = _matches(base, text, wild=data)
+            for match in matches:
+                files = [match] if match.is_file() else list(_below(match)) if data else []
+                for file in files:
+                    self.file(file)
+                if data:
+                    self.data |= {os.path.realpath(file) for file in files}
+            if matches:
+                return
+
+    def neighbours(self, root: Path, *, deep: bool = True) -> None:
+        """Files that a module may read without naming them; large ones by size and mtime."""
+        paths = _below(root) if deep else (p for p in sorted(root.iterdir()) if p.is_file())
+        for number, path in enumerate(paths):
+            if number >= MOST_NEIGHBOURS:
+                break
+            if path.name.startswith(".") or path.suffix in (".py", ".pyc", ".yaml", ".yml"):
+                continue
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                if stat.st_size <= NEIGHBOUR_BYTES:
+                    self.file(path)
+                else:
+                    self.found.setdefault(os.path.realpath(path), f"{stat.st_size} {stat.st_mtime_ns}")
+
+    def module(self, path: Path, root: Path) -> None:
+        """A Python file, the local modules that it imports, files beside it, and files that its text names."""
+        path = path.resolve()
+        if path in self.visited:
+            return
+        self.visited.add(path)
+        self.file(path)
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return
+        self.neighbours(path.parent, deep=False)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self._text_of_module(node.value, path.parent)
+            for module, level in _imported(node):
+                self._import(module, level, path, root)
+
+    def _text_of_module(self, text: str, folder: Path) -> None:
+        if not text or len(text) > 256 or "\n" in text or "\0" in text or text.startswith((".", "/")):
+            return
+        for match in _matches(folder, text, wild=False):
+            self.file(match) if match.is_file() else self.neighbours(match)
+
+    def _import(self, module: str, level: int, path: Path, root: Path) -> None:
+        relative = module.replace(".", "/")
+        if level:
+            bases = [path.parents[level - 1]]
+        else:
+            above = [p for p in path.parents if p == root or p.is_relative_to(root)]
+            bases = list(dict.fromkeys([path.parent, *above]))
+        for base in bases:
+            for there in (base / f"{relative}.py", base / relative / "__init__.py"):
+                if module and there.is_file():
+                    self.module(there, root)
+                    return
+        if not level:
+            self._installed(module)
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """(module, level of a relative import): of `from a import b` both `a` and `a.b`."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, 0) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        module = node.module or ""
+        yield module, node.level
+        yield from ((f"{module}.{alias.name}".lstrip("."), node.level) for alias in node.names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _importable(module: str) -> Path | None:
+    """The file of a module that is installed in place (or on PYTHONPATH); None for packages of site-packages and Python."""
+    top, _, rest = module.partition(".")
+    if not top or top in PACKAGES or top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if (
+        spec is None
+        or spec.origin is None
+        or "site-packages" in spec.origin
+        or "dist-packages" in spec.origin
+    ):
+        return None
+    folders = [Path(p) for p in spec.submodule_search_locations or ()]
+    for folder in folders if rest else ():
+        for there in (
+            folder / f"{rest.replace('.', '/')}.py",
+            folder / rest.replace(".", "/") / "__init__.py",
+        ):
+            if there.is_file():
+                return there
+    return Path(spec.origin) if spec.origin.endswith(".py") else None
+
+
+def _scalars(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Texts of a YAML value with the data key above them ("" where there is none)."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            yield from _scalars(member, str(name) if name in DATA_KEYS else key)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _scalars(member, key)
+
+
+def _matches(base: Path, text: str, *, wild: bool) -> list[Path]:
+    try:
+        if wild and glob.has_magic(text):
+            return sorted(Path(p) for p in glob.glob(str(base / text), recursive=True))  # noqa: PTH207
+        there = base / text
+        return [there] if there.exists() else []
+    except (OSError, ValueError):
+        return []
+
+
+def _below(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if not f.startswith(HIDDEN))
+        yield from (Path(folder) / name for name in sorted(files))

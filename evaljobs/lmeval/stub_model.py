@@ -1,0 +1,119 @@
+"""lm-eval's model class without weights: it builds prompts and tokens as the real one will, and answers nothing.
+
+Rule: everything but the forward pass is the class's own code, so what it is asked is what the real one will be asked.
+It does not know: tasks, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.specs import ModelOptions
+from evaljobs.errors import OperatorError, one_line
+from evaljobs.lmeval.run import RequestsBuiltError
+
+# Arguments of hf model classes that place weights on devices; a model without weights has nothing to place.
+PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_cpu_memory", "peft", "delta")
+
+
+def model(model_dir: str, options: ModelOptions) -> Any:
+    """lm-eval's model class with the checkpoint's config and tokenizer, its parameters on the meta device.
+
+    The class is the engine's own where it is an hf one; for other engines `hf` stands in to build prompts and to count
+    tokens, and their batches are kept as text for the engine to tokenise.
+    """
+    import torch  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
+
+    own = _hf_class(options.engine)
+    base: Any = own or HFLM
+    extra: dict[str, Any] = {}
+    if own is None and "max_model_len" in options.model_args:
+        extra = {"max_length": options.model_args["max_model_len"]}
+
+    class Weightless(base):  # type: ignore[misc]
+        stops = True
+        asked: Any = None
+
+        def _create_model(self, *_place: Any, **keywords: Any) -> None:
+            trust = bool(keywords.get("trust_remote_code"))
+            with torch.device("meta"):
+                model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
+            model.to = lambda *_where, **_how: model  # no weights to place
+            self._model = model
+
+        def loglikelihood(self, requests: Any, **keywords: Any) -> Any:
+            return self._asked(super().loglikelihood, requests, **keywords)
+
+        def loglikelihood_rolling(self, requests: Any, **keywords: Any) -> Any:
+            return self._asked(super().loglikelihood_rolling, requests, **keywords)
+
+        def generate_until(self, *_requests: Any, **_keywords: Any) -> Any:
+            raise RequestsBuiltError
+
+        def _asked(self, method: Any, requests: Any, **keywords: Any) -> Any:
+            if self.stops:
+                raise RequestsBuiltError
+            return method(requests, **keywords)
+
+        def _loglikelihood_tokens(self, requests: Any, **_keywords: Any) -> Any:
+            self.asked = list(requests)
+            raise RequestsBuiltError
+
+    arguments = {k: v for k, v in options.model_args.items() if k not in PLACEMENT} | extra
+    arguments |= {"pretrained": model_dir, "device": "cpu", "batch_size": 1 << 30}
+    try:
+        lm = Weightless(**arguments)
+    except OSError as error:
+        raise OperatorError(_unreadable(model_dir, error)) from error
+    lm.is_text = own is None
+    return lm
+
+
+def _unreadable(model_dir: str, error: OSError) -> str:
+    if not Path(model_dir).is_dir():
+        return f"{model_dir} is gone: the checkpoint was deleted while it was needed"
+    return f"{model_dir} has no config or tokenizer: {one_line(error)}"
+
+
+def keep_histories(lm: Any) -> None:
+    """Have a weightless model write down, in `histories`, of which messages each prompt of its chat template was made."""
+    render = lm.apply_chat_template
+    lm.histories = {}
+
+    def kept(messages: Sequence[dict[str, str]], *more: Any, **keywords: Any) -> str:
+        copies = [dict(message) for message in messages]
+        text = str(render(messages, *more, **keywords))
+        lm.histories[text] = copies
+        return text
+
+    lm.apply_chat_template = kept
+
+
+def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
+    """What lm-eval's own method would hand to its forward pass: (strings or None, context ids, continuation ids)."""
+    lm.asked = None
+    lm.stops = False
+    try:
+        getattr(lm, method)(list(instances), disable_tqdm=True)
+    except RequestsBuiltError:
+        return list(lm.asked)
+    finally:
+        lm.stops = True
+    return []  # not one window: an empty text
+
+
+def _hf_class(engine: str) -> Any:
+    """The engine's class where it is an hf one, else None; an engine that only GPU nodes can import is none."""
+    from lm_eval.api.registry import get_model  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
+
+    try:
+        own = get_model(engine)
+    except ImportError:
+        return None
+    except (ValueError, KeyError) as error:
+        raise OperatorError(f"lm-eval has no model class {engine!r}: {one_line(error)}") from error
+    return own if issubclass(own, HFLM) else None

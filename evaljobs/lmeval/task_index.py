@@ -1,0 +1,136 @@
+"""Which tasks of a suite lm-eval knows and can load, for a coordinator that does not import it.
+
+Rule: the answer is one `Answer` as a line of JSON on stdout. No task is loaded and no function imported: what is read are YAML
+files, folders and the Hugging Face cache. lm-eval's own tasks are listed in a file of the cache folder, by its version:
+its index takes seconds to read.
+Not checked: data sets of tasks that are Python classes, and metric scripts, which only their own code names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.paths import shipped_index
+from evaljobs.contract.storage import write_atomic
+from evaljobs.errors import one_line
+from evaljobs.lmeval import conversations, run, task_paths
+
+# arguments of load_dataset that say how data are handed out, not which
+HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
+NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """Names by what came of them."""
+
+    known: list[str] = field(default_factory=list)
+    unknown: dict[str, list[str]] = field(default_factory=dict)  # name -> nearest names
+    unfit: dict[str, str] = field(default_factory=dict)  # leaf task, or name asked for -> why it cannot run
+    uncached: dict[str, str] = field(
+        default_factory=dict
+    )  # leaf task -> its data set, which jobs cannot fetch
+    files: list[str] = field(default_factory=list)  # local data: files, patterns of files, folders
+
+
+def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> int:
+    run.quiet_environment(offline=True)
+    os.environ["LMEVAL_LOG_LEVEL"] = "ERROR"
+    sys.stdout.write(json.dumps(asdict(ask(include_path, names, cache, chat=chat))) + "\n")
+    return 0
+
+
+def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> Answer:
+    """What lm-eval will make of these names. To be asked offline, as jobs are."""
+    answer = Answer()
+    index: Mapping[str, Any] = run.folder_index(include_path) if include_path else {}
+    passed_over = run.missing_includes(include_path) if include_path else {}
+    if not include_path or not run.self_contained(include_path, names):
+        index = {**default_index(cache), **index}
+    answer.unfit = {name: passed_over[name] for name in run.reached(index, names) if name in passed_over}
+    answer.unknown = run.unknown_tasks([n for n in names if n not in answer.unfit], list(index))
+    answer.known = [n for n in names if n not in answer.unknown]
+    cached: dict[str, bool] = {}
+    for name, config in run.leaf_configs(index, names).items():
+        _look(answer, name, config, chat=chat, cached=cached)
+    return answer
+
+
+def _look(
+    answer: Answer, name: str, config: Mapping[str, Any], *, chat: bool, cached: dict[str, bool]
+) -> None:
+    turns = conversations.unfit(config, chat=chat)
+    source = task_paths.Source() if "class" in config else task_paths.source(config)
+    why = (
+        (turns and f"it has further turns, but {turns}")
+        or source.trouble
+        or task_paths.missing_function(config)
+    )
+    if why:
+        answer.unfit.setdefault(name, why)
+    answer.files += [file for file in source.files if file not in answer.files]
+    if source.hub:
+        key = json.dumps([source.hub, config.get("dataset_name"), dict(source.keywords)], default=str)
+        if key not in cached:
+            cached[key] = is_cached(source, config.get("dataset_name"))
+        if not cached[key]:
+            answer.uncached[name] = source.hub + task_paths.nor_beside(config)
+
+
+def is_cached(source: task_paths.Source, subset: str | None) -> bool:
+    """Whether `datasets` finds a hub data set offline, asked as lm-eval asks; True where it complains of something else."""
+    import datasets  # noqa: PLC0415
+
+    keywords = {key: value for key, value in source.keywords.items() if key not in HANDLING}
+    try:
+        datasets.load_dataset_builder(source.path, name=subset, **keywords)
+    except Exception as error:  # noqa: BLE001 (of many libraries; loading the task says it again)
+        said = one_line(error)
+        return not (
+            isinstance(error, ConnectionError | FileNotFoundError)
+            or type(error).__name__ in NOT_CACHED
+            or "Couldn't find cache" in said
+        )
+    return True
+
+
+def default_index(cache: Path | None) -> dict[str, Any]:
+    """lm-eval's own tasks, groups and tags by name: index entries whose YAML is read once it is asked for."""
+    from lm_eval.tasks import TaskManager  # noqa: PLC0415
+    from lm_eval.tasks._index import Entry, Kind  # noqa: PLC0415
+
+    version = importlib.metadata.version("lm_eval")
+    place = None if cache is None else shipped_index(cache, version)
+    folder = Path(sys.modules["lm_eval.tasks"].__path__[0])
+    if place is not None and place.exists():
+        known = json.loads(place.read_text())
+        if known["folder"] == str(folder):
+            return {
+                name: Entry(
+                    name=name, kind=Kind[kind], yaml_path=folder / yaml if yaml else None, tags=set(members)
+                )
+                for name, (kind, yaml, members) in known["tasks"].items()
+            }
+    index: dict[str, Any] = TaskManager().task_index
+    rows = {
+        name: (
+            entry.kind.name,
+            str(entry.yaml_path.relative_to(folder)) if entry.yaml_path else "",
+            sorted(entry.tags),
+        )
+        for name, entry in index.items()
+    }
+    if place is not None:
+        with contextlib.suppress(OSError):  # a full disk: they are read again next time
+            write_atomic(place, json.dumps({"folder": str(folder), "tasks": rows}).encode())
+    return {
+        name: Entry(name=name, kind=e.kind, yaml_path=e.yaml_path, tags=e.tags) for name, e in index.items()
+    }

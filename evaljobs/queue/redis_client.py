@@ -1,0 +1,227 @@
+"""Where Redis is, and how a process of ours talks to it.
+
+Rule: the address is one file in the work folder, mode 0600, written atomically; credentials travel in it and nowhere
+else (no command line, no environment). Every client made here has short socket timeouts and health checks, so that
+a Redis that is away is an error within seconds and never a hang.
+It does not know: who started the server, what is kept in it.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import redis
+from pydantic import Field, ValidationError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from evaljobs.contract.specs import SCHEMA_VERSION, Record
+from evaljobs.contract.storage import write_atomic
+
+SOCKET_SECONDS = 5.0  # for one command; scripts of ours take milliseconds
+HEALTH_SECONDS = 15  # an idle connection is pinged before it is used again: firewalls drop silent ones
+DOCS = "see docs/redis.md"
+
+
+class QueueUnavailable(Exception):  # noqa: N818 (a state of the world that callers wait out, not a fault of theirs)
+    """Redis is away, refuses us, or is not there yet. The message says where and what to do."""
+
+
+class RedisAddress(Record):
+    """How to reach Redis: a socket or host and port. The password is left out of `repr`."""
+
+    schema_version: int = SCHEMA_VERSION
+    socket: str | None = None
+    host: str | None = None
+    port: int = 6379
+    db: int = 0
+    username: str | None = None
+    password: str | None = Field(default=None, repr=False)
+    tls: bool = False
+    ca_file: str | None = None  # PEM; None: the system's authorities
+    cert_file: str | None = None  # PEM: our own certificate, where the server asks for one
+    key_file: str | None = None
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+    ) -> RedisAddress:
+        """`redis://[user[:password]@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///path`.
+
+        Arguments win over what the URL holds. ValueError names what is wrong (never the password).
+        """
+        parts = urllib.parse.urlsplit(url)
+        if parts.query or parts.fragment:
+            raise ValueError("the Redis URL has options after its database: give redis.ca_file and the like")
+        if parts.scheme != "rediss" and (ca_file or cert_file or key_file):
+            raise ValueError("redis.ca_file, cert_file and key_file are for a rediss:// Redis URL")
+        if (cert_file is None) != (key_file is None):
+            raise ValueError("redis.cert_file and redis.key_file of a rediss:// Redis URL go together")
+        name = username or (urllib.parse.unquote(parts.username) if parts.username else None)
+        secret = password or (urllib.parse.unquote(parts.password) if parts.password else None)
+        if parts.scheme == "unix":
+            if not parts.path:
+                raise ValueError("a unix:// Redis URL needs a path: unix:///run/redis.sock")
+            return cls(socket=parts.path, username=name, password=secret)
+        if parts.scheme not in ("redis", "rediss"):
+            raise ValueError(
+                f"Redis URL scheme {parts.scheme!r} is not known: use redis://, rediss:// or unix://"
+            )
+        if not parts.hostname:
+            raise ValueError("the Redis URL names no host: redis://HOST:6379/0")
+        path = parts.path.strip("/")
+        if path and not path.isdigit():
+            raise ValueError(f"the Redis URL ends in {path!r}, which is no database number")
+        return cls(
+            host=parts.hostname,
+            port=parts.port or 6379,
+            db=int(path or 0),
+            username=name,
+            password=secret,
+            tls=parts.scheme == "rediss",
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
+
+    @property
+    def where(self) -> str:
+        """The place alone, for messages."""
+        if self.socket is not None:
+            return self.socket
+        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.db}"
+
+
+def publish(address: RedisAddress, file: Path) -> None:
+    """Write the address file, readable by its owner only; a reader sees the old or the new one, whole."""
+    write_atomic(file, address.model_dump_json(exclude_none=True).encode(), mode=0o600)
+
+
+def read(file: Path) -> RedisAddress:
+    """The published address; QueueUnavailable where there is none (yet) or it is not of this version."""
+    try:
+        return RedisAddress.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise QueueUnavailable(f"no Redis address can be read from {file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        raise QueueUnavailable(f"{file} is no Redis address: {first['loc']}: {first['msg']}") from error
+
+
+def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
+    """A client of it (no connection is made yet). `seconds`: patience with one command and with connecting.
+
+    Nothing is retried here: callers know whether a command may be repeated.
+    """
+    common = {
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "health_check_interval": HEALTH_SECONDS,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # one answer format on every server from Redis 6 to Valkey 9
+    }
+    if address.socket is not None:
+        return redis.Redis(unix_socket_path=address.socket, **common)  # type: ignore[arg-type]
+    more = {}
+    if address.tls:
+        more = {
+            "ssl": True,
+            "ssl_ca_certs": address.ca_file,
+            "ssl_certfile": address.cert_file,
+            "ssl_keyfile": address.key_file,
+        }
+    return redis.Redis(
+        host=address.host or "localhost",
+        port=address.port,
+        socket_keepalive=True,
+        **common,  # type: ignore[arg-type]
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@lru_cache(maxsize=1)
+def shared(address: RedisAddress) -> redis.Redis:
+    """The one client of this address in this process: a daemon's connections do not grow with its evaluations.
+
+    Its pool is safe to use from threads and after a fork. Nothing closes it; a new address takes its place.
+    """
+    return client(address)
+
+
+def connect(file: Path, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
+    """A client of the published address; QueueUnavailable where none is published. Does not touch the server."""
+    return client(read(file), seconds=seconds)
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Redis's errors as QueueUnavailable, in words for whoever must act."""
+    try:
+        yield
+    except (redis.RedisError, OSError) as error:
+        raise QueueUnavailable(explain(error, where)) from error
+
+
+def explain(error: Exception, where: str) -> str:
+    """One line: what Redis at `where` did and what to do next."""
+    text = str(error)
+    for kinds, marks, words in _CAUSES:
+        if isinstance(error, kinds) or any(mark in text for mark in marks):
+            return f"Redis at {where} {words}".format(text=text)
+    return f"Redis at {where}: {text}"
+
+
+# The first that fits: error classes, marks in the text (within scripts and pipelines the class may be lost), words.
+_CAUSES: tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], str], ...] = (
+    (
+        (),
+        ("NOAUTH", "Authentication required"),
+        f"needs a password: give redis.username and redis.password_file ({DOCS})",
+    ),
+    (
+        (redis.AuthenticationError,),
+        ("WRONGPASS",),
+        f"refuses our user or password: {{text}} Correct redis.username and redis.password_file ({DOCS})",
+    ),
+    (
+        (redis.exceptions.NoPermissionError,),
+        ("NOPERM",),
+        f"does not let our user do what is needed: {{text}}; {DOCS} for the ACL",
+    ),
+    ((redis.exceptions.OutOfMemoryError,), ("OOM command",), "is full: raise its maxmemory ({text})"),
+    ((redis.exceptions.ReadOnlyError,), ("READONLY",), "is a read-only replica: give the primary's address"),
+    (
+        (),
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "shows a certificate that we cannot verify: give redis.ca_file, and in redis.url the name that it is for ({text})",
+    ),
+    (
+        (),
+        ("CERTIFICATE_REQUIRED", "certificate required", "EOF occurred in violation of protocol"),
+        "ends the TLS connection: does it ask for a certificate (redis.cert_file, redis.key_file)? ({text})",
+    ),
+    (
+        (redis.TimeoutError,),
+        (),
+        "does not answer in time: is it there, and does a firewall let us through? ({text})",
+    ),
+    (
+        (redis.ConnectionError, OSError),
+        (),
+        "cannot be reached: does it run there, and is its address right? ({text})",
+    ),
+)

@@ -1,0 +1,313 @@
+"""lm-eval tasks → request sets: every prompt of a suite entry, built once, tokenised, and cut into fixed batches.
+
+Rule: prompts, tokens and windows come out of lm-eval's own code. The entry is run through `simple_evaluate` with the model
+class itself, less its weights; the first call of the model ends the run, and what was asked of it is written down.
+
+It does not know: which checkpoint's weights will answer, or how the batches are spread over GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.outcomes import Built
+from evaljobs.contract.paths import (
+    EvaluationPaths,
+    WorkPaths,
+    batch_file,
+    batch_index_file,
+    entry_manifest,
+    request_set_manifest,
+    slug,
+)
+from evaljobs.contract.specs import BuildSpec, EntryManifest, RequestSetManifest
+from evaljobs.contract.storage import read_record, write_atomic, write_outcome, write_record
+from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.lmeval import conversations, hooks, result_keys, run, source_files, stub_model
+from evaljobs.lmeval.batches import (
+    Kind,
+    Piece,
+    RequestsHead,
+    decode_head,
+    decode_pieces,
+    encode_batches,
+    encode_requests,
+)
+from evaljobs.lmeval.instances import instances_digest
+
+log = logging.getLogger(__name__)
+
+
+def build(spec: BuildSpec) -> Built:
+    """Build what is missing of an entry's request sets; JobError where somebody must act.
+
+    Keeps what is on disk and unchanged. Several processes may build the same entry: they write the same bytes.
+    """
+    started = time.monotonic()
+    run.quiet_environment(offline=spec.offline)
+    folder = Path(spec.out_dir)
+    sets = _sets_on_disk(folder)
+    entry = spec.suite.tasks[spec.entry]
+    cache = WorkPaths(folder.parents[1]).digests
+    unchanged = functools.partial(
+        source_files.unchanged, spec.suite.include_path, entry.name, spec.source, cache
+    )
+    if sets is None:
+        unchanged()
+        sets = _build_entry(spec)
+        unchanged()  # while it was built, either: the folder's name says what is in it
+        write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
+    places = {task: str(folder / relative) for task, relative in sets.items()}
+    if spec.batch_size != "auto":
+        for place in places.values():
+            add_batches(Path(place), spec.batch_size)
+    return Built(
+        name=spec.name,
+        entry=spec.entry,
+        batch_size=spec.batch_size,
+        sets=places,
+        seconds=time.monotonic() - started,
+    )
+
+
+def main(spec: BuildSpec) -> None:
+    """`python -m evaljobs build`: build and leave the outcome."""
+    built = build(spec)
+    if spec.evaluation_dir is not None:
+        write_outcome(EvaluationPaths(spec.evaluation_dir), built)
+
+
+# --- what is there -----------------------------------------------------------------------------------------------
+
+
+def read_requests(folder: Path) -> tuple[RequestsHead, list[Piece]]:
+    """Head and pieces of a request set."""
+    with (folder / "requests").open("rb") as lines:
+        head = decode_head(lines.readline())
+        return head, list(decode_pieces(lines))
+
+
+def read_head(folder: Path) -> RequestsHead:
+    with (folder / "requests").open("rb") as lines:
+        return decode_head(lines.readline())
+
+
+def add_batches(folder: Path, batch_size: int) -> None:
+    """Write the batches of a request set at a size, unless they are there."""
+    if batch_index_file(folder, batch_size).exists():
+        return
+    manifest = read_record(request_set_manifest(folder), RequestSetManifest)
+    head, pieces = read_requests(folder)
+    data, index = encode_batches(head, manifest.key, pieces, batch_size)
+    write_atomic(batch_file(folder, batch_size), data)
+    write_record(batch_index_file(folder, batch_size), index)
+
+
+def _sets_on_disk(folder: Path) -> dict[str, str] | None:
+    """Leaf task -> folder name, where every set is whole. `folder` is named by what the sets are made of."""
+    try:
+        entry = read_record(entry_manifest(folder), EntryManifest)
+        for name in entry.sets.values():
+            read_record(request_set_manifest(folder / name), RequestSetManifest)
+    except (FileNotFoundError, ValueError):
+        return None
+    return entry.sets
+
+
+# --- one entry ---------------------------------------------------------------------------------------------------
+
+
+def _build_entry(spec: BuildSpec) -> dict[str, str]:
+    entry = spec.suite.tasks[spec.entry]
+    hooks.install()
+    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    lm = stub_model.model(spec.model_dir, spec.model)
+
+    def on_load(name: str, task: Any) -> None:
+        if conversations.check_task(name, task, lm, chat=bool(spec.suite.apply_chat_template)):
+            stub_model.keep_histories(lm)
+
+    tasks.on_load = on_load
+    try:
+        run.run_entry(
+            lm,
+            spec.suite,
+            entry,
+            model=spec.model,
+            model_dir=spec.model_dir,
+            tasks=tasks,
+            seed_torch=True,
+        )
+    except run.RequestsBuiltError:
+        pass
+    except JobError:
+        raise
+    except ValueError as error:  # lm-eval's word for settings that do not go together
+        raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
+    files = source_files.files_of(spec.suite.include_path, entry.name, tasks.shipped)
+    sets: dict[str, str] = {}
+    for name, task in tasks.loaded["tasks"].items():
+        score_key = result_keys.score_key(task, tasks.loaded.get("groups", {}), files)
+        sets[name] = _write_set(spec, lm, name, task, score_key)
+    return sets
+
+
+def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -> str:
+    instances = list(task.instances)
+    judged = asks_judge(task)
+    if judged and not spec.suite.tasks[spec.entry].judge:
+        raise OperatorError(
+            f"task {name} asks a judge: say `judge = true` in its [[task]] of suite {spec.suite.name}"
+        )
+    head, pieces = describe_requests(lm, name, instances, conversations.follow_up_of(task))
+    body = encode_requests(head, pieces)
+    sampled = any(_sampled(s) for s in head.settings)
+    key = result_keys.request_digest(
+        lm, spec.suite, spec.model, body, sampled=sampled, follow_up=head.follow_up
+    )
+    relative = f"{slug(name)}-{key[:12]}"
+    place = Path(spec.out_dir) / relative
+    caps = [head.max_gen_tokens[p.settings] if p.settings >= 0 else 0 for p in pieces]
+    turns = [(cap, p.lengths(cap)) for p, cap in zip(pieces, caps, strict=True)]
+    manifest = RequestSetManifest(
+        task=name,
+        key=key,
+        score_key=score_key,
+        output_type=str(task.OUTPUT_TYPE),
+        executes=runs_programs(task) or judged,
+        documents=len({i.doc_id for i in instances}),
+        requests=head.requests,
+        repeats=max(int(i.repeats or 1) for i in instances),
+        sampled=sampled,
+        prompt_tokens=sum(length for _, lengths in turns for length in lengths),
+        generation_cap_tokens=sum(cap * len(lengths) for cap, lengths in turns),
+    )
+    there = request_set_manifest(place)
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if read_record(there, RequestSetManifest) == manifest:
+            return relative
+    write_atomic(place / "requests", body)
+    write_record(there, manifest)
+    return relative
+
+
+def describe_requests(
+    lm: Any, name: str, instances: Sequence[Any], follow_up: str = ""
+) -> tuple[RequestsHead, list[Piece]]:
+    """A leaf task's instances, cloned for repeats as lm-eval does, as pieces in build order.
+
+    `follow_up`: the documents' column with the messages after the first answer, "" where there are none.
+    """
+    from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
+
+    settings: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
+    pieces: list[Piece] = []
+    order: dict[str, list[int]] = {}
+    likelihoods = iter(
+        stub_model.tokens_asked(lm, "loglikelihood", chosen)
+        if (chosen := [i for i in instances if i.request_type == "loglikelihood"])
+        else ()
+    )
+    index = 0
+    for instance in instances:
+        forms = list(_forms(lm, instance, likelihoods, settings, numbers))
+        conversation = conversations.conversation_of(lm, name, instance, follow_up) if follow_up else None
+        for _ in range(int(instance.repeats or 1)):
+            order.setdefault(instance.request_type, []).append(index)
+            pieces += [
+                Piece(
+                    kind=form.kind,
+                    index=index,
+                    document=form.document,
+                    context=form.context,
+                    continuation=form.continuation,
+                    window=form.window,
+                    length=form.length,
+                    settings=form.settings,
+                    conversation=conversation,
+                )
+                for form in forms
+            ]
+            index += 1
+    head = RequestsHead(
+        task=name,
+        requests=index,
+        digests=instances_digest(instances, follow_up),
+        order=order if len(order) > 1 else {},
+        settings=settings,
+        max_gen_tokens=[int(normalize_gen_kwargs(s, lm.max_gen_toks)["max_gen_toks"]) for s in settings],
+        text=bool(lm.is_text),
+        grouped=lm.backend == "causal" and bool(lm.logits_cache),
+        max_length=int(lm.max_length),
+        follow_up=follow_up,
+    )
+    return head, pieces
+
+
+def _forms(
+    lm: Any,
+    instance: Any,
+    likelihoods: Iterator[Any],
+    settings: list[dict[str, Any]],
+    numbers: dict[str, int],
+) -> Iterator[Piece]:
+    """The pieces of one instance, numbered later."""
+    kind: Kind = instance.request_type
+    document = int(instance.doc_id)
+    make = functools.partial(Piece, kind=kind, index=0, document=document)
+    if kind == "loglikelihood":
+        strings, context, continuation = next(likelihoods)
+        length = len(context) + len(continuation)
+        if lm.is_text:
+            context, continuation = strings
+        yield make(context=context, continuation=continuation, length=length)
+    elif kind == "loglikelihood_rolling":
+        windows = stub_model.tokens_asked(lm, "loglikelihood_rolling", [instance])
+        if lm.is_text:
+            length = sum(len(c) + len(t) for _, c, t in windows)
+            yield make(context=instance.args[0], length=length)
+            return
+        for number, (_, context, continuation) in enumerate(windows):
+            length = len(context) + len(continuation)
+            yield make(context=context, continuation=continuation, window=number, length=length)
+    elif kind == "generate_until":
+        context, how = instance.args
+        text = json.dumps(how, sort_keys=False)
+        if text not in numbers:
+            numbers[text] = len(settings)
+            settings.append(dict(how))
+        yield make(context=context, length=len(lm.tok_encode(context)), settings=numbers[text])
+    else:
+        raise OperatorError(f"requests of type {kind!r} are not supported")
+
+
+def runs_programs(task: Any) -> bool:
+    """Whether a task's metric goes through the code seam, or lm-eval marks it as running code."""
+    return bool(getattr(task, "UNSAFE_CODE", False)) or any(hooks.uses_seam(f) for f in _scoring(task))
+
+
+def asks_judge(task: Any) -> bool:
+    """Whether a task's metric goes through the judge seam."""
+    return any(hooks.uses_seam(f, hooks.JUDGES) for f in _scoring(task))
+
+
+def _scoring(task: Any) -> list[Any]:
+    functions = [
+        *getattr(task, "_metric_fn_list", {}).values(),
+        getattr(task.config, "process_results", None),
+    ]
+    return [*functions, getattr(type(task), "process_results", None)]
+
+
+def _sampled(settings: dict[str, Any]) -> bool:
+    from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
+
+    return bool(normalize_gen_kwargs(settings).get("do_sample"))

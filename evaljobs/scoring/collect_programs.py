@@ -1,0 +1,103 @@
+"""What a task's metric would run or ask: programs and asks written down, nothing run and nobody asked.
+
+Rule: the task's own filters and metric say it, on its own answers, with seams that answer "failed" to everything.
+It does not know: verdicts, judges, scores.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evaljobs.errors import one_line
+from evaljobs.judges.records import Ask, Reply
+from evaljobs.lmeval import hooks, replay_model
+from evaljobs.lmeval.instances import instances_digest
+from evaljobs.sandbox import Program, Verdict
+from evaljobs.sandbox.code_eval import CodeEval, with_prompt
+from evaljobs.scoring.item_deadlines import Items
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Programs that a task's metric asks for, by key; what it asks the judge, by document; documents whose metric
+    raised, with the reason.
+    """
+
+    programs: dict[str, Program] = field(default_factory=dict)
+    asks: dict[str, list[Ask]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    prompt: str | None = (
+        None  # of the document whose metric runs: its helpers are no completion's to redefine
+    )
+    document: str = ""  # in hand
+
+    def note(self, programs: list[Program]) -> list[Verdict]:
+        self.programs |= {program.id: with_prompt(program, self.prompt) for program in programs}
+        return [Verdict(id=p.id, verdict="fail", seconds=0.0, isolation="none") for p in programs]
+
+    def note_asks(self, asks: Sequence[Ask]) -> list[Reply]:
+        self.asks.setdefault(self.document, []).extend(asks)
+        return [Reply(value=None, error="not asked yet") for _ in asks]
+
+
+def record_programs(
+    task: Any, leaf: replay_model.Answers, documents: Sequence[int] | None, items: Items
+) -> Recorded:
+    """Let a task's filters and metric run on its answers with seams that only write programs and asks down.
+
+    Filters see the given documents alone. One that looks across documents may then ask for other programs than the
+    score will; those are run by the score.
+    """
+    if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
+        raise replay_model.ReplayError(
+            f"task {leaf.head.task}: the rebuilt task asks other prompts than those answered: evaluate again"
+        )
+    recorded = Recorded()
+    by_document = _answered(task, leaf, documents)
+    chosen = [instance for instances in by_document.values() for instance in instances]
+    if not chosen:
+        return recorded
+    with (
+        hooks.SEAM.computing(CodeEval(recorded.note).compute),
+        hooks.JUDGES.answering(recorded.note_asks),
+    ):
+        for ensemble in task._filters:  # noqa: SLF001 (evaluate() does the same on the whole list)
+            items.filter(leaf.head.task, ensemble, chosen)
+        for document, instances in by_document.items():
+            recorded.document = str(document)
+            instances.sort(key=lambda instance: instance.idx)
+            prompt = instances[0].doc.get("prompt") if isinstance(instances[0].doc, dict) else None
+            recorded.prompt = prompt if isinstance(prompt, str) else None
+            item = (leaf.head.task, document)
+            items.take(item)
+            for name in instances[0].filtered_resps:
+                results = [i.filtered_resps[name] for i in instances]
+                metric = functools.partial(task.process_results, instances[0].doc, results)
+                try:
+                    items.value(item, metric)
+                except Exception as error:  # noqa: BLE001 (the score will raise it again, with the real verdicts)
+                    recorded.failed[str(document)] = one_line(error)
+            if item in items.failed:
+                recorded.failed[str(document)] = items.failed[item]
+        items.put_down()
+    return recorded
+
+
+def _answered(task: Any, leaf: replay_model.Answers, documents: Sequence[int] | None) -> dict[int, list[Any]]:
+    """The instances of the given documents (all, if None) with their responses set, by document in build order."""
+    wanted = None if documents is None else set(documents)
+    chosen: dict[int, list[Any]] = {}
+    index = 0
+    for instance in task.instances:
+        places = range(index, index + int(instance.repeats or 1))
+        index = places.stop
+        if wanted is not None and instance.doc_id not in wanted:
+            continue
+        if not all(replay_model.has_answer(leaf.answers, place) for place in places):
+            raise replay_model.ReplayError(f"document {instance.doc_id} of {leaf.head.task} lacks responses")
+        instance.resps = [leaf.answers[place] for place in places]
+        chosen.setdefault(instance.doc_id, []).append(instance)
+    return chosen

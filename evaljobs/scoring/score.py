@@ -1,0 +1,318 @@
+"""Responses → verdicts and scores: CPU work on dumped files.
+
+Rule: a score is lm-eval's own run with a model that replays (`replay`), so filters, metrics, aggregation and bootstrap are
+lm-eval's code. Programs are run by the sandbox, all of a task's at once, and a judge is asked by `judges`; verdicts and
+judgements are kept by content, so an `execute` job for some documents and the later `score` share them, and nothing
+is run or asked twice. An item whose metric hangs or kills its process has no score (`items`); all others have theirs.
+
+It does not know: RQ, queues, which GPU answered. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest, slug
+from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
+from evaljobs.contract.storage import read_record, write_atomic, write_outcome
+from evaljobs.errors import JobError, OperatorError, one_line
+from evaljobs.judges.asking import Judges, judges_of
+from evaljobs.judges.records import Ask, Reply
+from evaljobs.lmeval import hooks, replay_model, run, source_files
+from evaljobs.lmeval.results import BY_NAME
+from evaljobs.requests.build import read_head
+from evaljobs.sandbox import Program, Verdict
+from evaljobs.sandbox.code_eval import CodeEval
+from evaljobs.scoring import bootstrap
+from evaljobs.scoring.collect_programs import record_programs
+from evaljobs.scoring.item_deadlines import Items
+from evaljobs.scoring.verdict_store import Verdicts
+
+log = logging.getLogger(__name__)
+
+# Kept in a score file: lm-eval's results, less its samples and its account of the machine.
+PARTS = (*BY_NAME, "config")
+
+
+def warm(*, default_tasks: bool = False) -> None:
+    """Import what every job needs, so that a worker's forks share it; with `default_tasks` lm-eval's index too (7 s)."""
+    run.quiet_environment(offline=True)
+    hooks.install()
+    import datasets  # noqa: F401, PLC0415
+    import lm_eval.evaluator  # noqa: PLC0415
+    import lm_eval.models.utils  # noqa: F401, PLC0415
+
+    if default_tasks:
+        run.task_manager((), None)
+
+
+def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
+    """Run a metric job and leave its outcome; an error becomes a `Failed` that says who must act."""
+    paths = EvaluationPaths(spec.evaluation_dir)
+    outcome: Executed | Scored | Failed
+    try:
+        outcome = execute(spec) if isinstance(spec, ExecuteSpec) else score(spec)
+    except Exception as error:
+        log.exception("%s failed", spec.name)
+        outcome = Failed(
+            name=spec.name,
+            job=spec.kind,
+            blame=error.blame if isinstance(error, JobError) else "bug",
+            error=one_line(error),
+            detail=traceback.format_exc()[-4000:],
+            entry=spec.entry,
+        )
+    write_outcome(paths, outcome)
+    return outcome
+
+
+# --- execute -----------------------------------------------------------------------------------------------------
+
+
+def execute(spec: ExecuteSpec) -> Executed:
+    """Run the programs of some whole documents, or ask the judge of them, and keep what is found. Raises JobError, or
+    what a task raises.
+    """
+    with Items(spec) as items:
+        return _execute(spec, items)
+
+
+def _execute(spec: ExecuteSpec, items: Items) -> Executed:
+    started = time.monotonic()
+    paths = EvaluationPaths(spec.evaluation_dir)
+    tasks = _built_tasks(spec)
+    leaf = _answers(paths, spec.request_set, spec.frames)
+    recorded = record_programs(tasks.loaded["tasks"][spec.task], leaf, spec.documents, items)
+    book = Verdicts(
+        paths, [spec.task], spec.name, item_seconds=spec.item_seconds, allow_unsafe=spec.allow_unsafe
+    )
+    ran = book.run_missing(recorded.programs.values())
+    asked = 0
+    if recorded.asks:
+        judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+        asked = judges.ask_missing(ask for asks in recorded.asks.values() for ask in asks)
+        recorded.failed |= _unjudged(judges, recorded.asks)
+    return Executed(
+        name=spec.name,
+        task=spec.task,
+        documents=len(spec.documents),
+        programs=ran,
+        seconds=time.monotonic() - started,
+        failed=recorded.failed,
+        asked=asked,
+    )
+
+
+def _unjudged(judges: Judges, asks: Mapping[str, Sequence[Ask]]) -> dict[str, str]:
+    """Documents that lack a judgement, with the reason."""
+    replies = {document: judges.replies(asked) for document, asked in asks.items()}
+    return {
+        document: reply.error for document, some in replies.items() for reply in some if reply.value is None
+    }
+
+
+# --- score -------------------------------------------------------------------------------------------------------
+
+
+def score(spec: ScoreSpec) -> Scored:
+    """Score one suite entry, all of whose responses are there, and write its results and samples.
+
+    Raises ReplayError where a response is missing or prompts changed: nothing is written then.
+    """
+    with Items(spec) as items:
+        return _score(spec, items)
+
+
+def _score(spec: ScoreSpec, items: Items) -> Scored:
+    started = time.monotonic()
+    paths = EvaluationPaths(spec.evaluation_dir)
+    entry = spec.suite.tasks[spec.entry]
+    run.quiet_environment(offline=True)
+    cache = WorkPaths(paths.root.parent).digests
+    unchanged = functools.partial(
+        source_files.unchanged, spec.suite.include_path, entry.name, spec.source, cache
+    )
+    unchanged()
+    leaves = {
+        task: _answers(paths, folder, spec.frames.get(task, ())) for task, folder in spec.request_sets.items()
+    }
+    for leaf in leaves.values():
+        replay_model.check_whole(leaf.head, leaf.answers)
+    executed = _executed(spec, paths, leaves, items)
+    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    tasks.on_load = items.guard
+
+    def compute_when_loaded(**arguments: Any) -> Any:
+        return executed.compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
+
+    with (
+        hooks.SEAM.computing(compute_when_loaded),
+        hooks.JUDGES.answering(executed.replies),
+        bootstrap.in_lm_eval(),  # lm-eval's own takes every CPU of the node, of which a job has a few
+    ):
+        results = run.run_entry(
+            _replay(spec, leaves),
+            spec.suite,
+            entry,
+            model=spec.model,
+            model_dir=spec.model_dir,
+            tasks=tasks,
+            bootstrap_iters=spec.bootstrap_iters,
+            seed_torch=False,
+        )
+    unasked = set(leaves) - set(results["configs"])
+    if unasked:
+        raise replay_model.ReplayError(
+            f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again"
+        )
+    unchanged()  # while it was scored, either
+    return Scored(
+        name=spec.name,
+        entry=spec.entry,
+        result_file=str(_write(paths, spec, results)),
+        seconds=time.monotonic() - started,
+        programs_run=executed.ran,
+        asked=executed.asked,
+        unscored={**executed.unjudged, **items.reasons()},
+    )
+
+
+def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
+    raise OperatorError("the task asks a judge only while it is scored: evaluate again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Executed:
+    """What answers the seams from verdicts and judgements; programs run and asks sent for it now."""
+
+    compute: Callable[..., Any]
+    replies: Callable[[Sequence[Ask]], list[Reply]] = _no_judge
+    ran: int = 0
+    asked: int = 0
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+
+
+def _executed(
+    spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay_model.Answers], items: Items
+) -> _Executed:
+    """Verdicts and judgements of an entry, those missing having been run and asked for in parallel first."""
+    executing = [
+        task
+        for task, folder in spec.request_sets.items()
+        if read_record(request_set_manifest(folder), RequestSetManifest).executes
+    ]
+    book = Verdicts(
+        paths,
+        executing or [spec.suite.tasks[spec.entry].name],
+        spec.name,
+        item_seconds=spec.item_seconds,
+        allow_unsafe=spec.allow_unsafe,
+    )
+
+    def verdicts(programs: list[Program]) -> list[Verdict]:
+        with items.apart():
+            return book.of(programs)
+
+    if not executing:
+        return _Executed(compute=CodeEval(verdicts).compute)
+    tasks = _built_tasks(spec).loaded["tasks"]
+    wanted = {task: record_programs(tasks[task], leaves[task], None, items) for task in executing}
+    ran = book.run_missing({key: p for some in wanted.values() for key, p in some.programs.items()}.values())
+    asks = [ask for some in wanted.values() for asked in some.asks.values() for ask in asked]
+    if not asks:
+        return _Executed(compute=CodeEval(verdicts).compute, ran=ran)
+    judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+    asked = judges.ask_missing(asks)
+    unjudged = {
+        f"{task} {document}": why
+        for task, some in wanted.items()
+        for document, why in _unjudged(judges, some.asks).items()
+    }
+    return _Executed(
+        compute=CodeEval(verdicts).compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged
+    )
+
+
+def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) -> Path:
+    """Samples first, the score file last: it tells that both are whole."""
+    from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
+
+    for task, samples in results["samples"].items():
+        lines = [_sample_line(sample) for sample in samples]
+        write_atomic(paths.samples / f"samples_{slug(task)}_{spec.entry:03d}.jsonl", "".join(lines).encode())
+    kept = {part: results[part] for part in PARTS if part in results}
+    kept["config"] = {
+        **results["config"],
+        "model": spec.model.engine,
+        "model_args": {"pretrained": spec.model_dir, **spec.model.model_args},
+    }
+    for package in ("lm_eval", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            kept[f"{package}_version"] = importlib.metadata.version(package)
+    kept["entry"] = spec.suite.tasks[spec.entry].model_dump(mode="json")
+    place = paths.scores / f"{spec.entry:03d}-{slug(spec.suite.tasks[spec.entry].name)}.json"
+    text = json.dumps(kept, indent=2, default=handle_non_serializable, ensure_ascii=False)
+    write_atomic(place, text.encode())
+    return place
+
+
+def _sample_line(sample: Mapping[str, Any]) -> str:
+    """A line of samples_*.jsonl as lm-eval's EvaluationTracker.save_results_samples writes it."""
+    from lm_eval.utils import handle_non_serializable, sanitize_list  # noqa: PLC0415
+
+    line = dict(sample)
+    line["resps"] = sanitize_list(sample["resps"])
+    line["filtered_resps"] = sanitize_list(sample["filtered_resps"])
+    line["arguments"] = {
+        f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(arguments)}
+        for i, arguments in enumerate(sample["arguments"])
+    }
+    line["target"] = str(sample["target"])
+    return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"
+
+
+# --- both --------------------------------------------------------------------------------------------------------
+
+
+def _answers(paths: EvaluationPaths, folder: str, frames: Sequence[FrameRef]) -> replay_model.Answers:
+    manifest = read_record(request_set_manifest(folder), RequestSetManifest)
+    head = read_head(Path(folder))
+    answers = replay_model.collect_answers(head, manifest.key, paths.responses, frames)
+    return replay_model.Answers(head=head, answers=answers)
+
+
+def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Answers]) -> Any:
+    chat = bool(spec.suite.apply_chat_template)
+    return replay_model.replay_model(leaves, chat=chat, model_dir=spec.model_dir, options=spec.model)
+
+
+def _built_tasks(spec: ExecuteSpec | ScoreSpec) -> run.Tasks:
+    """The entry's tasks with their instances, built as for the request set; nothing is answered or scored."""
+    run.quiet_environment(offline=True)
+    entry = spec.suite.tasks[spec.entry]
+    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+    chat = bool(spec.suite.apply_chat_template)
+    model = replay_model.replay_model(None, chat=chat, model_dir=spec.model_dir, options=spec.model)
+    with contextlib.suppress(run.RequestsBuiltError):
+        run.run_entry(
+            model,
+            spec.suite,
+            entry,
+            model=spec.model,
+            model_dir=spec.model_dir,
+            tasks=tasks,
+            bootstrap_iters=0,
+            seed_torch=False,
+        )
+    return tasks

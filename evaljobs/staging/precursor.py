@@ -1,0 +1,362 @@
+"""The precursor: bring a checkpoint into this node's memory once, hold it, and leave nothing behind.
+
+    join (a lease) -> lock -> whole copy there? verify it : copy and publish it -> Staged -> hold -> leave -> Cleared
+
+Rules: bytes leave shared storage once per node, whoever comes second waits for the first or takes over from a dead one.
+Nothing is published before its sizes, hashes and identity are those that were announced. A root that cannot be used
+is named with its reason and the next one is tried; past the last, trials read storage. Files of a retired checkpoint
+are written over only when the kernel says that no process has them open or mapped.
+
+It does not know: Slurm, models, who decides. `reading` is the trial's side of it, `node_requests` what lies beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.storage import write_outcome
+from evaljobs.errors import JobError, RetryError, one_line
+from evaljobs.staging import copy as copying
+from evaljobs.staging import owned_files, publish, store
+from evaljobs.staging.capacity import room
+from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
+from evaljobs.staging.node_requests import Shelf
+from evaljobs.staging.owned_files import Refused
+from evaljobs.staging.store import Slot
+
+POLL_SECONDS = 0.5
+RELEASED = "released"
+READER_PATIENCE = 10.0  # seconds that a trial gets to end (or to finish opening files) before the names go
+MARGIN = 64 << 20  # bytes left free on a root
+ENGINE_MODULES = {
+    "hf": ("torch", "transformers", "lm_eval.models.huggingface"),
+    "vllm": ("vllm", "lm_eval.models.vllm_causallms"),
+    "sglang": ("sglang", "lm_eval.models.sglang_causallms"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A staged checkpoint and the lease that keeps it (None: read from storage, nothing is held)."""
+
+    spec: StageSpec
+    staged: Staged
+    slot: Slot | None
+
+    def shelf(self) -> Shelf | None:
+        """Where request sets are kept beside the weights; None where they are not to be."""
+        if self.slot is None or not self.spec.requests_mb:
+            return None
+        return Shelf(spec=self.spec, slot=self.slot)
+
+
+class NoRoomAheadError(RetryError):
+    """The share of this node's memory that may be used before there are GPUs is too small."""
+
+
+def say(text: str) -> None:
+    """A line for the job's log."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holding:
+    """Stage on the first usable root of `spec.roots`, else leave it to storage. The caller ends it with `clear`.
+
+    Raises SourceChanged (operator), Stopped (asked to), OSError (storage could not be read; try again).
+    """
+    stop = stop if stop is not None else threading.Event()
+    started = time.monotonic()
+    reasons: list[str] = []
+    for root in spec.roots:
+        try:
+            slot, copy = _stage_on(root, spec, stop)
+        except (Refused, TimeoutError, copying.TargetFailed) as error:
+            reasons.append(str(error))
+            say(f"cannot stage on {root}: {error}")
+            continue
+        staged = Staged(
+            name=spec.name,
+            node=spec.node,
+            path=str(slot.model),
+            rung=room(root).rung,
+            bytes=spec.checkpoint.bytes,
+            storage_bytes=copy.storage_bytes,
+            seconds=time.monotonic() - started,
+            recycled=copy.recycled,
+            why="; ".join((*reasons, *copy.notes)),
+        )
+        return Holding(spec=spec, staged=staged, slot=slot)
+    if spec.share is not None:
+        raise NoRoomAheadError(
+            "not staged ahead of its GPUs: " + ("; ".join(reasons) or "no root is configured")
+        )
+    check_storage(spec.checkpoint)
+    staged = Staged(
+        name=spec.name,
+        node=spec.node,
+        path=spec.checkpoint.source,
+        rung="storage",
+        bytes=spec.checkpoint.bytes,
+        storage_bytes=0,
+        seconds=time.monotonic() - started,
+        why="; ".join(reasons) or "no root to stage on is configured",
+    )
+    return Holding(spec=spec, staged=staged, slot=None)
+
+
+def check_storage(checkpoint: CheckpointSpec) -> None:
+    """Raise SourceChanged unless the checkpoint on storage is the one that was announced, by sizes and mtimes."""
+    for file in checkpoint.files:
+        path = Path(checkpoint.source) / file.name
+        copying.check_source(path, path, file.size, file.mtime_ns)
+
+
+def holder_token(spec: StageSpec) -> str:
+    """Name of a holder's lease: the same for a job and its requeued self, another for any other job."""
+    return f"{spec.name}@{spec.evaluation_dir}"
+
+
+def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, publish.Published]:
+    if not spec.checkpoint.files:
+        raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
+    try:
+        slot = store.join(root, spec.checkpoint.digest, holder_token(spec), lease_seconds=spec.lease_seconds)
+    except OSError as error:
+        raise Refused(f"{root}: {error.strerror or error}") from error
+    try:
+        with _only_stager(slot, stop):
+            return slot, _publish(slot, spec, stop)
+    except BaseException:
+        store.leave(slot, patience=0.0)
+        raise
+
+
+@contextlib.contextmanager
+def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
+    """Be the one process that copies or verifies here: wait for another, take over from a dead one."""
+    lock = owned_files.open_lock(slot.fd, store.STAGE_LOCK)
+    try:
+        said = False
+        while not owned_files.try_flock(lock):
+            if not said:
+                say(f"another precursor is staging {slot.path}: waiting for it")
+                said = True
+            slot.renew()
+            if stop.wait(0.05):
+                raise copying.Stopped("asked to stop while waiting for another precursor")
+        yield
+    finally:
+        os.close(lock)
+
+
+def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> publish.Published:
+    """Verify the copy that is there, or make one. `slot` is locked by us."""
+    notes: list[str] = []
+    if publish.is_published(slot):
+        bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
+        if not bad:
+            return publish.Published(storage_bytes=0, recycled=False)
+        notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
+        say(notes[-1])
+        publish.withdraw(slot)
+    spares = publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
+    progress = _Progress(slot, spec.checkpoint.bytes)
+    copy = publish.copy_in(
+        slot, spec.checkpoint, spares, readers=spec.readers, stop=stop, progress=progress.add
+    )
+    return publish.Published(
+        storage_bytes=copy.storage_bytes, recycled=copy.recycled, notes=(*notes, *copy.notes)
+    )
+
+
+class _Progress:
+    """Bytes written so far, said now and then; the lease is renewed on the way (a slow copy is no dead one)."""
+
+    def __init__(self, slot: Slot, total: int, every: float = 5.0) -> None:
+        self.slot, self.total, self.every = slot, total, every
+        self.done = 0
+        self.lock = threading.Lock()
+        self.next = time.monotonic() + every
+
+    def add(self, count: int) -> None:
+        with self.lock:
+            self.done += count
+            if time.monotonic() < self.next:
+                return
+            self.next = time.monotonic() + self.every
+        self.slot.renew()
+        say(f"staged {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB")
+
+
+# --- holding and clearing --------------------------------------------------------------------------------------------
+
+
+def hold(holding: Holding, stop: threading.Event) -> str:
+    """Hold until released, told to stop, or nobody will come back; the reason."""
+    spec = holding.spec
+    paths, shelf = EvaluationPaths(spec.evaluation_dir), holding.shelf()
+    release = paths.release_file(spec.name)
+    lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
+    renewed = time.monotonic()
+    while True:
+        if is_there(release):
+            return RELEASED
+        if stop.is_set():
+            return "terminated"
+        if nobody := lease.expired():
+            return nobody
+        now = time.monotonic()
+        if holding.slot is not None:
+            if holding.slot.lost():
+                return f"somebody removed {holding.slot.path} or our lease in it"
+            if now - renewed > min(30.0, spec.lease_seconds / 10):
+                holding.slot.renew()
+                renewed = now
+        if shelf is not None:
+            keep_requests(shelf, stop)
+        stop.wait(POLL_SECONDS)
+
+
+def keep_requests(shelf: Shelf, stop: threading.Event) -> None:
+    """Bring the request sets that were named since the last time, and tell of it."""
+    done = shelf.refresh(stop)
+    if done is not None:
+        say(f"{done.sets} request sets are beside the weights: {done.bytes} bytes {done.why}")
+        write_outcome(EvaluationPaths(shelf.spec.evaluation_dir), done)
+
+
+def clear(holding: Holding, reason: str) -> Cleared:
+    """Give the lease back; the last holder frees the memory."""
+    freed, shelf = 0, holding.shelf()
+    if holding.slot is not None:
+        freed += shelf.clear() if shelf is not None else 0
+        freed += store.leave(holding.slot, patience=READER_PATIENCE)
+    return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
+
+
+def released_for(spec: StageSpec) -> float:
+    """Seconds that whoever released this holder wants its pages kept for another checkpoint."""
+    try:
+        said = EvaluationPaths(spec.evaluation_dir).release_file(spec.name).read_bytes()
+        return Release.model_validate_json(said).linger_seconds if said else 0.0
+    except (OSError, ValueError):
+        return 0.0
+
+
+def hand_over(
+    holding: Holding, reason: str, seconds: float, stop: threading.Event, told: Callable[[Cleared], object]
+) -> Cleared:
+    """As `clear`, but the last holder stays for `seconds` with its files retired, for another checkpoint to take over.
+
+    Writing over pages is some 3x faster than getting fresh ones. `told` hears of it once they are retired: the evaluation
+    need not wait for the rest. `stop` cuts it short.
+    """
+    if holding.slot is None or stop.is_set() or seconds <= 0:
+        return clear(holding, reason)
+    shelf = holding.shelf()
+    freed = shelf.clear() if shelf is not None else 0
+    name, node = holding.spec.name, holding.spec.node
+    waits = Cleared(name=name, node=node, freed_bytes=freed, reason=reason, lingers=seconds)
+    freed += publish.linger(
+        holding.slot, seconds, stop, patience=READER_PATIENCE, retired=partial(told, waits)
+    )
+    return Cleared(name=name, node=node, freed_bytes=freed, reason=reason)
+
+
+def preimport_modules(engine: str | None) -> Sequence[str]:
+    """Modules that a trial of this engine imports first."""
+    return ENGINE_MODULES.get(engine or "", ())
+
+
+@contextlib.contextmanager
+def preimporting(engine: str | None) -> Iterator[None]:
+    """Import the engine once in a process of its own, so that the files are in the page cache and no memory stays."""
+    modules = preimport_modules(engine)
+    if not modules:
+        yield
+        return
+    code = f"import os; os.nice(19)\nimport {', '.join(modules)}"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextlib.contextmanager
+def stopping_on_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM or SIGINT sets; the handlers are put back at the end."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def failure(error: Exception, *, name: str, node: str, job: Literal["stage", "host"] = "stage") -> Failed:
+    """What a failed staging says, by who must act."""
+    match error:
+        case copying.SourceChanged():
+            text = f"the checkpoint changed or vanished while it was staged: {error}; evaluate it again"
+            return Failed(name=name, job=job, blame="operator", error=text, node=node)
+        case JobError():
+            return Failed(name=name, job=job, blame=error.blame, error=one_line(error), node=node)
+        case PermissionError():
+            text = f"the checkpoint cannot be read: {error}; give this user the right to"
+            return Failed(name=name, job=job, blame="operator", error=text, node=node)
+        case _:
+            text = f"storage failed while the checkpoint was read: {one_line(error)}"
+            return Failed(name=name, job=job, blame="retry", error=text, node=node)
+
+
+def main(spec: StageSpec) -> int:
+    """Run the precursor: stage, leave `Staged`, hold, clear, leave `Cleared`. Exit status 0, or 1 with `Failed`."""
+    paths = EvaluationPaths(spec.evaluation_dir)
+    with stopping_on_signals() as stop:
+        try:
+            holding = stage_only(spec, stop=stop)
+        except (JobError, OSError) as error:
+            failed = failure(error, name=spec.name, node=spec.node)
+            say(failed.error)
+            write_outcome(paths, failed)
+            return 1
+        reason = "the holder failed"
+        try:
+            say(f"staged: {holding.staged.model_dump_json()}")
+            write_outcome(paths, holding.staged)
+            with preimporting(spec.preimport):
+                reason = hold(holding, stop)
+        finally:
+            seconds = released_for(spec) if reason == RELEASED else 0.0
+            cleared = hand_over(holding, reason, seconds, stop, lambda waits: write_outcome(paths, waits))
+            say(f"cleared {cleared.freed_bytes} bytes: {reason}")
+        write_outcome(paths, cleared)
+    return 0

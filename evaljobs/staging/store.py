@@ -1,0 +1,339 @@
+"""Our corner of a node's memory: who may use it, who holds what in it, and how it is given back.
+
+    <root>/evalspan-<uid>/          0700, ours, no link; `lock` guards every change of names below it
+        <digest>/                   a checkpoint
+            stage.lock              held (flock) by the one process that copies or verifies
+            readers.lock            held shared by each process that maps the weights
+            leases/<token>.json     held (flock) by each holder while it lives; its mtime is renewed
+            incoming/               half-written; never read
+            model/                  the files, whole once manifest.json exists
+            manifest.json           written last: sizes and hashes
+        retired-<digest>-<nonce>/   nobody's: a later checkpoint may take its files over, anybody may remove it
+
+Rules: names change only under `lock`. A checkpoint with a living lease is not touched by others. What is not ours
+(another owner, a link, a name that others may write to) is refused and left alone. Locks are the kernel's, so a killed
+holder lets go at once; its lease file says until when its copy is kept for a successor.
+
+It does not know: what is copied, from where, or why. Works on any file system with flock and O_NOFOLLOW.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaljobs.contract.paths import slug
+from evaljobs.staging.owned_files import (
+    DIR_FLAGS,
+    FILE_FLAGS,
+    Refused,
+    flock_within,
+    names_in,
+    open_folder,
+    open_lock,
+    open_root,
+    read_json,
+    remove_tree,
+    still_there,
+    try_flock,
+)
+
+MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
+STAGE_LOCK, READERS_LOCK, LOCK = "stage.lock", "readers.lock", "lock"
+RETIRED = "retired-"
+DIGEST = re.compile(r"[0-9a-f]{16,64}")
+LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something hangs
+
+
+# --- the home and its lock -------------------------------------------------------------------------------------------
+
+
+def home_name(uid: int) -> str:
+    return f"evalspan-{uid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Our folder below a root, open and locked: names in it may be changed."""
+
+    fd: int
+    path: Path
+
+
+def _lock_home(
+    stack: contextlib.ExitStack, parent: int, root: str | Path, deadline: float, *, create: bool
+) -> int | None:
+    """Open and lock the home, to be closed with `stack`; None where it was removed meanwhile.
+
+    Whoever empties a home removes it: then the lock that was waited for is no longer its lock.
+    """
+    name = home_name(os.geteuid())
+    with contextlib.ExitStack() as attempt:
+        home = open_folder(parent, name, where=str(root), create=create)
+        attempt.callback(os.close, home)
+        try:
+            lock = open_lock(home, LOCK)
+        except FileNotFoundError:
+            return None  # removed between the two openings
+        attempt.callback(os.close, lock)
+        if not flock_within(lock, deadline - time.monotonic()):
+            raise TimeoutError(f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see who holds it")
+        if not still_there(lock, home, LOCK) or not still_there(home, parent, name):
+            return None
+        stack.push(attempt.pop_all())
+        return home
+
+
+@contextlib.contextmanager
+def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
+    """Open our home below `root` and hold its lock. Leaves no empty home behind.
+
+    Raises FileNotFoundError where there is none (and `create` is off), Refused, TimeoutError.
+    """
+    name = home_name(os.geteuid())
+    with contextlib.ExitStack() as stack:
+        parent = open_root(root)
+        stack.callback(os.close, parent)
+        deadline = time.monotonic() + LOCK_SECONDS
+        home = None
+        while home is None:
+            home = _lock_home(stack, parent, root, deadline, create=create)
+        yield Home(fd=home, path=Path(root) / name)
+        if names_in(home) == [LOCK]:
+            os.unlink(LOCK, dir_fd=home)
+            os.rmdir(name, dir_fd=parent)
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A holder of a checkpoint. `alive`: its process lives. `expired`: a dead one's copy is kept for nobody."""
+
+    token: str
+    alive: bool
+    expired: bool
+    record: dict[str, object]
+
+
+def boot_id() -> str:
+    """This boot's id: leases on a disk outlive a reboot, their holders do not."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _pid_start(pid: int) -> int:
+    """Start time of a process in clock ticks since boot (proc(5), field 22): tells a reused pid apart."""
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+
+
+def lease_record(lease_seconds: float) -> dict[str, object]:
+    """What a lease says of its holder; for people and for `doctor` (life itself is told by the lock)."""
+    return {
+        "job_id": os.environ.get("SLURM_JOB_ID", ""),
+        "boot_id": boot_id(),
+        "pid": os.getpid(),
+        "pid_start": _pid_start(os.getpid()),
+        "lease_seconds": lease_seconds,
+    }
+
+
+def _write_lease(leases: int, token: str, record: dict[str, object]) -> int:
+    """Leave a lease and hold its lock. The file is locked before it has its name: nobody sees it unheld."""
+    temp = f".{token}.{secrets.token_hex(4)}"
+    descriptor = os.open(temp, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=leases)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.write(descriptor, json.dumps(record).encode())
+    os.replace(temp, f"{token}.json", src_dir_fd=leases, dst_dir_fd=leases)
+    return descriptor
+
+
+def leases_of(slot: int, *, now: float) -> list[Lease]:
+    """All leases of an open checkpoint folder, dead ones too. `now`: unix seconds."""
+    found: list[Lease] = []
+    try:
+        leases = os.open(LEASES, DIR_FLAGS, dir_fd=slot)
+    except FileNotFoundError:
+        return found
+    try:
+        for name in names_in(leases):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=leases)
+                try:
+                    record = read_json(leases, name) or {}
+                    seconds = record.get("lease_seconds", 0.0)
+                    age = now - os.fstat(descriptor).st_mtime
+                    kept = (
+                        isinstance(seconds, int | float)
+                        and age < seconds
+                        and record.get("boot_id") == boot_id()
+                    )
+                    alive = not try_flock(descriptor, shared=True)
+                    found.append(
+                        Lease(token=name.removesuffix(".json"), alive=alive, expired=not kept, record=record)
+                    )
+                finally:
+                    os.close(descriptor)
+    finally:
+        os.close(leases)
+    return found
+
+
+# --- a checkpoint's folder -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A checkpoint's folder that we hold a lease in: it stays until we leave. `lease` is the open lease file."""
+
+    root: Path
+    digest: str
+    token: str
+    path: Path
+    fd: int
+    lease: int
+
+    @property
+    def model(self) -> Path:
+        return self.path / MODEL
+
+    def renew(self) -> None:
+        os.utime(self.lease)
+
+    def has_lease(self) -> bool:
+        """Whether the lease file by our name is still the one that we hold."""
+        try:
+            named = os.stat(f"{LEASES}/{self.token}.json", dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self.lease))
+
+    def lost(self) -> bool:
+        """Somebody (an operator, an epilog) removed the folder or our lease under us."""
+        return not self.has_lease() or not self.path.exists()
+
+    def close(self) -> None:
+        os.close(self.lease)
+        os.close(self.fd)
+
+
+def join(root: str | Path, digest: str, token: str, *, lease_seconds: float) -> Slot:
+    """Take a lease in a checkpoint's folder, made if need be. Raises Refused, TimeoutError, OSError (ENOSPC)."""
+    if not DIGEST.fullmatch(digest):
+        raise Refused(f"{digest!r} is no checkpoint digest")
+    token = slug(token)
+    with locked_home(root, create=True) as home:
+        fd = open_folder(home.fd, digest, where=str(home.path), create=True)
+        try:
+            leases = open_folder(fd, LEASES, where=str(home.path / digest), create=True)
+            try:
+                os.close(open_lock(fd, READERS_LOCK))
+                lease = _write_lease(leases, token, lease_record(lease_seconds))
+            finally:
+                os.close(leases)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Slot(root=Path(root), digest=digest, token=token, path=home.path / digest, fd=fd, lease=lease)
+
+
+def leave(slot: Slot, *, patience: float = 10.0) -> int:
+    """Give the lease back; the last living holder removes the checkpoint. Gives the bytes freed.
+
+    Readers get `patience` seconds to end; then the names go, while what they have mapped stays theirs.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
+            if slot.has_lease():
+                os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
+            name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
+            if name is not None and not any(x.alive for x in leases_of(slot.fd, now=time.time())):
+                with readers_gone(slot.fd, patience):
+                    left = retire(home, name) if name == slot.digest else name
+                return remove_tree(home.fd, left)
+        return 0
+    finally:
+        slot.close()
+
+
+@contextlib.contextmanager
+def readers_gone(slot: int, seconds: float) -> Iterator[bool]:
+    """Wait until no process reads this checkpoint and keep new ones out; whether that came true within `seconds`."""
+    lock = open_lock(slot, READERS_LOCK)
+    try:
+        yield flock_within(lock, seconds)
+    finally:
+        os.close(lock)
+
+
+def retire(home: Home, digest: str) -> str:
+    """Take a checkpoint out of use in one step; the name under which its remains lie."""
+    name = f"{RETIRED}{digest}-{secrets.token_hex(4)}"
+    os.rename(digest, name, src_dir_fd=home.fd, dst_dir_fd=home.fd)
+    return name
+
+
+def retire_part(home: Home, slot: Slot, part: str) -> None:
+    """Take one folder of our checkpoint (a half-written copy) out of use, like a checkpoint of its own."""
+    name = f"{RETIRED}{slot.digest}-{secrets.token_hex(4)}"
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(part, dir_fd=slot.fd, follow_symlinks=False)
+        os.mkdir(name, 0o700, dir_fd=home.fd)
+        os.rename(part, home.path / name / part, src_dir_fd=slot.fd)
+
+
+def retire_held(slot: Slot, *, patience: float) -> str | None:
+    """Retire a checkpoint of which we are the last holder, keeping our lease in it; None where we are not."""
+    with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
+        others = [x for x in leases_of(slot.fd, now=time.time()) if x.alive and x.token != slot.token]
+        if not others and not slot.lost():
+            with readers_gone(slot.fd, patience):
+                return retire(home, slot.digest)
+    return None
+
+
+def is_kept(home: Home, name: str, *, now: float) -> bool:
+    """Whether a living holder waits for somebody to take a retired checkpoint's files over."""
+    try:
+        folder = open_folder(home.fd, name, where=str(home.path))
+    except (FileNotFoundError, Refused):
+        return False
+    try:
+        return any(x.alive for x in leases_of(folder, now=now))
+    finally:
+        os.close(folder)
+
+
+def checkpoints(home: Home) -> list[str]:
+    """Names of the checkpoint folders of a home."""
+    return [n for n in names_in(home.fd) if DIGEST.fullmatch(n)]
+
+
+def retired(home: Home) -> list[str]:
+    """Names of what is left of retired checkpoints."""
+    return [n for n in names_in(home.fd) if n.startswith(RETIRED)]
+
+
+def retire_abandoned(home: Home, *, now: float, keep: str = "", even_unexpired: bool = False) -> list[str]:
+    """Retire each checkpoint but `keep` whose holders are all dead and (unless `even_unexpired`) past their lease."""
+    gone: list[str] = []
+    for digest in checkpoints(home):
+        if digest == keep:
+            continue
+        with contextlib.suppress(Refused, FileNotFoundError):
+            slot = open_folder(home.fd, digest, where=str(home.path))
+            try:
+                held = [x for x in leases_of(slot, now=now) if x.alive or not (x.expired or even_unexpired)]
+            finally:
+                os.close(slot)
+            if not held:
+                gone.append(retire(home, digest))
+    return gone

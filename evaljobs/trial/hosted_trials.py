@@ -1,0 +1,162 @@
+"""Rung 2: one long job stages into its own memory and runs the node's trials as its children, then clears.
+
+Rules: for nodes whose /dev/shm is private to a job, or that take one job at a time. Each trial is a process of its own
+with its share of the job's GPUs. SIGTERM is passed on; a trial that does not end in time is killed. A trial that was
+killed is reported in its name at once, so that its shard goes to a sibling. The weights are cleared only when all
+trials have ended.
+
+It does not know: what a trial does. Trials leave their own outcomes; the exit status is the worst of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import HostSpec, TrialSpec
+from evaljobs.contract.storage import write_outcome, write_record
+from evaljobs.errors import JobError, OperatorError
+from evaljobs.staging import precursor
+from evaljobs.staging.coordinator_lease import is_there
+
+POLL_SECONDS = 0.2
+STOP_SECONDS = 20.0  # under Slurm's KillWait of 30 s: the rest is for clearing
+
+
+def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that the job was given, as CUDA_VISIBLE_DEVICES names them."""
+    return tuple(g for g in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if g)
+
+
+def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each, in order; None where the job has no GPUs at all.
+
+    OperatorError where there are some but too few: two trials on one GPU would run out of memory half-way.
+    """
+    if not gpus or per_trial == 0:
+        return [None] * members
+    if len(gpus) < members * per_trial:
+        raise OperatorError(
+            f"{members} trials of {per_trial} GPUs do not fit on the {len(gpus)} of this job: set gpus_per_trial"
+        )
+    return [",".join(gpus[i * per_trial : (i + 1) * per_trial]) for i in range(members)]
+
+
+def main(spec: HostSpec) -> int:
+    """Stage, leave `Staged`, run all trials, clear, leave `Cleared`. Exit status 0, or 1 where anything failed."""
+    paths = EvaluationPaths(spec.stage.evaluation_dir)
+    with precursor.stopping_on_signals() as stop:
+        try:
+            shares = share(gpus_of(os.environ), len(spec.trial.lanes), spec.gpus_per_trial)
+            with precursor.preimporting(spec.stage.preimport):
+                holding = precursor.stage_only(spec.stage, stop=stop)
+        except (JobError, OSError) as error:
+            failed = precursor.failure(error, name=spec.name, node=spec.stage.node, job="host")
+            precursor.say(failed.error)
+            write_outcome(paths, failed)
+            return 1
+        status, reason = 1, "the host failed"
+        try:
+            write_outcome(paths, holding.staged)
+            status = _run_trials(spec, holding, shares, stop)
+            reason = "terminated" if stop.is_set() else "its trials ended"
+        finally:
+            cleared = precursor.clear(holding, reason)
+        write_outcome(paths, cleared)
+    return status
+
+
+def _run_trials(
+    spec: HostSpec, holding: precursor.Holding, shares: Sequence[str | None], stop: threading.Event
+) -> int:
+    """Run the trials to their end; the worst exit status."""
+    paths = EvaluationPaths(spec.stage.evaluation_dir)
+    place = paths.spec(f"{spec.name}.trial")
+    write_record(place, spec.trial.model_copy(update={"model_path": holding.staged.path}))
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for index, devices in enumerate(shares):
+            children.append(_start(place, paths.logs / f"{spec.name}.{index}.log", index, devices))
+            precursor.say(
+                f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, GPUs {devices or '-'}"
+            )
+        _wait(spec.trial, children, holding, stop)
+    finally:
+        _end(children)
+    _report_dead(spec.trial, children, set())
+    return int(any(child.returncode for child in children))
+
+
+def _start(place: Path, log: Path, index: int, devices: str | None) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "EVALSPAN_INDEX": str(index)}
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "evaljobs", "trial", str(place)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+
+
+def _wait(
+    trial: TrialSpec,
+    children: Sequence[subprocess.Popen[bytes]],
+    holding: precursor.Holding,
+    stop: threading.Event,
+) -> None:
+    """Until all have ended, or we are told to stop. The lease is renewed on the way."""
+    renewed = time.monotonic()
+    told: set[int] = set()
+    shelf = holding.shelf()
+    while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
+        _report_dead(trial, children, told)
+        if shelf is not None:
+            precursor.keep_requests(shelf, stop)
+        if holding.slot is not None and time.monotonic() - renewed > 30.0:
+            holding.slot.renew()
+            renewed = time.monotonic()
+
+
+def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], told: set[int]) -> None:
+    """Speak for trials that died without a word; the coordinator would hear of them only when the whole job ends."""
+    paths = EvaluationPaths(trial.evaluation_dir)
+    for index, (lane, child) in enumerate(zip(trial.lanes, children, strict=False)):
+        if index in told or child.poll() is None:
+            continue
+        left = [is_there(paths.outcome(kind, lane.trial)) for kind in ("trial-ended", "failed")]
+        if not any(left) and None in left:
+            continue  # the storage cannot say: asked again
+        told.add(index)
+        if any(left):
+            continue
+        code = child.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        error = f"{lane.trial} {how} without a word; see its log"
+        precursor.say(error)
+        write_outcome(
+            paths, Failed(name=lane.trial, job="trial", blame="retry", error=error, node=trial.node)
+        )
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Tell those that run to end, and kill those that do not."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
