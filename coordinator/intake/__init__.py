@@ -1,0 +1,4 @@
+"""Everything before an evaluation exists: notices, pending checkpoints, suites, validation.
+
+Rule: what can be known to fail is refused here, before anything is written or submitted. Start with `validate.py`.
+"""
