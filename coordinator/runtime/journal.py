@@ -27,6 +27,10 @@ class JournalError(OperatorError):
     """A journal with a line that is not ours to read: it stays as it is until a person acts."""
 
 
+class UnreadableEventError(ValueError):
+    """An event that a journal could not give back."""
+
+
 class CopiedJournalError(JournalError):
     """A journal that says it is another folder's: two of one evaluation would do everything twice."""
 
@@ -47,8 +51,10 @@ class Journal:
         return False
 
     def append(self, events: Iterable[AnyEvent]) -> None:
-        """Write all of `events` and fsync once. On OSError (a full disk) nothing of them stays."""
-        data = b"".join(EVENT.dump_json(e) + b"\n" for e in events)
+        """Write all of `events` and fsync once. On OSError (a full disk) nothing of them stays; on UnreadableEventError
+        nothing is written.
+        """
+        data = b"".join(map(line_of, events))
         if not data:
             return
         end = os.fstat(self._fd).st_size
@@ -82,6 +88,17 @@ class Journal:
         if end < size:
             os.ftruncate(self._fd, end)
             os.fsync(self._fd)
+
+
+def line_of(event: AnyEvent) -> bytes:
+    """An event as a line of the journal. UnreadableEventError where that line could not be read back."""
+    try:
+        line = EVENT.dump_json(event)
+        EVENT.validate_json(line)
+    except ValueError as error:
+        what = str(error).replace("\n", " ")[:200]
+        raise UnreadableEventError(f"{event.kind} cannot be kept in a journal: {what}") from error
+    return line + b"\n"
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:

@@ -16,9 +16,9 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """Base of all records that cross a process."""
+    """Base of all records that cross a process. Their floats are finite: JSON has no NaN, and would bring back null."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 # --- suites and checkpoints ---------------------------------------------------------------------------------------
