@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coordinator.cluster import (
     COORDINATOR_ENDED,
@@ -134,8 +134,7 @@ class LocalCluster:
         self._entries: dict[str, _Entry] = {}
         self._live: dict[tuple[str, int], tuple[_Entry, _Member]] = {}  # in the order of submission
         self._alive: int | None = None  # read end of the guardians' pipe, once this coordinator is in charge
-        self._guardians = -1  # locked by every guardian that lives
-        self._alone = False
+        self._alone = False  # no guardian of an earlier coordinator is left
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
@@ -216,7 +215,6 @@ class LocalCluster:
                 entry.members.append(member)
                 self._live[entry.job_id, index] = (entry, member)
             self._entries[entry.job_id] = entry
-        self._guardians = os.open(self._folder / "guardians.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._alive, self._alive_end = os.pipe()
 
     def _earlier(self) -> list[dict[str, Any]]:
@@ -235,17 +233,21 @@ class LocalCluster:
             file.write(json.dumps({**line, "submitted_at": entry.submitted_at}) + "\n")
 
     def _earlier_are_gone(self) -> bool:
-        """Has the last guardian of an earlier coordinator ended? The guardians of this one hold the lock from then on."""
+        """Has the last guardian of an earlier coordinator ended? Every guardian that lives has a lock on one file."""
         if not self._alone:
-            try:
-                fcntl.flock(self._guardians, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+            with self._lock_file() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
             self._alone = True
             for entry, member in list(self._live.values()):
                 if entry.job is None:
                     self._end(entry, member, None)
         return True
+
+    def _lock_file(self) -> IO[bytes]:
+        return (self._folder / "guardians.lock").open("ab")
 
     # --- what moves the jobs -----------------------------------------------------------------------------------------
 
@@ -287,7 +289,8 @@ class LocalCluster:
         try:
             file = Path(log_file(job, member.index))
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("ab") as out:
+            with file.open("ab") as out, self._lock_file() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
                 member.guardian = subprocess.Popen(
                     [*guardian, *job.argv],
                     stdin=self._alive,
@@ -295,7 +298,7 @@ class LocalCluster:
                     stderr=subprocess.STDOUT,
                     env=self._environment(job, member, slots),
                     start_new_session=True,
-                    pass_fds=(self._guardians,),
+                    pass_fds=(lock.fileno(),),
                 )
         except (OSError, ValueError) as error:
             member.reason = f"cannot start yet: {error}"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval import run, task_index, task_paths
-from evaljobs.requests import build
+from evaljobs.lmeval import run, source_files, task_index, task_paths
 
 pytestmark = pytest.mark.model
 
@@ -96,6 +95,10 @@ def texts(task: Any) -> list[str]:
     return [document["x"] for document in task.test_docs()]
 
 
+def source_key(folder: Path) -> str:
+    return source_files.entry_files([str(folder)], "own", source_files.Digests(None))[0]
+
+
 def ask(folder: Path, *names: str) -> task_index.Answer:
     return task_index.ask([str(folder)], names or ["own"], None, chat=False)
 
@@ -104,17 +107,20 @@ def ask(folder: Path, *names: str) -> task_index.Answer:
 def test_data_are_the_suites_from_any_folder(
     shape: str, tasks: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Wherever the command is typed, the documents are those beside the YAML; so are the files that decide a request set."""
+    """From every current folder the documents are those beside the YAML, and an edit of them changes the source key."""
     write(tasks, *SHAPES[shape])
-    there = str(tasks / "data" / "test.jsonl")
+    keys = {source_key(tasks)}
     for place in (tmp_path / "here", tmp_path / "there" / "tasks", Path("/"), tasks):
         monkeypatch.chdir(place)
         task = load(tasks)
         assert texts(task) == RIGHT
-        assert [file.name for file in build._data_files(task)] == [there]
+        keys.add(source_key(tasks))
         answer = ask(tasks)
         assert (answer.unfit, answer.uncached) == ({}, {})
         assert answer.files
+    assert len(keys) == 1
+    rows(tasks / "data" / "test.jsonl", [*RIGHT, "one more"])
+    assert source_key(tasks) not in keys
 
 
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
