@@ -138,7 +138,7 @@ def _record(
 
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
     """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels. At SIGTERM this process ends with
-    exit code 143 and the evaluation's jobs go on.
+    exit code 143; its jobs on Slurm go on, and the next run goes on with the evaluation.
     """
     with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
         coordinator.accept_or_wait(record)

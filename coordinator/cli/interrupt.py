@@ -20,7 +20,7 @@ from coordinator.cli.live_screen import Watcher
 from coordinator.runtime.runner import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
-LEFT = "SIGTERM: the evaluation's jobs go on; the same command takes them up"
+LEFT = "SIGTERM: the evaluation is not cancelled; the same command goes on with it"
 TERMINATED = 143  # exit code, as a shell reports SIGTERM
 
 
@@ -41,7 +41,7 @@ class Interrupt:
             self._watcher.show(runnings, trouble)
 
     def wanted(self) -> bool:
-        """True once, when it is to be cancelled. typer.Exit where this process is to end and the evaluation's jobs go on."""
+        """True once, when it is to be cancelled. typer.Exit where this process is to end and the evaluation stays open."""
         new = self._signals.received[self._heard :]
         self._heard += len(new)
         if self.cancelled:
