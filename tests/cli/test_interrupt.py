@@ -144,7 +144,7 @@ def test_sigterm_leaves_the_jobs_to_the_next_run(folder, tiny_model_dir):
     first.until(lambda: "job-started" in _kinds(folder), "a job runs")
     first.process.send_signal(signal.SIGTERM)
     assert first.ends() == 143
-    assert "the same command takes them up" in first.said
+    assert "the same command resumes it" in first.said
     assert _left(folder), "jobs go on"
     assert {"cancel-asked", "ended"}.isdisjoint(_kinds(folder))
     again = Terminal(folder, *command)
