@@ -1,8 +1,7 @@
-"""Find the evaluations of one training in a work folder and read what they left.
+"""Finds the evaluations of one training in a work folder and reads their results.
 
-Rule: reads `evaluation.json`, and `results.json` and `report.json` where the evaluation has ended; no journal is
-replayed, so a thousand checkpoints are a thousand small files.
-It does not know: curves.
+Rule: reads `evaluation.json` and, where the evaluation has ended, `results.json` and `report.json`. It
+replays no journal: a thousand checkpoints are a thousand small files.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ def records(
         try:
             record = EvaluationRecord.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            log.warning("%s is passed over: %s", file, str(error).splitlines()[0])
+            log.warning("%s is skipped: %s", file, str(error).splitlines()[0])
             continue
         if in_series(record.checkpoint.source, selector) and suite in (None, record.suite.name):
             yield EvaluationPaths(file.parent), record
 
 
 def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
-    """What one evaluation has to say now."""
+    """The point of one evaluation as its files stand now."""
     known: dict[str, Any] = {
         "evaluation_id": record.evaluation_id,
         "suite": record.suite.name,
