@@ -8,7 +8,6 @@ first_j = max(g_j/m, one batch) and c_j^min = c_j. Lanes that arrive late or dif
 time at which all lanes together have worked g seconds, which is no later than any schedule's.
 
 Rule: optimistic in every term (no overhead, no contention, work infinitely divisible over lanes).
-It does not know: any plan.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSet:
-    """What a set took in a run that is over: GPU seconds of its inference, CPU seconds of its metric."""
+    """What a set took in an ended run: GPU seconds of its inference, CPU seconds of its metric."""
 
     name: str
     gpu_seconds: float
@@ -55,7 +54,7 @@ class MeasuredSet:
 
 
 class Size(NamedTuple):
-    """What the bound needs of a set: seconds, and the slots its metric may use at once (0: it needs the whole set)."""
+    """A set for the bound: seconds, and slots its metric may use at once (0: it needs the whole set)."""
 
     name: str
     gpu_seconds: float
@@ -143,7 +142,7 @@ def lower_bound(
 def measured_lower_bound(
     sets: Sequence[MeasuredSet], *, gpus: int, cpu_slots: int, load_seconds: float, before_seconds: float
 ) -> float:
-    """The bound of a run that is over, from its measured seconds; `before_seconds` passed before any GPU could load."""
+    """The bound of an ended run's measured seconds; `before_seconds` passed before any GPU could load."""
     lanes = [Lane(name=str(index), node="") for index in range(gpus)]
     sizes = []
     for work in sets:
