@@ -171,8 +171,8 @@ def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableTyp
     scored = [e for e in state.entries if e.status == "scored"]
     yield Text(f"  {len(scored)}/{len(state.entries)} tasks scored", style="dim")
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
-    for names, why in by_reason(failed).items():
-        yield Text(f"    {names}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
+    for failures, why in by_reason(failed).items():
+        yield Text(f"    {failures}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
     if len(scored) > MAX_ENTRIES:
         yield Text(f"    ... and {len(scored) - MAX_ENTRIES} before these", style="dim")
     for entry in scored[-MAX_ENTRIES:]:

@@ -299,7 +299,7 @@ def init(
         Literal["local", "slurm"] | None, typer.Option(help="Default: slurm where its commands are.")
     ] = None,
 ) -> None:
-    """Write a commented evalspan.toml, after a look at this machine or its Slurm.
+    """Write a commented evalspan.toml with values from this machine or its Slurm.
 
     Examples:
 

@@ -73,7 +73,7 @@ def _gpu_names(visible: str | None) -> tuple[str, ...]:
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
-    """ "index, name" of each line "index, uuid, name" that `visible` (CUDA_VISIBLE_DEVICES; None: all) names."""
+    """GPUs as "index, name" from lines "index, uuid, name". `visible`: CUDA_VISIBLE_DEVICES; None: all."""
     rows = [line.split(", ", 2) for line in text.splitlines() if line.count(", ") >= 2]
     allowed = None if visible is None else {word.strip() for word in visible.split(",")}
     return tuple(

@@ -221,10 +221,10 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         seen.setdefault(row.name, []).append(row)
     certain = _names(options.partition) or defaults
     trials = certain | _names(options.best_effort)
-    ours = trials | _names(options.cpu_partition)
+    reachable = trials | _names(options.cpu_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
-        mine = [row for row in rows if row.partitions[0] in ours]
+        mine = [row for row in rows if row.partitions[0] in reachable]
         if not mine:
             continue
         node = replace(

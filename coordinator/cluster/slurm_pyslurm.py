@@ -183,7 +183,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
 
 
 def _gres(request: str) -> str:
-    """ "gpu:a100:2" from "--gres=gpu:a100:2" or "--gpus-per-node=a100:2"."""
+    """The gres "gpu:a100:2" from "--gres=gpu:a100:2" or "--gpus-per-node=a100:2"."""
     flag, _, value = request.partition("=")
     if flag == "--gres" and value:
         return value

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FOLDER = "trackers"  # below the work folder: the exports' log and lock, W&B's offline runs
 NOTE = "trackers.json"  # in an evaluation's folder
 LIMIT_SECONDS = (
-    600  # an export that takes longer is ended; a server that does not answer can hold one for ever
+    600  # seconds after which an export is ended; a server that does not answer can hold one without end
 )
 CUT_SHORT = "the export ended before it was done"
 
