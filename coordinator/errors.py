@@ -1,7 +1,7 @@
 """Errors by what helps: the operator's action, a retry, or a fix of evalspan.
 
-Rule: one base, one leaf per remedy. A message says in one line what happened and what to do next. Only
-the shell (the command line, the daemon's loop) catches these errors and sets the exit code.
+Rule: one base, one leaf per remedy. A message says in one line what happened and what to do next.
+Only the shell (the command line, the daemon's loop) catches these errors and sets the exit code.
 """
 
 from __future__ import annotations

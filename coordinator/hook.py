@@ -1,9 +1,9 @@
 """The module that a training process imports to announce saved checkpoints. Never raises, never blocks.
 
-Rule: standard library only. `notify` puts a notice on a list and returns. A background thread delivers
-it to the daemon's Redis stream, or as a file in the spool folder where Redis is away. Any fault is one
-warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost notice. Trainer
-callbacks are made on request, from the trainer's classes.
+Rule: standard library only. `notify` puts a notice on a list and returns. A background thread
+delivers it to the daemon's Redis stream, or as a file in the spool folder where Redis is away. Any
+fault is one warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost
+notice. Trainer callbacks are made on request, from the trainer's classes.
 """
 
 # pathlib costs milliseconds at import:
@@ -46,9 +46,9 @@ _announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notic
 class _Courier:
     """Undelivered notices, and the thread that delivers them.
 
-    `take` does not wake the thread: on a busy machine that costs the caller up to 10 ms, since it may
-    lose the interpreter's lock and its core. The thread polls instead. A notice stays listed until
-    delivered.
+    `take` does not wake the thread: on a busy machine that costs the caller up to 10 ms, since it
+    may lose the interpreter's lock and its core. The thread polls instead. A notice stays listed
+    until delivered.
     """
 
     def __init__(self) -> None:
@@ -124,10 +124,10 @@ def notify(
     """Announce that `checkpoint` is durable on shared storage; True where the notice was queued.
 
     `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch]
-    suite`. `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0 announces
-    (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the thread first hashes
-    the files (needs xxhash) and writes evalspan.sums.json beside them, so that staging detects later
-    corruption. Returns in well under 5 ms; never raises.
+    suite`. `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0
+    announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
+    thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
+    staging detects later corruption. Returns in well under 5 ms; never raises.
     """
     try:
         if (rank if rank is not None else _rank()) != 0:
@@ -158,8 +158,8 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
     """Does an evaluation still need this checkpoint? Call it before rotation deletes one. Never raises.
 
     The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A
-    checkpoint announced by this process counts as pinned until the daemon's pin was seen once, for at
-    most PIN_GRACE_SECONDS.
+    checkpoint announced by this process counts as pinned until the daemon's pin was seen once, for
+    at most PIN_GRACE_SECONDS.
     """
     try:
         where = os.path.abspath(os.fspath(checkpoint))
@@ -176,7 +176,8 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
 def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-") -> list[str]:
     """Delete the oldest `prefix<step>` folders below `folder` beyond `keep`, never a pinned one; those deleted.
 
-    The newest is always kept. A pinned checkpoint counts towards `keep` and goes at a later call. Never raises.
+    The newest is always kept. A pinned checkpoint counts towards `keep` and goes at a later call.
+    Never raises.
     """
     gone = []
     try:
@@ -338,8 +339,9 @@ def transformers_callback(
 ) -> object:
     """A `transformers.TrainerCallback` that announces every saved checkpoint. Imports transformers when called.
 
-    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's rotation
-    ignores pins. The tokenizer must be saved with the model: pass it to Trainer as `processing_class`.
+    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's
+    rotation ignores pins. The tokenizer must be saved with the model: pass it to Trainer as
+    `processing_class`.
     """
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
@@ -361,8 +363,9 @@ def lightning_callback(
 ) -> object:
     """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning when called.
 
-    lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face folder
-    to announce. It runs on rank 0 before the next optimizer step, with the checkpoint's weights.
+    lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face
+    folder to announce. It runs on rank 0 before the next optimizer step, with the checkpoint's
+    weights.
     """
     try:
         from lightning.pytorch import Callback  # noqa: PLC0415
@@ -400,9 +403,9 @@ def on_dcp_saved(
 ) -> None:
     """Announce a `dcp.async_save` once it is durable: at its future's completion, not its start.
 
-    `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) -> folder`
-    writes the Hugging Face folder to announce; it runs on rank 0 in the thread that ended the save.
-    `more`: arguments of `notify`.
+    `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) ->
+    folder` writes the Hugging Face folder to announce; it runs on rank 0 in the thread that ended
+    the save. `more`: arguments of `notify`.
     """
 
     def fire(done: object) -> None:

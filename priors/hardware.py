@@ -1,7 +1,7 @@
 """Rates without observations: from nominal figures of the hardware and the model's size. For `estimate`.
 
-Rule: figures are of dense bf16 and of one GPU (one core for `cpu`). They need to be right only within the
-spread of a first prediction; the first run corrects them.
+Rule: figures are of dense bf16 and of one GPU (one core for `cpu`). They need to be right only
+within the spread of a first prediction; the first run corrects them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The table of observed run times: one JSON line per observation, appended by any number of processes.
 
-Rule: an append holds the file's lock and is on disk before it returns. A torn last line, left by a killed
-writer, is skipped by readers and dropped by the next append. Any other line that is no observation is
-refused by number.
+Rule: an append holds the file's lock and is on disk before it returns. A torn last line, left by a
+killed writer, is skipped by readers and dropped by the next append. Any other line that is no
+observation is refused by number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Observation(BaseModel):
     """One task of one evaluation.
 
     `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`,
-    `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's import and load. `at`:
-    unix seconds.
+    `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's import and load.
+    `at`: unix seconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

@@ -1,7 +1,7 @@
 """Divides free GPUs among evaluations. Pure. Called by the daemon's loop.
 
-Rule: by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it uses and may
-grow on its nodes. A GPU that was offered and is not used yet is not free.
+Rule: by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it uses and
+may grow on its nodes. A GPU that was offered and is not used yet is not free.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def allocate(
 ) -> Mapping[str, tuple[Offer, ...]]:
     """Evaluation id -> offers: GPUs of a node that it may use, those it uses there included.
 
-    First come nodes with its weights, then whole free nodes and the largest offers, so that few nodes are
-    staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all evaluations, for the
-    limits. `promised`, `promised_mb`: GPUs and MiB of a node that are offered and not used yet. A node
-    gets as many trials as its free memory holds. Where no node could ever hold one, memory is ignored
-    here: the cluster's refusal then names the reason.
+    First come nodes with its weights, then whole free nodes and the largest offers, so that few
+    nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
+    evaluations, for the limits. `promised`, `promised_mb`: GPUs and MiB of a node that are offered
+    and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
+    hold one, memory is ignored here: the cluster's refusal then names the reason.
     """
     promised, promised_mb = promised or {}, promised_mb or {}
     nodes = [

@@ -26,8 +26,8 @@ class Seen:
 def stale(seen: Iterable[Seen], keep_every: int | None) -> dict[str, str]:
     """Evaluation id -> why to drop it.
 
-    Of each series' waiting evaluations the newest stays and, with `keep_every` = k, every k-th from the
-    series' first on.
+    Of each series' waiting evaluations the newest stays and, with `keep_every` = k, every k-th from
+    the series' first on.
     """
     series: dict[str, list[Seen]] = defaultdict(list)
     for item in seen:

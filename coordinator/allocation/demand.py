@@ -189,8 +189,9 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
 def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
     """(evaluation id, node) of prefetched checkpoints to clear.
 
-    Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for memory. The
-    prefetch of the lowest turn goes first; none goes where all of them would not free enough.
+    Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for
+    memory. The prefetch of the lowest turn goes first; none goes where all of them would not free
+    enough.
     """
     served = sorted(_open(states), key=lambda s: s.turn)
     gone: list[tuple[str, str]] = []
@@ -211,7 +212,8 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
 def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
     """(evaluation id, node) of nodes to give up: other users' jobs took their GPUs or memory.
 
-    Only where the evaluation runs nothing and another node is free: it would wait for those jobs' end.
+    Only where the evaluation runs nothing and another node is free: it would wait for those jobs'
+    end.
     """
     known = {node.name: node for node in nodes}
     states = list(states)

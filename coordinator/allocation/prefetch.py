@@ -1,9 +1,9 @@
 """Chooses nodes with busy GPUs that prefetch the next checkpoint, and when cleared pages are kept. Pure.
 
 Rule: only the next checkpoint in the daemon's order; only on a node where an evaluation infers from
-staged weights (its staging is over, and its GPUs will come free); only within a share of the node's free
-memory. A checkpoint counts once per node, however many evaluations wait for it; a node holds one
-prefetch at most. The precursor checks the share again on the node (`node_room`).
+staged weights (its staging is over, and its GPUs will come free); only within a share of the node's
+free memory. A checkpoint counts once per node, however many evaluations wait for it; a node holds
+one prefetch at most. The precursor checks the share again on the node (`node_room`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def heir(
 ) -> bool:
     """Does an evaluation wait that may soon stage a checkpoint of about this size on the node?
 
-    Its precursor needs its own memory before the old precursor (`memory_mb`) ends: there must be room for
-    both.
+    Its precursor needs its own memory before the old precursor (`memory_mb`) ends: there must be
+    room for both.
     """
     if node is None or not node.usable or (limits.partition and limits.partition not in node.partitions):
         return False

@@ -1,8 +1,9 @@
 """Finds stragglers: trials slower than the prior by three sigma while the others are not. Pure.
 
-Rule: a trial's pace is the log of (seconds taken / seconds predicted) of its shards. A deviation common
-to all trials is the prior's error. So a trial is measured against the median of the others, in units of
-the prior's spread or of theirs, whichever is wider. `queue_scripts.CLAIM` acts on stragglers.
+Rule: a trial's pace is the log of (seconds taken / seconds predicted) of its shards. A deviation
+common to all trials is the prior's error. So a trial is measured against the median of the others,
+in units of the prior's spread or of theirs, whichever is wider. `queue_scripts.CLAIM` acts on
+stragglers.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def check_suite(
 ) -> None:
     """Refuse a suite whose tasks or data jobs would not find.
 
-    `suite`, `config`, `work_dir`: as typed. Shows a spinner: at first lm-eval reads thousands of files.
+    `suite`, `config`, `work_dir`: as typed. Shows a spinner: at first lm-eval reads thousands of
+    files.
     """
     site = site_of(settings)
     named = record.checkpoint.source

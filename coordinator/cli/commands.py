@@ -130,7 +130,8 @@ def cancel(
 def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
-    Without a daemon the command runs here, to its end: exit code 1 where tasks failed again. Example:
+    Without a daemon the command runs here, to its end: exit code 1 where tasks failed again.
+    Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM during `evalspan eval`: the first Ctrl-C asks whether to cancel.
 
-Rule: the answer is read without waiting, so the loop goes on. A second Ctrl-C, or the first without a
-terminal, means yes. SIGTERM leaves the jobs to the next run; a SIGTERM from `scancel` cancels.
+Rule: the answer is read without waiting, so the loop goes on. A second Ctrl-C, or the first without
+a terminal, means yes. SIGTERM leaves the jobs to the next run; a SIGTERM from `scancel` cancels.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def export(
 ) -> None:
     """Write scores, makespan, GPU seconds and cost, at their training steps, into a tracker or files.
 
-    A second export adds only new points. `lm-eval` writes lm_eval's own result and sample files. Examples:
+    A second export adds only new points. `lm-eval` writes lm_eval's own result and sample files.
+    Examples:
 
     evalspan export --series runs/7b --to tensorboard --out tb
 

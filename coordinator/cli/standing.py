@@ -1,7 +1,7 @@
 """Rows of `evalspan status`: one for each evaluation of a work folder.
 
-Rule: an ended evaluation is read from `ended.json`, not from its journal. An unreadable journal gives
-a row that says so and does not affect other rows.
+Rule: an ended evaluation is read from `ended.json`, not from its journal. An unreadable journal
+gives a row that says so and does not affect other rows.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class ClusterError(Exception):
 class RefusedError(ClusterError):
     """The cluster refused for good, in its own words: partition, account, QOS. The operator must act.
 
-    `of_node`: the reason may be the node that the job names alone (its memory, its GPUs, its absence).
+    `of_node`: the reason may be the node that the job names alone (its memory, its GPUs, its
+    absence).
     """
 
     def __init__(self, message: str, *, of_node: bool = False) -> None:

@@ -1,8 +1,8 @@
 """A simulated cluster without processes: the Cluster protocol on plain values, for simulations and tests.
 
-Rule: state changes only by calls; time is a number that `advance` adds to. The same seed and calls give
-the same run. Faults that real clusters showed can be injected: a submission that happens and times out,
-one acknowledged and lost, an id given out twice, a failed listing, an unknown state.
+Rule: state changes only by calls; time is a number that `advance` adds to. The same seed and calls
+give the same run. Faults that real clusters showed can be injected: a submission that happens and
+times out, one acknowledged and lost, an id given out twice, a failed listing, an unknown state.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class FakeCluster:
             raise script.error
         self._refuse(job)
 
-    # --- the passing of time and injected events -----------------------------------------------------------------------
+    # --- the passing of time and injected events ---------------------------------------------------------------------
 
     def advance(self, seconds: float = 0.0) -> None:
         """Let time pass: end due members, draw deaths, start jobs that fit, first come first served."""

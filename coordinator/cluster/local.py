@@ -1,10 +1,10 @@
 """One machine as a cluster: subprocesses on N slots. A slot is a GPU, or a share of the CPU without GPUs.
 
-Rule: jobs end with their coordinator. Each runs below a guardian (local_guardian.py). The guardian ends
-all of its job's processes, by SIGTERM and then SIGKILL, at a cancellation or when the coordinator is
-gone. `jobs.jsonl` keeps submitted names: the next coordinator lists these jobs as ended, and starts
-none before the last guardian is gone. GPU jobs start in the order of submission. No call waits: jobs
-start and end when the coordinator lists them.
+Rule: jobs end with their coordinator. Each runs below a guardian (local_guardian.py). The guardian
+ends all of its job's processes, by SIGTERM and then SIGKILL, at a cancellation or when the
+coordinator is gone. `jobs.jsonl` keeps submitted names: the next coordinator lists these jobs as
+ended, and starts none before the last guardian is gone. GPU jobs start in the order of submission.
+No call waits: jobs start and end when the coordinator lists them.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class _Entry:
 class LocalCluster:
     """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
-    `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU slots.
-    `kill_seconds`: between SIGTERM and SIGKILL.
+    `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
+    slots. `kill_seconds`: between SIGTERM and SIGKILL.
     """
 
     def __init__(

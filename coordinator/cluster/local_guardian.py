@@ -2,8 +2,8 @@
 
 Rule: no process of a job outlives its guardian, and no guardian outlives its coordinator. The
 coordinator holds the other end of the guardian's standard input: at the coordinator's end, also by
-SIGKILL, that pipe closes. The guardian is a child subreaper, so every process of the job is among its
-descendants. The exit code is the job's, or 128 plus the signal that ended it, as in a shell.
+SIGKILL, that pipe closes. The guardian is a child subreaper, so every process of the job is among
+its descendants. The exit code is the job's, or 128 plus the signal that ended it, as in a shell.
 
 `local.py` starts it in an interpreter without site packages: it imports the standard library alone.
 """

@@ -1,7 +1,7 @@
 """Slurm through its commands: sbatch, squeue, sinfo, scancel.
 
-Rule: a command that fails, times out or prints unreadable text raises ClusterError and never gives an
-empty answer. One command per call, without retries: `evaluation` decides on those.
+Rule: a command that fails, times out or prints unreadable text raises ClusterError and never gives
+an empty answer. One command per call, without retries: `evaluation` decides on those.
 """
 
 from __future__ import annotations

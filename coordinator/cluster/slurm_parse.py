@@ -1,8 +1,8 @@
 """Parsers for the output and the error texts of Slurm's commands. Pure. Called by both Slurm clusters.
 
-Rule: every answer begins with its header and every record ends with a mark. So a truncated or missing
-answer differs from "no jobs" and raises ClusterError. A job state not in PHASES is "unknown". Versions
-tried: docs/slurm.md.
+Rule: every answer begins with its header and every record ends with a mark. So a truncated or
+missing answer differs from "no jobs" and raises ClusterError. A job state not in PHASES is
+"unknown". Versions tried: docs/slurm.md.
 """
 
 from __future__ import annotations

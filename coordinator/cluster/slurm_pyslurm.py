@@ -2,8 +2,9 @@
 
 Rule: Slurm's commands (SlurmCli) do what pyslurm cannot: GPUs in use, which pyslurm lacks where
 AccountingStorageTRES does not name gres/gpu; a check without submission; single members of an array
-that still waits as a whole. Written for pyslurm 25.11.2, which needs Slurm 25.11. Time limits are those
-of Slurm's library (MessageTimeout). pyslurm is GPL-2.0: the optional extra `slurm`, never bundled.
+that still waits as a whole. Written for pyslurm 25.11.2, which needs Slurm 25.11. Time limits are
+those of Slurm's library (MessageTimeout). pyslurm is GPL-2.0: the optional extra `slurm`, never
+bundled.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ INSTALL_HINT = (
 def unavailable(options: SlurmOptions | None = None) -> str | None:
     """Why pyslurm cannot be used here, in one line, or None.
 
-    Tried in a process apart: without slurm.conf, Slurm's library ends the process that initialises it.
+    Tried in a process apart: without slurm.conf, Slurm's library ends the process that initialises
+    it.
     """
     if importlib.util.find_spec("pyslurm") is None:
         return f"pyslurm is not installed: {INSTALL_HINT}"

@@ -4,11 +4,12 @@
     or a precursor's memory costs CPUs that the node's trials need               ->  host (rung 2)
 
 Rule: parsers and decisions are pure and stand first. A coordinator runs two `scontrol` and one
-`sbatch --test-only` once, at its start or its first evaluation. Where a rule is unknown the precursor is
-tried. Slurm's settings do not show a private /dev/shm made by a site's prolog or SPANK plug-in:
-`evalspan doctor`, or the first trial that finds no weights, detects it.
+`sbatch --test-only` once, at its start or its first evaluation. Where a rule is unknown the
+precursor is tried. Slurm's settings do not show a private /dev/shm made by a site's prolog or SPANK
+plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it.
 
-Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
+Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU;
+scontrol(1).
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ def whole_nodes(rules: SiteRules, partition: str | None) -> str:
 def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage: bool = True) -> str:
     """Why one job must host a node's trials (rung 2); "" where a precursor beside them serves.
 
-    `refusal`: the cluster's words where it refused a job like the precursor. `stage`: do weights go to
-    memory? Else only whole nodes matter: a second trial would wait until the first leaves the node.
+    `refusal`: the cluster's words where it refused a job like the precursor. `stage`: do weights go
+    to memory? Else only whole nodes matter: a second trial would wait until the first leaves the
+    node.
     """
     whole = whole_nodes(rules, partition)
     if whole or not stage:
@@ -149,8 +151,9 @@ class Wants:
 def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: Wants) -> str:
     """Why a precursor would keep trials off its node where one job would host them all; "" where not.
 
-    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a large model's precursor gets many. Tried
-    on 22.05: a job with GPUs and CPUs keeps its CPUs, and runs only where the node has the raised number.
+    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a large model's precursor gets many.
+    Tried on 22.05: a job with GPUs and CPUs keeps its CPUs, and runs only where the node has the
+    raised number.
     """
     limits = [p.max_memory_per_cpu_mb or rules.number("MaxMemPerCPU") for p in rules.chosen(partition)]
     per_cpu = min((limit for limit in limits if limit), default=0)
@@ -202,8 +205,8 @@ PRECURSOR = Job(
 def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
     """The cluster's words where it refuses a precursor on a GPU node for lack of a GPU; "" where not.
 
-    A node that refuses the same job with a GPU, too (a reservation, memory, a limit), proves nothing:
-    then the second node is tried. Raises ClusterError where the cluster does not answer.
+    A node that refuses the same job with a GPU, too (a reservation, memory, a limit), proves
+    nothing: then the second node is tried. Raises ClusterError where the cluster does not answer.
     """
     for node in nodes[:2]:
         try:
@@ -241,8 +244,8 @@ class Hosting:
     def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
         """Metric workers of `cpus` each that their partition can run at once, beside trials of that partition.
 
-        At least FEW_WORKERS, where the partition has the cores: more may wait in Slurm's queue. None
-        where the number of cores is unknown.
+        At least FEW_WORKERS, where the partition has the cores: more may wait in Slurm's queue.
+        None where the number of cores is unknown.
         """
         if self.rules is None:
             return None

@@ -1,7 +1,8 @@
 """One frozen Config from evalspan.toml, the environment and the command line.
 
-Rule: the command line overrides the environment, the environment the file, the file the defaults below.
-The file is read strictly. No other module of the coordinator reads settings from the environment.
+Rule: the command line overrides the environment, the environment the file, the file the defaults
+below. The file is read strictly. No other module of the coordinator reads settings from the
+environment.
 """
 
 from __future__ import annotations
@@ -236,8 +237,9 @@ def load(
 ) -> Config:
     """The settings of this process.
 
-    `path`: of --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition") ->
-    value of the command line; None: not given. OperatorError names file and line, variable or option.
+    `path`: of --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition")
+    -> value of the command line; None: not given. OperatorError names file and line, variable or
+    option.
     """
     file = find(path, environ)
     data: dict[str, Any] = {}

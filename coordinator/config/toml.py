@@ -1,7 +1,8 @@
 """Reads a TOML file as a checked record; every error names file, line and key.
 
-Rule: the file is read strictly (no "4" for 4, no unknown key). A refusal is one line: where, and what to
-write instead. Python's parser gives no line numbers: the line of a key is searched for after an error.
+Rule: the file is read strictly (no "4" for 4, no unknown key). A refusal is one line: where, and
+what to write instead. Python's parser gives no line numbers: the line of a key is searched for
+after an error.
 """
 
 from __future__ import annotations

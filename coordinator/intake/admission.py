@@ -1,8 +1,8 @@
 """Checks what a notice names: suites and folders must be allowed by the operator's settings.
 
-Rule: any user with access to Redis or the spool folder can write a notice, and a suite or a checkpoint
-may run code. So a notice names a suite, never a file, and a checkpoint below `[watch] roots` or a
-watched folder. Called by `service`.
+Rule: any user with access to Redis or the spool folder can write a notice, and a suite or a
+checkpoint may run code. So a notice names a suite, never a file, and a checkpoint below `[watch]
+roots` or a watched folder. Called by `service`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Inspects a checkpoint's folder: the files that inference needs, and whether they are complete.
 
-Rule: reads names, sizes, JSON and safetensors headers, never weights. A folder that no trial could load
-is refused in one line before anything is submitted. Weights are selected in transformers' order.
+Rule: reads names, sizes, JSON and safetensors headers, never weights. A folder that no trial could
+load is refused in one line before anything is submitted. Weights are selected in transformers'
+order.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _refusing(folder: Path) -> Iterator[None]:
 def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> CheckpointSpec:
     """Describe a checkpoint in training's own format (DCP, Megatron): all files below `path`.
 
-    Its identity covers the conversion command, names, sizes, mtimes and samples. Raises CheckpointError.
+    Its identity covers the conversion command, names, sizes, mtimes and samples. Raises
+    CheckpointError.
     """
     folder = _resolved(path)
     with _refusing(folder):

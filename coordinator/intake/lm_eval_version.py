@@ -1,6 +1,7 @@
 """The lm_eval version of the trial interpreter, which is part of request sets' names.
 
-Rule: asked at first need and kept for this process; after a failure there is a pause before the next try.
+Rule: asked at first need and kept for this process; after a failure there is a pause before the
+next try.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 class LmEvalVersion:
     """Asks the trial interpreter for its lm_eval version, until it answers.
 
-    After a failure the next attempt comes `rest` seconds plus ten times the question's duration later,
-    since each attempt blocks the caller.
+    After a failure the next attempt comes `rest` seconds plus ten times the question's duration
+    later, since each attempt blocks the caller.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Finds request sets on disk: the lookup digest of a suite entry, and whether a whole set is there.
 
-Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build: the
-entry, the suite's settings, its source key (`intake.source_keys`), tokenizer and config bytes, model
-arguments, lm-eval's version.
+Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build:
+the entry, the suite's settings, its source key (`intake.source_keys`), tokenizer and config bytes,
+model arguments, lm-eval's version.
 """
 
 from __future__ import annotations

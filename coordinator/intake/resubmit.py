@@ -1,7 +1,7 @@
 """Decides the effect of a submission on an existing evaluation. Pure. Called by `eval`, `submit`, `service`.
 
-Rule: a submission resumes a cancelled or dropped evaluation and may raise its priority, never lower it.
-Failed tasks are retried only by `evalspan retry`.
+Rule: a submission resumes a cancelled or dropped evaluation and may raise its priority, never lower
+it. Failed tasks are retried only by `evalspan retry`.
 """
 
 from __future__ import annotations

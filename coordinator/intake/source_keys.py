@@ -1,7 +1,8 @@
 """Computes each suite entry's source key from its task and data files, before any build.
 
 Rule: a key depends on file contents alone, so `eval`, `submit` and the daemon compute the same one.
-lm-eval runs only where the suite uses its tasks and the cache has no index of them for this version.
+lm-eval runs only where the suite uses its tasks and the cache has no index of them for this
+version.
 """
 
 from __future__ import annotations

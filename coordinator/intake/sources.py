@@ -2,8 +2,8 @@
 
 Rule: delivery is at least once, and every source gives the same `Notice`. An evaluation's id is a
 function of its content, so a checkpoint announced a hundred times is evaluated once. A notice is
-acknowledged only after it was accepted or refused for good. Other users may write to the stream and the
-spool folder: only the user's submissions folder and watched folders give `own` notices.
+acknowledged only after it was accepted or refused for good. Other users may write to the stream and
+the spool folder: only the user's submissions folder and watched folders give `own` notices.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Notice(Record):
 class Delivery:
     """A notice and its acknowledgement. `key`: the same at each delivery until acknowledged.
 
-    `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`: named
-    by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds its claims.
+    `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
+    named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
+    its claims.
     """
 
     key: str
@@ -176,8 +177,8 @@ def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
 class FolderWatch:
     """Finds checkpoint folders below watched folders, also those of lost notices.
 
-    Remembers reported folders with their contents: a restarted training may write other checkpoints into
-    folders of the same names.
+    Remembers reported folders with their contents: a restarted training may write other checkpoints
+    into folders of the same names.
     """
 
     def __init__(self, memory: Path, folders: Sequence[tuple[str, str]], *, any_format: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Loads suites by name or file: TOML to a SuiteSpec.
 
 Rule: a suite file is read strictly; paths in it are relative to the file. Shipped suites are in
-`evaljobs/suites`, since jobs on nodes read their tasks and data. `validate` checks that lm-eval has the
-tasks.
+`evaljobs/suites`, since jobs on nodes read their tasks and data. `validate` checks that lm-eval has
+the tasks.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def is_file_name(text: str) -> bool:
 def load_suite(name_or_file: str | Path) -> SuiteSpec:
     """The suite of that name, or in that file (a name with a slash, or ending in ".toml").
 
-    `include_path` comes back absolute. OperatorError: no such suite (with the nearest names), no such file or folder,
-    or a wrong key or value (with its line).
+    `include_path` comes back absolute. OperatorError: no such suite (with the nearest names), no
+    such file or folder, or a wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
     data, text = toml.read(path)

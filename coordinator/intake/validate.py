@@ -42,9 +42,9 @@ def make_record(
 ) -> EvaluationRecord:
     """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
 
-    `inputs` computes the suite's source keys; `judge` is called only for a suite with judge tasks. With a
-    `convert` command, a folder without Hugging Face format is converted. `step` None: from the folder's
-    name.
+    `inputs` computes the suite's source keys; `judge` is called only for a suite with judge tasks.
+    With a `convert` command, a folder without Hugging Face format is converted. `step` None: from
+    the folder's name.
     """
     if convert is not None and is_hugging_face(checkpoint):
         convert = None
@@ -99,8 +99,8 @@ def parse_batch_size(text: str) -> int | Literal["auto"]:
 def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     """Local data of a suite's tasks (files, patterns, folders), by lm-eval in the trial interpreter.
 
-    OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns. `prepare`:
-    the command that fetches data sets, for the message.
+    OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns.
+    `prepare`: the command that fetches data sets, for the message.
     """
     names = [t.name for t in suite.tasks]
     argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]

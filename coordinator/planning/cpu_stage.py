@@ -1,9 +1,9 @@
 """The second stage: metric jobs on CPU slots, first come first served, as the job queue runs them.
 
-An `execute` metric is divisible by document: a shard's work becomes several jobs, as many as its set
-may run at once. Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs than
-its limit. A job that waits for its own set holds no slot. Called by `planner`, `worker_count` and the
-simulator.
+An `execute` metric is divisible by document: a shard's work becomes several jobs, as many as its
+set may run at once. Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs
+than its limit. A job that waits for its own set holds no slot. Called by `planner`, `worker_count`
+and the simulator.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     LB = T_stage + max( L + Σg/m,  max_j(L + first_j + c_j^min),  L + min_j first_j + Σc/k )
 
-for m GPUs, k CPU slots, L a worker's load, g_j and c_j a set's GPU and metric seconds. A metric that may start per
-shard has first_j = one batch and c_j^min = c_j / (slots it may use at once); one that needs the whole set has
-first_j = max(g_j/m, one batch) and c_j^min = c_j. Lanes that arrive late or differ in speed turn g/m into the earliest
-time at which all lanes together have worked g seconds, which is no later than any schedule's.
+for m GPUs, k CPU slots, L a worker's load, g_j and c_j a set's GPU and metric seconds. A metric
+that may start per shard has first_j = one batch and c_j^min = c_j / (slots it may use at once); one
+that needs the whole set has first_j = max(g_j/m, one batch) and c_j^min = c_j. Lanes that arrive
+late or differ in speed turn g/m into the earliest time at which all lanes together have worked g
+seconds, which is no later than any schedule's.
 
 Rule: optimistic in every term (no overhead, no contention, work infinitely divisible over lanes).
 """

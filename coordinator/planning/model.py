@@ -16,10 +16,10 @@ UNLIMITED = 1 << 30
 class WorkSet:
     """A request set to place.
 
-    `batch_seconds`: predicted median GPU seconds of each fixed batch, in batch order, on a lane of speed
-    1; a shard is consecutive whole batches. `metric_seconds`: CPU seconds of the whole set's metric. A
-    `score` is one CPU job after the last batch; an `execute` is one CPU job per shard, at most
-    `metric_parallelism` of them at once. `sigma`: spread of log seconds.
+    `batch_seconds`: predicted median GPU seconds of each fixed batch, in batch order, on a lane of
+    speed 1; a shard is consecutive whole batches. `metric_seconds`: CPU seconds of the whole set's
+    metric. A `score` is one CPU job after the last batch; an `execute` is one CPU job per shard, at
+    most `metric_parallelism` of them at once. `sigma`: spread of log seconds.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Plans request sets on free lanes: what runs where, in which order, and until when. Pure.
 
 Rule: a two-stage flow shop. Shards before long CPU tails run first, longest tail first (Jackson's
-rule); all others longest first, each on the lane that ends it soonest (LPT). A few ways to cut and to
-order are tried and the plan with the earliest predicted end is kept. At run time lanes pull in rank
-order and steal, so a plan is a good start and need not be right. Called by `make_plan` and the
+rule); all others longest first, each on the lane that ends it soonest (LPT). A few ways to cut and
+to order are tried and the plan with the earliest predicted end is kept. At run time lanes pull in
+rank order and steal, so a plan is a good start and need not be right. Called by `make_plan` and the
 simulator.
 """
 
@@ -65,9 +65,10 @@ def plan(
 ) -> Plan:
     """Place every batch of every set on a lane, exactly once.
 
-    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its seconds / the lane's
-    speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly equal shards a set.
-    ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
+    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its
+    seconds / the lane's speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly
+    equal shards a set. ValueError: no lane, a speed or a slot count below what can work, two sets
+    of one name.
     """
     _check(sets)
     if shards_per_task is not None and shards_per_task < 1:

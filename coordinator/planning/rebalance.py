@@ -1,8 +1,8 @@
 """Moves the cuts inside sets so that lanes end together.
 
-Rule: the shards of one set are a chain of documents. Moving a cut carries work from a lane that ends
-late to one that ends early; each shard keeps its lane and rank. No shard falls below the shortest.
-`planner` calls it, and checks whether the levelled plan is better with its CPU stage.
+Rule: the shards of one set are a chain of documents. Moving a cut carries work from a lane that
+ends late to one that ends early; each shard keeps its lane and rank. No shard falls below the
+shortest. `planner` calls it, and checks whether the levelled plan is better with its CPU stage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def levelled(
 ) -> dict[int, list[int]]:
     """New ends, in batches, of the shards of those sets whose cuts move.
 
-    `sizes`: set -> (lane, seconds) of its shards, by documents; `sums`: set -> running sums of its batch
-    seconds. `ends`: seconds at which each lane ends; `speeds`: seconds of work each lane does a second.
+    `sizes`: set -> (lane, seconds) of its shards, by documents; `sums`: set -> running sums of its
+    batch seconds. `ends`: seconds at which each lane ends; `speeds`: seconds of work each lane does
+    a second.
     """
     ends = list(ends)
     chains = {index: list(shards) for index, shards in sizes.items() if len(shards) > 1}

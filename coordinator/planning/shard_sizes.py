@@ -1,7 +1,7 @@
 """Cuts request sets into shards: whole batches, guided sizes that shrink towards the end of the run.
 
-Rule: a shard is a share of the work still left (guided self-scheduling). Its fixed overhead is at most
-5 % of it, and it is short enough that one wrong prediction does not hold the end of the run.
+Rule: a shard is a share of the work still left (guided self-scheduling). Its fixed overhead is at
+most 5 % of it, and it is short enough that one wrong prediction does not hold the end of the run.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
 def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, limit: float) -> list[int]:
     """Ends of the shards of a set when `left` seconds of the whole run are still to be dealt.
 
-    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit` and to
-    the guided size.
+    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit`
+    and to the guided size.
     """
     ends: list[int] = []
     first, target = 0, start

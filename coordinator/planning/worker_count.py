@@ -1,8 +1,8 @@
 """Chooses how many metric workers a plan starts with. Pure. Called by `make_plan`.
 
-Rule: the fewest workers whose predicted end, metrics included, is within SLACK times that of the most
-workers. Metrics are taken at a high percentile: a spare worker idles on a CPU, a missing one delays the
-evaluation.
+Rule: the fewest workers whose predicted end, metrics included, is within SLACK times that of the
+most workers. Metrics are taken at a high percentile: a spare worker idles on a CPU, a missing one
+delays the evaluation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Makespans that baseline policies would have had on this run's measured seconds, by simulation. Pure.
 
 Rule: policies and their costs are those of `simulation.baselines`; seconds are those measured here,
-without spread. Each job of a baseline pays a model load, a read of the weights and the building of its
-requests, as measured once here. A cost not measured (reused request sets, no staging) counts as 0, in
-the baselines' favour. Lanes and CPU slots are as in the run. Called by `measurements`.
+without spread. Each job of a baseline pays a model load, a read of the weights and the building of
+its requests, as measured once here. A cost not measured (reused request sets, no staging) counts as
+0, in the baselines' favour. Lanes and CPU slots are as in the run. Called by `measurements`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judgements, tokens and cost of a judge, by task. Pure. Called by `finalize` for the report.
 
-Rule: sums over the judgements on disk, failed attempts included. A judgement that another evaluation
-paid for costs nothing here.
+Rule: sums over the judgements on disk, failed attempts included. A judgement that another
+evaluation paid for costs nothing here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares the request digests and score keys in two results.json: are scores comparable? Pure.
 
-Rule: a group's requests are the same where those of all its tasks are. Results without keys (of earlier
-versions) count as comparable.
+Rule: a group's requests are the same where those of all its tasks are. Results without keys (of
+earlier versions) count as comparable.
 """
 
 from __future__ import annotations

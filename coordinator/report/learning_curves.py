@@ -1,9 +1,9 @@
 """Learning curves: scores and costs of one training's checkpoints, and which drops are real. Pure.
 
-Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. A drop
-between neighbours is a regression beyond two standard errors of their difference (taken as
-independent); without a standard error nothing is flagged. About one comparison in forty is flagged by
-chance.
+Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. A
+drop between neighbours is a regression beyond two standard errors of their difference (taken as
+independent); without a standard error nothing is flagged. About one comparison in forty is flagged
+by chance.
 """
 
 from __future__ import annotations

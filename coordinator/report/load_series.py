@@ -1,7 +1,7 @@
 """Finds the evaluations of one training in a work folder and reads their results.
 
-Rule: reads `evaluation.json` and, where the evaluation has ended, `results.json` and `report.json`. It
-replays no journal: a thousand checkpoints are a thousand small files.
+Rule: reads `evaluation.json` and, where the evaluation has ended, `results.json` and `report.json`.
+It replays no journal: a thousand checkpoints are a thousand small files.
 """
 
 from __future__ import annotations

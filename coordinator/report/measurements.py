@@ -1,8 +1,9 @@
 """The makespan report: an evaluation's cost and times, from its journal and response file heads. Pure.
 
-Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives None.
-The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio` shows what
-a perfect schedule of the same work on the same GPUs would have saved. Called by `finalize`.
+Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives
+None. The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio`
+shows what a perfect schedule of the same work on the same GPUs would have saved. Called by
+`finalize`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The listing of `evalspan status` in a terminal of any width, and the log files of a job or shard.
 
-Rule: an evaluation's id is never cut, since people copy it. Where a row does not fit, each evaluation
-takes two lines.
+Rule: an evaluation's id is never cut, since people copy it. Where a row does not fit, each
+evaluation takes two lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Baseline policies: how each partitions the work, and its run on GPUs that load from shared storage.
 
-Rule: partitioners follow their sources to the document, with the sources' errors. Where a source leaves
-a choice open, the one that is faster for the baseline is taken.
-Sources: OpenCompass `partitioners/size.py`, `partitioners/num_worker.py`,
-`runners/slurm_sequential.py`; the trial coordinator of Hu et al., NSDI 2024, section 6.2.
+Rule: partitioners follow their sources to the document, with the sources' errors. Where a source
+leaves a choice open, the one that is faster for the baseline is taken. Sources: OpenCompass
+`partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`; the trial
+coordinator of Hu et al., NSDI 2024, section 6.2.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def paper(
 ) -> list[Task]:
     """The paper's trial coordinator: splits large sets, batches small ones, long CPU metrics first.
 
-    `seconds`, `metric_seconds`: the prior of each set. A set above an even share of the run is cut into
-    equal pieces; others are batched, next-fit decreasing, up to a quarter of that share. Trials, sorted
-    by metric seconds and then by inference seconds, go to GPUs as these become free.
+    `seconds`, `metric_seconds`: the prior of each set. A set above an even share of the run is cut
+    into equal pieces; others are batched, next-fit decreasing, up to a quarter of that share.
+    Trials, sorted by metric seconds and then by inference seconds, go to GPUs as these become free.
     """
     share = sum(seconds) / gpus
     trials: list[tuple[float, float, Task]] = []

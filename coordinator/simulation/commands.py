@@ -60,9 +60,10 @@ def simulate_instance(
 ) -> dict[str, Any]:
     """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
 
-    `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is that of
-    its drawn seconds, with staging for policies that stage. `metrics_free`: all metric seconds are 0.
-    ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
+    `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is
+    that of its drawn seconds, with staging for policies that stage. `metrics_free`: all metric
+    seconds are 0. ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0
+    or above 10.
     """
     instance = parse_instance(json_text)
     if policy not in POLICIES:

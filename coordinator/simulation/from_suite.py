@@ -1,7 +1,7 @@
 """Makes a planning instance from a suite and a model's size, for `evalspan plan --suite`.
 
-Rule: tokens come from the suite's prepared request sets, else from the shipped table of data sets. A
-task in neither is refused by name.
+Rule: tokens come from the suite's prepared request sets, else from the shipped table of data sets.
+A task in neither is refused by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draws the true seconds of a simulated run around the predicted ones.
 
-Rule: one draw per set (the error of its prior) and smaller draws along the set (documents differ). A
-shard costs the sum of its documents, however the set is cut, so every policy runs the same truth.
+Rule: one draw per set (the error of its prior) and smaller draws along the set (documents differ).
+A shard costs the sum of its documents, however the set is cut, so every policy runs the same truth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exports scores to TensorBoard, Weights & Biases, MLflow and lm-eval's own files.
 
 Rule: a tracker's package is imported only to write to that tracker; where it is missing, an
-OperatorError names the package to install. A second export adds only new points. Called by `evalspan
-export` and, in a process of its own, by the daemon (`live`).
+OperatorError names the package to install. A second export adds only new points. Called by
+`evalspan export` and, in a process of its own, by the daemon (`live`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Exports ended evaluations to the trackers of the settings, in a process apart from the daemon's loop.
 
 Rule: an evaluation is left to export where `trackers.json` does not note these very results. So the
-next export makes up for one that was killed, failed or never began. The note is written as a failure
-before the export and corrected after it, so a tracker that kills its process shows as a failure. Each
-export writes the whole run (a training and a suite); the adapters skip points already there. A tracker
-package cannot harm the daemon's loop. Called by the daemon, `eval` and `export --left`.
+next export makes up for one that was killed, failed or never began. The note is written as a
+failure before the export and corrected after it, so a tracker that kills its process shows as a
+failure. Each export writes the whole run (a training and a suite); the adapters skip points already
+there. A tracker package cannot harm the daemon's loop. Called by the daemon, `eval` and `export
+--left`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """An evaluation in lm_eval's own layout: MODEL/results_DATE.json and MODEL/samples_TASK_DATE.jsonl.
 
 Rule: names, keys and hashes are those of lm_eval's EvaluationTracker
-(lm_eval/loggers/evaluation_tracker.py, 0.4.13), so that its readers can read these files. The date is
-that of the evaluation's end, so a second export writes the same files. Chat template and special tokens
-are read from the checkpoint, if it still exists. lm_eval's machine and git facts are left out.
+(lm_eval/loggers/evaluation_tracker.py, 0.4.13), so that its readers can read these files. The date
+is that of the evaluation's end, so a second export writes the same files. Chat template and special
+tokens are read from the checkpoint, if it still exists. lm_eval's machine and git facts are left
+out.
 """
 
 from __future__ import annotations

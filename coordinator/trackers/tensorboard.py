@@ -1,8 +1,9 @@
 """Points as a TensorBoard run: `tensorboard --logdir OUT`.
 
-Rule: uses the `tensorboard` package alone (no TensorFlow, no torch). An export first reads the event
-files that evalspan wrote to the run's folder: it skips points that are there and removes changed ones
-from their old file. Other files stay untouched, so an open TensorBoard need not read them again.
+Rule: uses the `tensorboard` package alone (no TensorFlow, no torch). An export first reads the
+event files that evalspan wrote to the run's folder: it skips points that are there and removes
+changed ones from their old file. Other files stay untouched, so an open TensorBoard need not read
+them again.
 """
 
 from __future__ import annotations

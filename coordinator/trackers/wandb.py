@@ -1,8 +1,9 @@
 """Points as a Weights & Biases run.
 
-Rule: offline unless $WANDB_MODE is set, since nodes often have no internet; `wandb sync` sends the run
-later. The run's id is a function of project and run name, so a later export or sync continues it. Each
-value carries its own x axis, `training_step`, because W&B's step counts calls and must not go back.
+Rule: offline unless $WANDB_MODE is set, since nodes often have no internet; `wandb sync` sends the
+run later. The run's id is a function of project and run name, so a later export or sync continues
+it. Each value carries its own x axis, `training_step`, because W&B's step counts calls and must not
+go back.
 """
 
 from __future__ import annotations
