@@ -12,7 +12,7 @@ class EvalspanError(Exception):
 
 
 class OperatorError(EvalspanError):
-    """A person must change something (input, config, site). Nothing was submitted; the command line exits with 2."""
+    """The operator must change input, config or site. Nothing was submitted; exit code 2."""
 
 
 class RetryError(EvalspanError):

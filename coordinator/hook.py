@@ -40,7 +40,7 @@ SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks wh
 
 _numbers = itertools.count()
 _warned = False
-_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; until a pin was seen
+_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice, until its pin is seen
 
 
 class _Courier:
@@ -101,7 +101,7 @@ class _Courier:
             _warn(f"no daemon has run in {folder} yet: notices wait there for one")
 
     def _sum(self, checkpoint: str) -> None:
-        """Write the files' hashes beside them before the notice is sent; a failure does not stop the notice."""
+        """Write the files' hashes before the notice is sent; a failure does not stop the notice."""
         try:
             _write_sums(checkpoint, lambda: self.ending)
         except Exception as error:  # noqa: BLE001 (training must go on)
@@ -174,10 +174,9 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-") -> list[str]:
-    """Delete the oldest `prefix<step>` folders below `folder` beyond `keep`, never a pinned one; those deleted.
+    """Delete the oldest unpinned `prefix<step>` folders of `folder` beyond `keep`; those deleted.
 
-    The newest is always kept. A pinned checkpoint counts towards `keep` and goes at a later call.
-    Never raises.
+    Keeps the newest. A pinned checkpoint counts towards `keep`; a later call deletes it. Never raises.
     """
     gone = []
     try:
@@ -202,7 +201,7 @@ def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-
 
 
 def flush(seconds: float = FLUSH_SECONDS) -> bool:
-    """Wait at most `seconds` for the delivery of all notices so far; False if some remain. Never raises."""
+    """Wait at most `seconds` for delivery of all notices; False if some remain. Never raises."""
     return _courier.flush(seconds)
 
 
@@ -216,7 +215,7 @@ def _flush_at_exit() -> None:
 
 
 def _flush_in_multiprocessing() -> None:
-    """Flush in children forked by multiprocessing (Lightning's ddp_fork), which skip atexit's handlers."""
+    """Flush in children forked by multiprocessing (Lightning's ddp_fork), which skip atexit."""
     try:
         finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
         if finalize is not None:
@@ -253,7 +252,7 @@ def _warn(text: str) -> None:
 
 
 def _to_redis(folder: str, text: str) -> bool:
-    """Send by the stream; False where the daemon's Redis does not answer or the redis package is missing."""
+    """Send by the stream; False without the redis package or an answer from the daemon's Redis."""
     address_file = os.path.join(folder, "redis", "address.json")
     if not os.path.exists(address_file):
         return False
@@ -337,7 +336,7 @@ def transformers_callback(
     keep: int | None = None,
     sums: bool = False,
 ) -> object:
-    """A `transformers.TrainerCallback` that announces every saved checkpoint. Imports transformers when called.
+    """A `transformers.TrainerCallback` that announces saved checkpoints. Imports transformers.
 
     `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's
     rotation ignores pins. The tokenizer must be saved with the model: pass it to Trainer as
@@ -361,7 +360,7 @@ def transformers_callback(
 def lightning_callback(
     export: object, suite: str = "default", work_dir: str | os.PathLike[str] | None = None
 ) -> object:
-    """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning when called.
+    """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning.
 
     lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face
     folder to announce. It runs on rank 0 before the next optimizer step, with the checkpoint's

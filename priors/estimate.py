@@ -69,7 +69,7 @@ class BatchPrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPrediction:
-    """Median CPU seconds of a task's whole metric. `at_once`: most of its jobs at once; None: no known limit."""
+    """Median CPU seconds of a task's whole metric. `at_once`: its most jobs at once; None: unknown."""
 
     seconds: float
     sigma: float
@@ -82,7 +82,7 @@ def percentile_95(median: float, sigma: float) -> float:
 
 
 def rates(features: Features, history: History) -> Rates:
-    """Tokens per second of a model on this hardware and engine, as learnt, without the task's residual."""
+    """Learnt tokens per second of a model on this hardware and engine, without task residuals."""
     cold = _cold(features)
     speed = learnt_of(history).speed(features.hardware, features.engine)
     return Rates(
@@ -121,7 +121,7 @@ def predict_batches(
 
 
 def predict_metric(task: str, documents: int, executes: bool, history: History) -> MetricPrediction:
-    """CPU seconds of a task's metric over `documents` documents; `executes`: programs are run or a judge is asked."""
+    """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge."""
     logs = [
         log(one.metric_seconds / _cold_metric(task, one.documents, executes))
         for one in learnt_of(history).by_task.get(task, ())
@@ -181,5 +181,5 @@ def _cold_metric(task: str, documents: int, executes: bool) -> float:
 
 
 def _cold_load(model_bytes: int, hardware: str) -> float:
-    """14 GB to a GPU in about 10 s, start-up included (shipped portfolio); safetensors from tmpfs read 4.8 GB/s."""
+    """14 GB to a GPU in 10 s, with start-up (shipped portfolio); tmpfs gives 4.8 GB/s."""
     return 7.0 + max(0, model_bytes) / (2e9 if hardware == "cpu" else 4.8e9)

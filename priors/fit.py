@@ -33,13 +33,13 @@ MOST_OBSERVATIONS = 1000
 
 
 def expected_generated(cap: float, requests: float) -> float:
-    """Expected generated tokens under a summed cap: about 0.35 of it and 4 per request (shipped portfolio)."""
+    """Expected generated tokens under a summed cap: 0.35 of it and 4 per request (shipped portfolio)."""
     return min(cap, 0.35 * cap + 4 * requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Log factors on the cold seconds of prefill and of generation; `observations`: how many it was fitted to."""
+    """Log factors on cold seconds of prefill and generation, fitted to `observations` runs."""
 
     prefill: float = 0.0
     generated: float = 0.0
@@ -151,7 +151,7 @@ class Learnt:
         return self._speeds[place]
 
     def residual(self, task: str, hardware: str, engine: str) -> Residual:
-        """How a task deviates: from runs on this hardware and engine, else from runs elsewhere, else 0."""
+        """A task's deviation: by runs on this hardware and engine, else by runs elsewhere, else 0."""
         own = [one for one in self.by_task.get(task, ()) if one.inference_seconds >= MEASURABLE]
         here = [one for one in own if one.hardware == hardware and one.engine == engine]
         logs = [

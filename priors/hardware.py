@@ -58,7 +58,7 @@ UNKNOWN = NOMINAL["a100"]
 
 
 def nominal(hardware: str) -> tuple[float, float] | None:
-    """(FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`; None if unknown."""
+    """(FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
     name = hardware.lower()
     matches = [key for key in NOMINAL if key in name]
     return NOMINAL[max(matches, key=len)] if matches else None

@@ -67,7 +67,7 @@ def merge(path: Path, observations: Iterable[Observation]) -> int:
 
 
 def read(path: Path) -> list[Observation]:
-    """All observations, oldest line first; none where there is no file. ValueError names a corrupt line."""
+    """All observations, oldest first; none without a file. ValueError names a corrupt line."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

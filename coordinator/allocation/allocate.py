@@ -124,7 +124,7 @@ def allocate(
 
 
 def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:
-    """Trials that `megabytes` of the node's memory hold; `new`: less what the evaluation needs per node."""
+    """Trials that `megabytes` of the node hold; `new`: less the evaluation's need per node."""
     if not node.counts_memory:
         return node.gpus
     left = megabytes - (demand.holder_mb if new else 0)

@@ -15,7 +15,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An evaluation in a series. `order`: (step or, where unknown, arrival; arrival). "over": ended or cancelled."""
+    """An evaluation in a series. `order`: (step, else arrival; arrival). "over": ended or cancelled."""
 
     evaluation_id: str
     series: str

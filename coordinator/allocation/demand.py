@@ -1,4 +1,4 @@
-"""Needs and use of nodes by a work folder's evaluations, for allocation. Pure. Called by the loop and CLI.
+"""Needs and use of nodes by a work folder's evaluations. Pure. Called by the loop and the CLI.
 
 Rule: derived from the evaluations' states alone, so offers stay known after a restart.
 """
@@ -52,7 +52,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
 
 
 def promised(states: Iterable[State]) -> dict[str, int]:
-    """Node -> GPUs offered to an evaluation and not held by its jobs yet; the cluster lists them as free."""
+    """Node -> GPUs offered and not held by jobs yet; the cluster lists them as free."""
     gpus: dict[str, int] = {}
     for state in _open(states):
         for node, lanes in _promised_lanes(state):
@@ -90,7 +90,7 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
 
 
 def _once_mb(state: State) -> int:
-    """MiB that an evaluation needs once per node: of its precursor, or of the job that hosts its trials."""
+    """MiB that an evaluation needs per node, for its precursor or the job that hosts its trials."""
     options = state.record.options
     return holder_memory_mb(state.record) if options.stage or options.host_trials else 0
 
@@ -241,7 +241,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
-    """Have its pending jobs there waited TAKEN_SECONDS, one of them for GPUs or memory that the node lacks?"""
+    """Have its pending jobs there waited TAKEN_SECONDS, and does the node lack what one asks?"""
     jobs = [i for i in state.index.jobs_on.get(use.name, {}).values() if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):

@@ -33,7 +33,7 @@ class Pace:
         return Pace(took=self.took + took, predicted=self.predicted + predicted, shards=self.shards + 1)
 
     def and_in_hand(self, elapsed: float, predicted: float, done: int, batches: int) -> Pace:
-        """The pace with the running shard, where it is late: `elapsed` seconds for `done` batches and a part."""
+        """The pace with the running shard, if late: `elapsed` seconds for `done` batches and a part."""
         due = predicted * min(1.0, (done + 1) / batches) if batches else predicted
         return self.and_done(elapsed, due) if elapsed > due else self
 
@@ -48,7 +48,7 @@ class Pace:
 
 
 def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
-    """Straggler -> how many times as long as the others it takes. `sigma`: the prior's, of log seconds."""
+    """Straggler -> its time / the others' time. `sigma`: the prior's, of log seconds."""
     logs = {trial: pace.log for trial, pace in paces.items() if pace.tells}
     found = {}
     for trial, own in logs.items():

@@ -64,14 +64,14 @@ def check_suite(
 
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
-    """The evaluation whose id begins with `prefix`, or ends with it as digest, replayed from its journal."""
+    """Replay the evaluation whose id begins with `prefix` or has it as its digest."""
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
     return replay(events, config), paths, events
 
 
 def find_folder(config: Config, prefix: str) -> EvaluationPaths:
-    """The evaluation's folder; its contents are not checked. OperatorError unless exactly one matches."""
+    """The folder of that evaluation, unread. OperatorError unless exactly one id matches."""
     root = Path(config.work_dir)
     ids = sorted(p.parent.name for p in root.glob("*/journal.jsonl"))
     found = [i for i in ids if i.startswith(prefix) or i.endswith(f"-{prefix}")]
@@ -112,7 +112,7 @@ class Follower:
         self._site = site_of(config)
         self._only = only
         self._read: dict[Path, tuple[State, int]] = {}  # journal -> its state, bytes read
-        self._skipped: dict[Path, int] = {}  # ended or unreadable journal -> its size; skipped until it grows
+        self._skipped: dict[Path, int] = {}  # ended or unreadable journal -> size; skipped until it grows
 
     def states(self) -> list[State]:
         """States of evaluations that have not ended, oldest first."""

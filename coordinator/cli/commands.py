@@ -31,7 +31,7 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
-    """Leave the command to a running daemon, else run it here with the same loop. Exit code 1: a retry failed."""
+    """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     folder = find_folder(config, evaluation)
     name = folder.root.name
     paths = WorkPaths(config.work_dir)
@@ -130,8 +130,7 @@ def cancel(
 def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
-    Without a daemon the command runs here, to its end: exit code 1 where tasks failed again.
-    Example:
+    Without a daemon the command runs here: exit code 1 where tasks failed again. Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """

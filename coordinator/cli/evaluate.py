@@ -223,7 +223,7 @@ def prepare(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """Build a suite's request sets here, on a machine with internet; fetches data sets and metric scripts.
+    """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
 
     Jobs run offline: they read the work folder and the Hugging Face cache. Example:
 

@@ -40,7 +40,7 @@ class Interrupt:
             self._watcher.show(runnings, trouble)
 
     def wanted(self) -> bool:
-        """True once, when the person cancels. typer.Exit at SIGTERM: this process ends, the jobs go on."""
+        """True once, when the person cancels. At SIGTERM raises typer.Exit; the jobs go on."""
         new = self._signals.received[self._seen :]
         self._seen += len(new)
         if self.cancelled:

@@ -135,7 +135,7 @@ def _lanes(running: Running, width: int) -> Table | None:
 
 
 def apart(lanes: Iterable[str], most: int = 24) -> dict[str, str]:
-    """Lane -> its name on screen: where a name is longer than `most` characters, the shared prefix goes."""
+    """Lane -> its name on screen, without the shared prefix if one exceeds `most` characters."""
     names = list(lanes)
     if max(map(len, names), default=0) <= most:
         return {name: name for name in names}
@@ -167,7 +167,7 @@ def _metrics(state: State) -> Text | None:
 
 
 def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableType]:
-    """A line per failed task and per scored one (the latest); then the open tasks by what they wait for."""
+    """Lines of failed tasks, of the latest scored ones, and of open tasks by what they wait for."""
     scored = [e for e in state.entries if e.status == "scored"]
     yield Text(f"  {len(scored)}/{len(state.entries)} tasks scored", style="dim")
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}

@@ -46,7 +46,7 @@ def report(
     ] = False,
     as_json: JSON = False,
 ) -> None:
-    """Scores and makespan of an evaluation, running or ended; with --series learning curves over checkpoints.
+    """Print an evaluation's scores and makespan; with --series, learning curves over checkpoints.
 
     A drop between two checkpoints beyond two standard errors is flagged. Examples:
 
@@ -127,8 +127,7 @@ def export(
 ) -> None:
     """Write scores, makespan, GPU seconds and cost, at their training steps, into a tracker or files.
 
-    A second export adds only new points. `lm-eval` writes lm_eval's own result and sample files.
-    Examples:
+    A second export adds only new points. `lm-eval` writes lm_eval's own files. Examples:
 
     evalspan export --series runs/7b --to tensorboard --out tb
 

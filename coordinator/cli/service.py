@@ -65,8 +65,7 @@ def daemon(
 ) -> None:
     """Evaluate every checkpoint that the hook, `submit` or a watched folder announces, until stopped.
 
-    SIGTERM or Ctrl-C stops it at once and loses nothing: jobs go on, and the next daemon resumes.
-    Examples:
+    SIGTERM or Ctrl-C loses nothing: jobs go on, and the next daemon resumes. Examples:
 
     evalspan daemon
 

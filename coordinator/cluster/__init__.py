@@ -73,7 +73,7 @@ class NodeState:
 
 
 class ClusterError(Exception):
-    """A call to the cluster failed. `maybe_done`: it may still have had effect (a timed-out submission)."""
+    """A call to the cluster failed. `maybe_done`: it may have had effect (a timed-out submission)."""
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
         super().__init__(message)
@@ -100,7 +100,7 @@ class Cluster(Protocol):
     """Five methods. All raise ClusterError; a failed listing says nothing, so no job counts as gone."""
 
     def submit(self, job: Job) -> str:
-        """Submit `job`; the cluster's job id. RefusedError: for good. LimitError: a later try may succeed."""
+        """Submit `job`; its id. RefusedError: for good. LimitError: a later try may succeed."""
         ...
 
     def jobs(self) -> list[JobState]:
@@ -116,5 +116,5 @@ class Cluster(Protocol):
         ...
 
     def check(self, job: Job) -> None:
-        """Ask whether the job would be accepted, without submitting. RefusedError in the cluster's words."""
+        """Check, without submitting, that the job would be accepted; else RefusedError."""
         ...

@@ -73,7 +73,7 @@ def _gpu_names(visible: str | None) -> tuple[str, ...]:
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
-    """GPUs as "index, name" from lines "index, uuid, name". `visible`: CUDA_VISIBLE_DEVICES; None: all."""
+    """GPUs "index, name" from lines "index, uuid, name". `visible`: CUDA_VISIBLE_DEVICES, or None."""
     rows = [line.split(", ", 2) for line in text.splitlines() if line.count(", ") >= 2]
     allowed = None if visible is None else {word.strip() for word in visible.split(",")}
     return tuple(
@@ -83,7 +83,7 @@ def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class _Member:
-    """One process of a job. Times in unix seconds; `guardian` and `since` (monotonic seconds) while it runs."""
+    """One process of a job. Times in unix seconds, `since` in monotonic seconds."""
 
     index: int
     phase: JobPhase = "pending"
@@ -132,7 +132,7 @@ class LocalCluster:
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
         self._live: dict[tuple[str, int], tuple[_Entry, _Member]] = {}  # in the order of submission
-        self._alive: int | None = None  # read end of the guardians' pipe, once this coordinator has charge
+        self._alive: int | None = None  # read end of the guardians' pipe, once in charge
         self._guardians = -1  # lock file that every living guardian locks
         self._alone = False
 
@@ -219,7 +219,7 @@ class LocalCluster:
         self._alive, self._alive_end = os.pipe()
 
     def _earlier(self) -> list[dict[str, Any]]:
-        """Lines of `jobs.jsonl` of the last day. A torn line is of a job that never ran: it is skipped."""
+        """Lines of `jobs.jsonl` of the last day, without a torn one, whose job never ran."""
         path = self._folder / "jobs.jsonl"
         found: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError):
@@ -234,7 +234,7 @@ class LocalCluster:
             file.write(json.dumps({**line, "submitted_at": entry.submitted_at}) + "\n")
 
     def _earlier_are_gone(self) -> bool:
-        """Has the last guardian of an earlier coordinator ended? Then this one's guardians take the lock."""
+        """Have all guardians of earlier coordinators ended? From then on new ones hold the lock."""
         if not self._alone:
             try:
                 fcntl.flock(self._guardians, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Runs one job of the local cluster and ends all of its processes: python local_guardian.py SECONDS COMMAND …
+"""Runs a local job and ends all of its processes: python local_guardian.py SECONDS COMMAND …
 
 Rule: no process of a job outlives its guardian, and no guardian outlives its coordinator. The
 coordinator holds the other end of the guardian's standard input: at the coordinator's end, also by
@@ -20,7 +20,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHANED_SECONDS = 4.0
-"""Time between SIGTERM and SIGKILL for a job whose coordinator is gone: everything is over within 10 s."""
+"""Time between SIGTERM and SIGKILL for a job without coordinator: all ends within 10 s."""
 NO_PROGRAM = 127  # a shell's exit code for a command that cannot be run
 ROUNDS = 300  # looks for descendants, 10 ms apart; bounded, since SIGKILL may fail to end a process
 

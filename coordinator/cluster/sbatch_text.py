@@ -15,7 +15,7 @@ from coordinator.cluster import Job, RefusedError
 
 INDEX = "EVALSPAN_INDEX"
 TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job gets SIGTERM
-# Variables of an enclosing Slurm job, or of the user's listing habits, that must not reach Slurm commands.
+# Variables of an enclosing Slurm job, or of the user's listings, that must not reach Slurm commands.
 FOREIGN_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_")
 FOREIGN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", INDEX})
 KEPT_NAMES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
@@ -35,9 +35,9 @@ class SlurmOptions:
     reservation: str | None = None
     gpu_request: str = "--gres=gpu:{gpus}"  # some sites need --gpus-per-node={gpus}
     extra_args: tuple[str, ...] = ()  # last, so they override the arguments above
-    chdir: str | None = None  # jobs' working directory; None: the coordinator's, if the node has that folder
+    chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
-    # Before every Slurm command: a program that runs the rest of its arguments, on its own stdin and stdout.
+    # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
     command_prefix: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # for the Slurm commands, e.g. SLURM_CONF
     timeout_seconds: float = 30.0  # per Slurm command; a frozen slurmctld holds one for 10 s and more
@@ -55,7 +55,7 @@ class SlurmOptions:
 
 
 def within_limits(job: Job, options: SlurmOptions, limits: Mapping[str | None, int]) -> Job:
-    """The job with its time limit cut to MaxTime. `limits`: seconds by partition; None: the default one."""
+    """Cut the job's time limit to MaxTime. `limits`: seconds by partition; None: the default one."""
     names = options.partition_of(job)
     most = [limits[n] for n in (names.split(",") if names else (None,)) if n in limits]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
@@ -165,7 +165,7 @@ def log_file(job: Job, index: int) -> str:
 
 
 def client_environment(inherited: Mapping[str, str], options: SlurmOptions) -> dict[str, str]:
-    """The environment of a Slurm command and (by `--export=ALL`) of the job: `inherited` less the FOREIGN ones."""
+    """Environment of a Slurm command and, by `--export=ALL`, of the job: without FOREIGN names."""
     kept = {
         name: value
         for name, value in inherited.items()

@@ -59,7 +59,7 @@ class SlurmCli:
         return text.parse_nodes(said, self.options)
 
     def within_limits(self, job: Job) -> Job:
-        """The job with its time limit cut to its partition's MaxTime; the first call runs `nodes` for it."""
+        """Cut the job's time limit to its partition's MaxTime; the first call lists nodes."""
         if self._limits is None:
             self.nodes()
         return within_limits(job, self.options, self._limits or {})

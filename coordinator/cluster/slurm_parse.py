@@ -122,7 +122,7 @@ OF_A_NODE = (
     "memory specification can not be satisfied",
     "memory required by task is not available",
 )
-# A limit of association or QOS (MaxSubmitJobs and the like): a retry may succeed once other jobs have ended.
+# A limit of association or QOS (such as MaxSubmitJobs): a retry may succeed once other jobs ended.
 LIMITS = ("violates accounting/qos policy",)
 # The controller was not reached in time; whether it has the job is unknown.
 AWAY = (
@@ -147,7 +147,7 @@ WOULD_WAIT = ("required node not available", "requested nodes are busy", "resour
 GONE = ("invalid job id", "already completing or completed", "already finished")
 
 USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
-# sinfo's marks of unusable nodes: not responding, powered off or changing, maintenance, reboot. "-" (planned) is usable.
+# sinfo's marks of unusable nodes: not responding, power changes, maintenance, reboot; not "-" (planned).
 BAD_MARKS = "*~#!%$@^"
 
 
@@ -289,7 +289,7 @@ def _node(fields: list[str], partition: str, *, reserved: bool) -> NodeState:
 
 
 def parse_gres(text: str) -> tuple[int, str]:
-    """GPUs of a node and their type, from "gpu:a100:8(S:0-1),nvme:2"; the types joined by "+" where there are several."""
+    """(GPUs, type) of a node from "gpu:a100:8(S:0-1),nvme:2"; several types are joined by "+"."""
     count, types = 0, []
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         words = item.strip().split(":")
@@ -324,7 +324,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _records(text: str, width: int, command: str) -> Iterator[list[str]]:
-    """The records below the header. ClusterError where the header or an end is missing, or a record has another width."""
+    """Records below the header. ClusterError: no header, no end mark, or another width."""
     # A site that names its clusters in SLURM_CLUSTERS gets a line above the header.
     body = re.sub(r"\ACLUSTER: [^\n]*\n", "", text)
     *records, rest = body.split(RECORD_END)

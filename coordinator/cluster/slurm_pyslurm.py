@@ -87,7 +87,7 @@ def _load(options: SlurmOptions) -> ModuleType:
 
 
 class SlurmApi:
-    """The Cluster protocol by pyslurm, as this process's user. RefusedError where pyslurm cannot be used."""
+    """The Cluster protocol by pyslurm, as this process's user. RefusedError without pyslurm."""
 
     def __init__(self, options: SlurmOptions) -> None:
         if options.command_prefix:
@@ -195,7 +195,7 @@ def _gres(request: str) -> str:
 
 
 def states_of(job: Any) -> list[JobState]:
-    """One pyslurm Job as members. An array that waits as a whole is one Job with its members as "0-2,5"."""
+    """One pyslurm Job as members; a waiting array is one Job with members "0-2,5"."""
     array = job.array_id
     if not array:
         return [_state(job, str(job.id), 0)]

@@ -1,4 +1,4 @@
-"""Decides from a site's Slurm rules whether a precursor serves the trials beside it or one job hosts them.
+"""Decides from Slurm's rules whether a precursor serves the trials beside it or one job hosts them.
 
     refused beside GPU jobs, or whole nodes only, or /dev/shm private to each job,
     or a precursor's memory costs CPUs that the node's trials need               ->  host (rung 2)
@@ -242,7 +242,7 @@ class Hosting:
         return crowding(self.rules, self.partition, self.nodes, wants)
 
     def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
-        """Metric workers of `cpus` each that their partition can run at once, beside trials of that partition.
+        """Metric workers of `cpus` each that their partition can run beside its trials.
 
         At least FEW_WORKERS, where the partition has the cores: more may wait in Slurm's queue.
         None where the number of cores is unknown.

@@ -109,10 +109,10 @@ class StageConfig(Record):
     """Weights in node memory."""
 
     enabled: bool = True  # false: trials read the checkpoint from storage
-    # true: one long job per node stages and hosts trials (private /dev/shm, exclusive nodes); "auto": by site rules
+    # true: one job per node stages and hosts trials (private /dev/shm, exclusive nodes); "auto": by rules
     host_trials: bool | Literal["auto"] = "auto"
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
-    # seconds; renewed six times per lease. Longer than the coordinator may be held up, e.g. by a Slurm command
+    # seconds, renewed six times per lease; longer than any delay of the coordinator, e.g. by Slurm
     lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
     # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage per shard
@@ -148,7 +148,7 @@ class MetricConfig(Record):
 
 
 class JudgeConfig(Record):
-    """The model that judges answers, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
+    """The judge model, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
 
     url: str | None = None  # up to and without "/chat/completions"
     model: str | None = None
@@ -262,7 +262,7 @@ def load(
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The config file: --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; None where there is none.
+    """The first of --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; or None.
 
     OperatorError where one was named and is not there.
     """
@@ -300,7 +300,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, .
 
 
 def _value(text: str, field: FieldInfo) -> object:
-    """The text itself where the key takes text, else parsed as TOML; the later check refuses a wrong one."""
+    """The text itself where the key takes text, else parsed as TOML; checked later."""
     annotation: Any = field.annotation
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     try:

@@ -39,7 +39,7 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
     """`data` as a `model`. OperatorError names the first error and, by `where`, the value's source."""
     try:
-        # JSON mode is strict on types yet takes lists for tuples and text for paths, as a TOML file has them.
+        # JSON mode is strict on types yet takes TOML's lists for tuples and text for paths.
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise OperatorError(_complaint(model, data, error, where)) from error

@@ -21,7 +21,7 @@ class NotAdmittedError(OperatorError):
 
 
 def suite_files(watch: WatchConfig) -> dict[str, str]:
-    """Name in a notice -> file, of the suite files in `[watch]`. OperatorError where one name means two suites."""
+    """Name in a notice -> suite file of `[watch]`. OperatorError where a name means two suites."""
     shipped = dict.fromkeys((*suites.names(), "default"), "a shipped suite")
     found: dict[str, str] = {}
     for file in map(str, watch.suites):
@@ -52,7 +52,7 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
 
 
 def check_place(checkpoint: str, watch: WatchConfig) -> None:
-    """NotAdmittedError where the folder, links resolved, is below none of `[watch] roots` and `folders`."""
+    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`."""
     roots = (*watch.roots, *watch.folders)
     try:
         place = Path(checkpoint).resolve()
@@ -67,7 +67,7 @@ def check_place(checkpoint: str, watch: WatchConfig) -> None:
 
 
 def _is_below(place: Path, root: Path) -> bool:
-    """Is `place` below `root`? `root` may be a glob: from its first pattern on parts are matched one by one."""
+    """Is `place` below `root`? A glob is matched part by part from its first pattern on."""
     parts = root.parts
     fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
     base, patterns = Path(*parts[:fixed]).resolve().parts, parts[fixed:]

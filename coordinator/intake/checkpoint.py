@@ -29,7 +29,7 @@ from evaljobs.staging.fingerprint import (
 )
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
-# Files that tokenizer and config loaders open by name. Trainers' files (optimizer states, logs) match none.
+# Files that tokenizer and config loaders open by name; trainers' files match none of these.
 SMALL_FILES = (
     "config.json",
     "generation_config.json",

@@ -64,7 +64,7 @@ def prepare(
 
 
 def _as_looked_up(folder: Path, name: str) -> Path:
-    """The folder where an evaluation will look: a fetched data set has a revision only after the build."""
+    """The folder where an evaluation looks: a data set has a revision only after its fetch."""
     place = folder.with_name(name)
     if place != folder and not place.exists():
         folder.rename(place)

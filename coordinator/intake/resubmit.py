@@ -1,4 +1,4 @@
-"""Decides the effect of a submission on an existing evaluation. Pure. Called by `eval`, `submit`, `service`.
+"""Decides the effect of a submission on an existing evaluation. Pure.
 
 Rule: a submission resumes a cancelled or dropped evaluation and may raise its priority, never lower
 it. Failed tasks are retried only by `evalspan retry`.

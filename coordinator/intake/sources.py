@@ -76,7 +76,7 @@ def spool(paths: WorkPaths, notice: Notice) -> None:
 
 
 def submit(paths: WorkPaths, notice: Notice) -> None:
-    """Leave a person's own submission for the daemon. OperatorError where the work folder is another user's."""
+    """Leave a submission for the daemon. OperatorError where the work folder is another user's."""
     try:
         paths.submissions.mkdir(mode=0o700, parents=True, exist_ok=True)
         _leave(paths.submissions, notice)
@@ -105,7 +105,7 @@ def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
 
 
 def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
-    """Deliveries of a folder. A malformed notice, or no plain file, is renamed `*.bad` when acknowledged."""
+    """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`."""
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         unlink = partial(path.unlink, missing_ok=True)
         set_aside = partial(path.rename, path.with_suffix(".bad"))
@@ -122,7 +122,7 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
 
 
 def parse(text: bytes, claimed: str) -> tuple[Notice, str]:
-    """(notice, ""), or (its claims, why it is no notice). `claimed`: checkpoint where `text` names none."""
+    """(notice, ""), or (its claims, why it is none). `claimed`: checkpoint where `text` has none."""
     try:
         return Notice.model_validate_json(text), ""
     except ValidationError as error:
@@ -147,7 +147,7 @@ def _printable(value: object) -> str:
 
 
 def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices of the Redis stream, first those that an earlier daemon left unacknowledged. None if away."""
+    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away."""
     try:
         client = connect(paths.redis_address)
         with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
@@ -250,7 +250,7 @@ def _held(folder: Path) -> str:
 
 
 def _checkpoints(pattern: str) -> list[Path]:
-    """Candidate folders of a watched place: a glob's matches, else the folder and those in it. OSError."""
+    """Folders of a watched place: a glob's matches, else the folder and those in it. OSError."""
     root = Path(pattern)
     if not any(char in pattern for char in "*?["):
         # `Path.is_dir` raises for a link into a folder that this user may not enter

@@ -24,7 +24,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class _Task(TaskEntry):
-    """A task as written in the file: `limit` is a number of documents, or a share below 1 (as in lm-eval)."""
+    """A task as written: `limit` is a number of documents, or a share below 1 (as in lm-eval)."""
 
     name: Annotated[str, Field(min_length=1)]
     num_fewshot: Count | None = None

@@ -1,7 +1,7 @@
 """Checks before submission: turns a typed checkpoint and suite into an EvaluationRecord.
 
 Rule: input that will fail is refused in one line, before anything is written or started. Called by
-`eval`, `submit`, the daemon and `prepare`.
+`eval`, `submit` and the daemon; `doctor` calls `probes` and `refusals`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_record(
     batch_size: str | None = None,
     convert: str | None = None,
 ) -> EvaluationRecord:
-    """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
+    """Inspect the checkpoint and load the suite; OperatorError in one line where either is wrong.
 
     `inputs` computes the suite's source keys; `judge` is called only for a suite with judge tasks.
     With a `convert` command, a folder without Hugging Face format is converted. `step` None: from
@@ -74,7 +74,7 @@ def make_record(
 
 
 def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:
-    """The judge of a suite, None where it needs none; OperatorError where it needs one and the settings have none."""
+    """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
     judged = [task.name for task in suite.tasks if task.judge]
     if not judged:
         return None
@@ -159,7 +159,7 @@ def _environment(site: Site) -> dict[str, str]:
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
-    """Check that the cluster takes each kind of this evaluation's jobs and that a trial fits some node."""
+    """Check that the cluster takes each kind of job and that a trial fits some node."""
     options = record.options
     staged = 0 if record.convert else record.checkpoint.bytes  # the size after a conversion is unknown
     try:

@@ -74,7 +74,7 @@ def running(batches: Sequence[float]) -> Sequence[float]:
 
 
 def reaching(sums: Sequence[float], goal: float, start: int) -> int:
-    """First index from `start` on with a running sum of `goal` or more; one past the last if none has it."""
+    """First index from `start` with a running sum of `goal` or more; else one past the last."""
     if not isinstance(sums, EvenSums) or not sums.each:
         return bisect_left(sums, goal, start)
     each, last = sums.each, sums.number

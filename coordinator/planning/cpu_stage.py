@@ -23,7 +23,7 @@ FINEST = 0.002
 def divided(
     ready: float, seconds: float, index: int, *, at_once: int, documents: int, grain: float
 ) -> list[MetricJob]:
-    """Jobs of one shard of an `execute` set: at most `at_once`, each at least a document and `grain` seconds."""
+    """Jobs of an `execute` shard: at most `at_once`, each of a document and `grain` seconds or more."""
     pieces = min(at_once, documents, int(seconds / grain)) if grain > 0 else 1
     if pieces <= 1:
         return [(ready, seconds, index)]

@@ -24,7 +24,7 @@ from coordinator.planning.model import Lane, WorkSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Seconds of each term, staging included; `binding` names the set when its CPU tail is the largest term."""
+    """Seconds of each term, with staging; `tail_of`: the set with the largest CPU tail."""
 
     gpu_seconds: float
     tail_seconds: float
@@ -111,7 +111,7 @@ def bound(
     cpu_slots: int,
     stage_seconds: float = 0.0,
 ) -> Bound:
-    """Every term of the lower bound of a plan (0 where there is no batch); ValueError without lanes or CPU slots."""
+    """Terms of a plan's lower bound (0 without batches); ValueError without lanes or CPU slots."""
     sizes = [
         Size(
             work.name,

@@ -101,7 +101,7 @@ def _work_set(
 def make_plan(
     record: EvaluationRecord, wanted: MakePlan, observations: Path, hardware: str, now: float
 ) -> Planned:
-    """Plan these sets on these lanes. PlanningError where a request set or the observations cannot be read."""
+    """Plan these sets on these lanes. PlanningError for unreadable request sets or observations."""
     try:
         history = Learnt(read_observations(observations))
     except ValueError as error:
@@ -186,7 +186,7 @@ def make_plan(
         predicted_makespan_seconds=max(made.makespan_seconds, likely.end(workers)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
-        # as if all priors were off together: a time limit too short costs a load, too long a backfill slot
+        # as if all priors were off together: too short a limit costs a load, too long a backfill slot
         work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
         load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
         workers=workers,

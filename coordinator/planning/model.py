@@ -32,7 +32,7 @@ class WorkSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One trial's GPUs (one or several): free `ready_at_seconds` from now, `speed` times as fast as predicted."""
+    """One trial's GPUs: free `ready_at_seconds` from now, `speed` times as fast as predicted."""
 
     name: str
     node: str

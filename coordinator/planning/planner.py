@@ -139,7 +139,7 @@ def _levelled(shop: _Shop, floor: float, best: _Try, tries: list[_Try], dealt: i
 
 
 def _ways(shop: _Shop) -> Iterator[tuple[float, float, bool]]:
-    """Ways in the order of tries: (shares, tail seconds of urgency, only where CPU slots hold the end)."""
+    """Ways in order: (shares, tail seconds of an urgent shard, only where CPU slots hold the end)."""
     for shares in SHARES:
         for part in URGENT:
             yield shares, part * shop.horizon, False
@@ -239,7 +239,7 @@ class _Shop:
         return self._sums[index]
 
     def deal(self, cuts: list[Cut], urgent_from: float) -> _Try:
-        """Order the cuts by rank, give each to the lane that ends it soonest, run the CPU stage behind them."""
+        """Order cuts by rank, deal each to the lane that ends it soonest, then run the CPU stage."""
         cuts = sorted(
             cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
         )
@@ -371,7 +371,7 @@ def _aims(shop: _Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[f
         return (sizes.longest if ahead is None else sizes.shortest), limit
     if ahead is None:
         return sizes.longest, sizes.longest
-    # a score waits for its set's last shard: all lanes share the set, with shards no longer than the run so far
+    # a score waits for its set's last shard: all lanes share it, no shard longer than the run so far
     limit = max(sizes.shortest, (ahead + total) / shop.width)
     return limit, limit
 

@@ -25,7 +25,7 @@ GROWTH = 1.4
 """Growth from shard to shard of a long tail: the CPU stage starts early and is then never idle."""
 
 Cut = tuple[int, int, int, float, float]
-"""(index of set, first batch, end batch, seconds, tail: CPU seconds that can only start after this shard)"""
+"""(index of set, first batch, end batch, seconds, tail: CPU seconds that only start after it)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Sizes:
     width: float
     shortest: float
     longest: float
-    shares: float  # a shard is 1 / (shares x width) of the work left; 0: every shard is of the longest size
+    shares: float  # a shard is 1 / (shares x width) of the work left; 0: always the longest
 
     def guided(self, left: float) -> float:
         if not self.shares:
@@ -47,7 +47,7 @@ class Sizes:
 def sizes_for(
     *, total: float, lanes: int, width: float, overhead: float, shares: float, longest: float = LONGEST
 ) -> Sizes:
-    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; `longest`: parts of a lane's work."""
+    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; at most lane / `longest`."""
     lane = total / width
     # guided shards number shares x (1 + ln(lane / (shares x shortest))) a lane: solved for the shortest
     room = MOST / lanes / shares - 1 if shares else inf
@@ -92,7 +92,7 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
         rest = total - sums[first]
         goal = min(target, limit, sizes.guided(left))
         target = min(target * GROWTH, sizes.longest)
-        most = int(rest / shortest) if shortest > 0 else 1  # shortest 0: the whole run takes about no time
+        most = int(rest / shortest) if shortest > 0 else 1  # 0: the run takes about no time
         pieces = min(round(min(rest / goal, most + 1)), most) if goal > 0 else 1
         if pieces <= 1:
             ends.append(count)

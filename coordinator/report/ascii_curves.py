@@ -23,7 +23,7 @@ HEIGHT = 12
 
 
 def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
-    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x is the training step, or the order."""
+    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x: training step, or order."""
     curves = [c for c in curves if c.points][: len(MARKS)]
     if not curves:
         return []
@@ -62,7 +62,7 @@ def _places(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
-    """Curves grouped by axis: all between 0 and 1 share one; of others (perplexity) each metric has one."""
+    """Curves by axis: those between 0 and 1 share one; others (perplexity) have one per metric."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         share = all(0 <= p.value <= 1 for p in curve.points)

@@ -16,7 +16,7 @@ MILLION = 1e6
 
 
 class JudgeTask(Record):
-    """Judgements of one task. Tokens are those that the endpoint reported for what this evaluation asked."""
+    """Judgements of one task. Tokens: reported by the endpoint for this evaluation's requests."""
 
     judgements: int = 0
     missing: int = 0  # items without a judgement

@@ -135,7 +135,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
 
 
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
-    """Points in training order, and their curves. The later of two evaluations of one checkpoint counts."""
+    """Points in training order, and their curves; of two evaluations of a checkpoint, the later."""
     latest: dict[tuple[str, str], Point] = {}
     for point in sorted(points, key=lambda p: p.accepted_at):
         latest[point.suite, point.checkpoint] = point
@@ -194,7 +194,7 @@ def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:
 
 
 def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool:
-    """Is `later` worse than `value` by over two standard errors of the difference? False without errors."""
+    """Is `later` worse by over two standard errors of the difference? False without errors."""
     if stderr is None or later.stderr is None:
         return False
     change = later.value - value if later.higher_is_better else value - later.value

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def in_series(checkpoint: str, selector: str) -> bool:
-    """Does `selector` name this checkpoint: a glob of checkpoint folders, or the folder that holds them?"""
+    """Does `selector`, a glob of checkpoint folders or the folder that holds them, match?"""
     place = Path(selector).expanduser()
     absolute = str(place if place.is_absolute() else Path.cwd() / place)
     parents = {absolute, str(Path(absolute).resolve())}
@@ -39,7 +39,7 @@ def in_series(checkpoint: str, selector: str) -> bool:
 def records(
     work_dir: Path, selector: str, suite: str | None
 ) -> Iterator[tuple[EvaluationPaths, EvaluationRecord]]:
-    """The evaluations whose checkpoint `selector` names (and whose suite is `suite`, where that is given)."""
+    """Evaluations whose checkpoint `selector` names, of suite `suite` where given."""
     for file in sorted(work_dir.glob("*/evaluation.json")):
         try:
             record = EvaluationRecord.model_validate_json(file.read_bytes())

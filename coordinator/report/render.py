@@ -57,7 +57,7 @@ def _score(value: Any) -> str:
 
 
 def score_table(results: Mapping[str, Any]) -> Table:
-    """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
+    """lm-eval's results as rows: task, filter, metric, value and standard error; groups last."""
     table = Table(
         title="Scores",
         title_justify="left",

@@ -17,7 +17,7 @@ from coordinator.report.keys import MARK, WHAT, difference, keys_of
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task and metric: each evaluation's value, last minus first, and whether it is a real drop.
+    """A row per task and metric: each evaluation's value, last minus first, and "real drop?".
 
     A drop is real beyond two standard errors of the difference, and only where requests and scoring
     are the same. `differs`: how each evaluation differs from the first ("requests" or "score").

@@ -38,7 +38,7 @@ def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
 
 
 def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path]:
-    """Log files that `what` names: (part of) a job's or trial's name, or a shard, which stands for its trial."""
+    """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial."""
     files = sorted(paths.logs.glob("*.log"))
     if what is None:
         return files
@@ -78,7 +78,7 @@ def show_status(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_gate(console: Console, at_gate: Shown, now: float) -> None:
-    """Print pending checkpoints, with what each waits for, and refused ones, with why. `now`: unix seconds."""
+    """Print pending checkpoints and refused ones, each with its reason. `now`: unix seconds."""
     lines = [
         (w.checkpoint, w.suite, f"waits, {seconds(max(0.0, now - w.since))} by now: {w.why}", "yellow")
         for w in at_gate.waiting

@@ -63,13 +63,13 @@ def per_dataset(sources: Sequence[Source]) -> list[Task]:
 
 
 def size_factor(source: Source) -> int:
-    """OpenCompass's cost of one document: its labels, or 20 for generation; ten times that for costly names."""
+    """OpenCompass's cost per document: its labels, or 20 for generation; costly names count tenfold."""
     factor = source.labels or GEN_TASK_COEF
     return factor * 10 if any(fnmatch(source.name, pattern) for pattern in COSTLY) else factor
 
 
 def opencompass_size(sources: Sequence[Source]) -> list[Task]:
-    """SizePartitioner, strategy `heuristic`: next-fit decreasing of sets and slices into tasks of 40,000."""
+    """SizePartitioner (`heuristic`): next-fit decreasing of sets and slices into tasks of 40,000."""
     chunks: list[tuple[int, Piece]] = []
     for source in sorted(sources, key=lambda one: one.docs * size_factor(one), reverse=True):
         factor = size_factor(source)
@@ -92,7 +92,7 @@ def opencompass_size(sources: Sequence[Source]) -> list[Task]:
 
 
 def opencompass_num_worker(sources: Sequence[Source], workers: int) -> list[Task]:
-    """NumWorkerPartitioner, strategy `heuristic`: every set in `workers` pieces, all pieces dealt round-robin."""
+    """NumWorkerPartitioner (`heuristic`): every set in `workers` pieces, dealt round-robin."""
     pieces: list[Piece] = []
     for source in sources:
         if source.docs > MIN_TASK_DOCS:
@@ -138,7 +138,7 @@ def paper(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds that every job of a policy pays. `storage`: to read the weights with a node's NIC to itself."""
+    """Seconds that each job of a policy pays. `storage`: a read of the weights, alone on the NIC."""
 
     preprocess: float
     storage: float
@@ -146,7 +146,7 @@ class Costs:
     gap: float = 0.0  # between two submissions
     start: float = 0.0  # staging, before any job may start
     running: int = 1 << 30  # most jobs at once
-    metric_slots: int = 0  # jobs that may run their metric at once, their GPU held; 0: metrics run elsewhere
+    metric_slots: int = 0  # jobs with a metric at once, their GPU held; 0: metrics run elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def run_tasks(
     gpus: int,
     gpus_per_node: int,
 ) -> list[Ended]:
-    """Run tasks in list order on GPUs as they become free; jobs that load on one node share its NIC equally."""
+    """Run tasks in order on GPUs as these become free; loads on one node share its NIC equally."""
     return _Floor(tasks, truth, costs, gpus, gpus_per_node).run()
 
 

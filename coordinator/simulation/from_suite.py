@@ -21,7 +21,7 @@ BYTES_PER_SECOND = 3.1e9  # bytes per second of a 25 Gb/s storage NIC
 
 
 def parameters(text: str) -> int:
-    """Parameters of a model size such as "7b", "135M" or "7000000000"; OperatorError for any other text."""
+    """Parameters of a model size such as "7b", "135M" or "7000000000"; else OperatorError."""
     unit = UNITS.get(text[-1:].lower())
     try:
         count = float(text[:-1]) * unit if unit else float(text)
@@ -44,7 +44,7 @@ def instance(
     hardware: str,
     engine: str,
 ) -> dict[str, Any]:
-    """A planning instance (JSON-able). `sets`: entry -> {leaf task: folder}, for entries that were prepared."""
+    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: folder}."""
     batch_size = suite.batch_size if isinstance(suite.batch_size, int) else 16
     learnt = Learnt(history)
     rows = []

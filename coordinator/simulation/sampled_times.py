@@ -74,7 +74,7 @@ class Truth:
         return self._steps[index][-1] * self.predicted.sums[index][-1] / BLOCKS
 
     def metric_share(self, index: int, first: int, end: int) -> float:
-        """True CPU seconds of an `execute` shard, by its predicted share of the set (by batches where 0)."""
+        """True CPU seconds of an `execute` shard, by its predicted share (by batches where 0)."""
         sums = self.predicted.sums[index]
         if not sums[-1]:
             return self.metric_seconds[index] * (end - first) / (len(sums) - 1)
@@ -83,7 +83,7 @@ class Truth:
     def bound(
         self, lanes: Sequence[Lane], *, load_seconds: float, cpu_slots: int, stage_seconds: float
     ) -> Bound:
-        """The bound of the drawn seconds. A batch takes at least its predicted seconds times the least factor."""
+        """The bound of the drawn seconds; a batch takes at least its prediction times the least factor."""
         sizes = []
         for index, work in enumerate(self.sets):
             if not work.batch_seconds:

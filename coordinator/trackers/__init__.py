@@ -36,7 +36,7 @@ COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts"})
 def export_points(
     module: str, points: Iterable[Point], out: Path, *, run: str | None = None, project: str = "evalspan"
 ) -> list[Path]:
-    """Write a tracker run per training and suite; the paths. OperatorError where the package is missing."""
+    """Write a tracker run per training and suite; their paths. OperatorError without the package."""
     write: Tracker = importlib.import_module(module).write
     return [write(group, out.absolute(), name, project) for name, group in runs_of(points, run).items()]
 
@@ -72,7 +72,7 @@ def values_of(point: Point) -> dict[str, float]:
 
 
 def steps_of(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """(step, point) in order: the training step, else the unix second of acceptance (stable over exports)."""
+    """(step, point) in order. Step: the training step, else the unix second of acceptance."""
     return sorted(
         ((p.step if p.step is not None else int(p.accepted_at), p) for p in points), key=lambda pair: pair[0]
     )

@@ -161,7 +161,7 @@ def _try(target: Target, group: Sequence[Point]) -> str | None:
 
 
 def _age(results: Path) -> int:
-    """The later mtime, in ns, of results and report; the report is rewritten when the last job has gone."""
+    """Later mtime, in ns, of results and report, which is rewritten after the last job's end."""
     report = EvaluationPaths(results.parent).report
     return max(f.stat().st_mtime_ns for f in (results, report) if f.exists())
 
@@ -178,7 +178,7 @@ def _write_note(work: Path, evaluation_id: str, tracker: str, export: Exported) 
 
 
 class Exporter:
-    """Starts export processes for the daemon: one at a time, after an evaluation's end, without waiting."""
+    """Starts export processes for the daemon, one at a time, and does not wait for them."""
 
     def __init__(self, config: Config) -> None:
         self.job = job_of(config)

@@ -70,7 +70,7 @@ def _events(rows: Mapping[int, tuple[float, Values]]) -> list[Any]:
 
 
 def _write(folder: Path, events: Iterable[Any]) -> None:
-    """Write one new file, unless `events` is empty. Its name begins with the time: TensorBoard reads it last."""
+    """Write one file, unless `events` is empty; named by time, so TensorBoard reads it last."""
     events = list(events)
     if not events:
         return
