@@ -45,7 +45,7 @@ EXECUTE_SECONDS = 0.25
 JOB_SECONDS = 1.0
 """Seconds that a metric job takes to start."""
 JUDGES_AT_ONCE = 1
-"""Judge requests at once: the endpoint limits them, not the CPU slots (shipped portfolio)."""
+"""Judge jobs at once: the endpoint limits them, not the CPU slots (shipped portfolio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
             if running.state.ended_at is None:
                 return False
             if cancelled_before and not interrupt.cancelled:
-                with suppress(OSError):  # a full disk: at a later tick
+                with suppress(OSError):  # full disk: a later tick tries again
                     coordinator.retry(record.evaluation_id)
                     cancelled_before = False
                 return running.state.ended_at is not None and not cancelled_before

@@ -88,7 +88,7 @@ class FakeCluster:
     _random: random.Random = field(init=False)
     _down: dict[str, str] = field(default_factory=dict)
     _scripts: dict[Method, deque[_Script]] = field(default_factory=dict)
-    _free_ids: list[str] = field(default_factory=list)  # given out again, as a restarted slurmctld does
+    _free_ids: list[str] = field(default_factory=list)  # ids to reuse, as a restarted slurmctld does
     _last_id: int = 0
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 NODE = "local"
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
-KEEP_SECONDS = 86_400.0  # for which the jobs of an earlier coordinator are listed
+KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long
 SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; the bound is for arrays of hundreds
 LEAST_SIDE_JOBS = 16
 SIGNALLED = 128  # exit codes above it name a signal

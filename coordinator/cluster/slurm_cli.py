@@ -22,7 +22,7 @@ from coordinator.cluster.sbatch_text import (
     within_limits,
 )
 
-IDS_A_CALL = 1000  # keeps a command line far below the kernel's limit
+IDS_A_CALL = 1000  # most job ids of one `scancel`, far below the kernel's limit
 
 
 class SlurmCli:

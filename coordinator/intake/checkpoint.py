@@ -92,7 +92,7 @@ def _resolved(path: str | Path) -> Path:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except (ValueError, RuntimeError) as error:  # no text; links in a circle
+    except (ValueError, RuntimeError) as error:  # no UTF-8 name; links in a circle
         raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
     if not there:
         raise CheckpointError(f"{path}: no folder")
@@ -105,7 +105,9 @@ def _refusing(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename}: it vanished while the checkpoint was looked at") from error
+        raise CheckpointError(
+            f"{error.filename}: it vanished during the inspection of the checkpoint"
+        ) from error
     except BadWeights as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except UnicodeError as error:

@@ -49,7 +49,7 @@ def sizes_for(
 ) -> Sizes:
     """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; at most lane / `longest`."""
     lane = total / width
-    # guided shards number shares x (1 + ln(lane / (shares x shortest))) a lane: solved for the shortest
+    # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
     room = MOST / lanes / shares - 1 if shares else inf
     finest = shares * exp(room) if room < 50 else FINEST
     shortest = max(overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))

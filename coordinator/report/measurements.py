@@ -2,8 +2,7 @@
 
 Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives
 None. The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio`
-shows what a perfect schedule of the same work on the same GPUs would have saved. Called by
-`finalize`.
+shows what a perfect schedule on the same GPUs would have saved. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class GpuUse(Record):
     load: float
     warm: float = 0.0  # the first forward pass
     dump: float
-    wait: float  # for a shard to be handed out, or for staged weights
+    wait: float  # for a shard from the queue, or for staged weights
     other: float  # the rest: interpreter start and exit
     shards: int
     ended: str
