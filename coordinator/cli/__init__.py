@@ -1,7 +1,7 @@
 """The command line. Each command reads arguments, calls one function and shows the result.
 
 Exit codes: 0 done; 1 the evaluation has failed tasks, or items without a score; 2 bad input,
-refused before anything was submitted; 3 a bug in evalspan; 130 cancelled.
+refused before anything was submitted; 3 a bug in evalspan, or a service failed; 130 cancelled.
 """
 
 from __future__ import annotations
