@@ -1,7 +1,6 @@
-"""What the evaluations of a work folder need of the cluster, and what they have of it, for allocation. Pure.
+"""Needs and use of nodes by a work folder's evaluations. Pure. Called by the loop and the CLI.
 
-Rule: read from the evaluations' states and nothing else, so whatever was promised to one is known after a restart too.
-It does not know: what is free, or who is served first.
+Rule: derived from the evaluations' states alone, so offers stay known after a restart.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from coordinator.evaluation.state import NodeUse, State
 IN_USE = ("offered", "staging", "ready")
 LOSS = {"aside": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
-PATIENCE_SECONDS = 30.0  # three looks: jobs and nodes are not listed at the same moment
-TAKEN_SECONDS = 120.0  # that jobs wait for what somebody else has on their node, while another node is free
+PATIENCE_SECONDS = 30.0  # wait before a memory shortage counts: jobs and nodes are not listed together
+TAKEN_SECONDS = 120.0  # wait for a node busy with other users' jobs before a free node is used instead
 
 
 def demands(states: Iterable[State]) -> list[Demand]:
@@ -34,7 +33,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
             most = min(most, max(state.todo, 0))
         if most <= have:
             continue
-        # a job that hosts trials holds what it has from its start
+        # a job that hosts trials holds its GPUs from its start
         hosted = {n.name for n in in_use if n.hosted or n.rung == "host" or options.host_trials}
         found.append(
             Demand(
@@ -53,7 +52,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
 
 
 def promised(states: Iterable[State]) -> dict[str, int]:
-    """GPUs of each node that an evaluation was offered and that no running job of it holds: free only to look at."""
+    """Node -> GPUs offered and not held by jobs yet; the cluster lists them as free."""
     gpus: dict[str, int] = {}
     for state in _open(states):
         for node, lanes in _promised_lanes(state):
@@ -62,8 +61,9 @@ def promised(states: Iterable[State]) -> dict[str, int]:
 
 
 def promised_mb(states: Iterable[State]) -> dict[str, int]:
-    """MiB of each node that jobs of offers will take and do not hold yet, less what is staged ahead there: that makes way
-    for the evaluation that is given the GPUs (`in_the_way`).
+    """Node -> MiB that jobs of offers will take and do not hold yet, less prefetched weights there.
+
+    Prefetched weights make way for the evaluation that gets the GPUs (`in_the_way`).
     """
     megabytes: dict[str, int] = {}
     for state in _open(states):
@@ -78,10 +78,10 @@ def promised_mb(states: Iterable[State]) -> dict[str, int]:
 
 
 def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
-    """Nodes in use, each with its lanes that were offered and run no trial."""
+    """(node in use, number of its lanes that were offered and run no trial)."""
     in_use = _in_use(state)
     busy = {n.name: state.running_lanes(n.name) for n in in_use}
-    # towards its end an evaluation has more lanes than shards: those serve the next one
+    # towards its end an evaluation has more lanes than shards: the next evaluation uses these
     wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
     for node in in_use:
         lanes = max(0, min(node.lanes - busy[node.name], wanted))
@@ -90,13 +90,13 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
 
 
 def _once_mb(state: State) -> int:
-    """Memory that an evaluation needs once a node, beside its trials: of its precursor, or of the job that hosts them."""
+    """MiB that an evaluation needs per node, for its precursor or the job that hosts its trials."""
     options = state.record.options
     return holder_memory_mb(state.record) if options.stage or options.host_trials else 0
 
 
 def gpus_in_use(states: Iterable[State]) -> int:
-    """GPUs on nodes that are staged or being staged: what the limit on GPUs counts."""
+    """GPUs on staged and staging nodes, which the limit on GPUs counts."""
     return sum(
         n.lanes * state.record.options.gpus_per_trial
         for state in states
@@ -106,7 +106,7 @@ def gpus_in_use(states: Iterable[State]) -> int:
 
 
 def nodes_in_use(states: Iterable[State]) -> set[str]:
-    """Nodes that evaluations have GPUs of, or were offered and have work for: what the limit on nodes counts."""
+    """Nodes with GPUs in use, or offered to an evaluation with work: what the limit on nodes counts."""
     return {
         n.name
         for state in _open(states)
@@ -117,7 +117,7 @@ def nodes_in_use(states: Iterable[State]) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What an evaluation has on a node: `gpus` that it may run trials on (none while it is set aside), `trials` that live."""
+    """An evaluation's use of a node: `gpus` for its trials (0 in back-off), and live `trials`."""
 
     evaluation_id: str
     node: str
@@ -127,7 +127,7 @@ class Use:
 
 
 def uses(states: Iterable[State]) -> list[Use]:
-    """Every node that is not given up, once for each evaluation that has it."""
+    """The uses of every node that is not given up, one per evaluation."""
     return [
         Use(
             evaluation_id=state.evaluation_id,
@@ -143,8 +143,9 @@ def uses(states: Iterable[State]) -> list[Use]:
 
 
 def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
-    """As many nodes as hold `gpus` GPUs (all, where they hold fewer), those on which the least is lost first: nothing
-    staged yet before staged weights, few trials before many.
+    """Nodes that together hold `gpus` GPUs (all nodes, where they hold fewer), least loss first.
+
+    A node without staged weights is the smaller loss, then one with fewer trials.
     """
     by_node: dict[str, list[Use]] = {}
     for use in used:
@@ -165,7 +166,7 @@ def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
 
 
 def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:
-    """Evaluations that wait for their first GPU and would be served by a precursor, in the order of `demanded`."""
+    """Evaluations that wait for their first GPU and stage by precursor, in the order of `demanded`."""
     known = {state.evaluation_id: state for state in states}
     candidates = []
     for demand in demanded:
@@ -186,9 +187,11 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
 
 
 def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
-    """(evaluation id, node) of checkpoints staged ahead that must go: another evaluation was given the GPUs there, and its
-    precursor has waited for their memory for a while, so both would wait for ever. The last to be served goes first;
-    none, where all of them together would not be enough.
+    """(evaluation id, node) of prefetched checkpoints to clear.
+
+    Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for
+    memory. The prefetch of the lowest turn goes first; none goes where all of them would not free
+    enough.
     """
     served = sorted(_open(states), key=lambda s: s.turn)
     gone: list[tuple[str, str]] = []
@@ -207,8 +210,10 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
 
 
 def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
-    """(evaluation id, node) of nodes whose GPUs or memory went to somebody else before our jobs there began, though another
-    node is free: given up, since an evaluation of which nothing runs would wait for as long as theirs does.
+    """(evaluation id, node) of nodes to give up: other users' jobs took their GPUs or memory.
+
+    Only where the evaluation runs nothing and another node is free: it would wait for those jobs'
+    end.
     """
     known = {node.name: node for node in nodes}
     states = list(states)
@@ -218,7 +223,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
         options = state.record.options
         per_trial = options.gpus_per_trial
         if not state.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
-            continue  # who runs takes over what is left
+            continue  # an evaluation that runs leaves its shards to its other lanes
         free = [
             n.name
             for n in known.values()
@@ -236,7 +241,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
-    """All that waits there has waited for long, and for want of what a job of it needs."""
+    """Have its pending jobs there waited TAKEN_SECONDS, and does the node lack what one asks?"""
     jobs = [i for i in state.index.jobs_on.get(use.name, {}).values() if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
@@ -245,7 +250,7 @@ def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
 
 
 def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:
-    """Memory that the job which is to stage there has waited for so long that no look at jobs or nodes is older; else 0."""
+    """MiB that the node's precursor has waited for longer than PATIENCE_SECONDS; else 0."""
     info = state.jobs.get(use.holder or "")
     if info is None or info.phase != "submitted" or now - info.changed_at < PATIENCE_SECONDS:
         return 0
@@ -258,7 +263,7 @@ def _held_mb(state: State, use: NodeUse) -> int:
 
 
 def held(states: Iterable[State]) -> dict[str, Held]:
-    """By node, the checkpoints that are in its memory for us or on their way there."""
+    """Node -> checkpoints that are staged or being staged in its memory."""
     found: dict[str, Held] = {}
     for state in states:
         for node in state.nodes.values():
@@ -271,7 +276,7 @@ def held(states: Iterable[State]) -> dict[str, Held]:
 
 
 def _open(states: Iterable[State]) -> Iterator[State]:
-    """Those that still have something to run."""
+    """Evaluations that still have something to run."""
     for state in states:
         if not (state.ended_at is not None or state.winding_down or state.fatal or state.cancelled):
             yield state

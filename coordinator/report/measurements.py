@@ -1,9 +1,8 @@
-"""What an evaluation cost and where its time went: from the journal and the response files' heads. Pure.
+"""The makespan report: an evaluation's cost and times, from its journal and response file heads. Pure.
 
-Rule: every figure is a difference of recorded times or a sum of them; what was not recorded is None and not guessed.
-The lower bound is that of `packing.bounds` fed with the measured seconds of this very run, so `ratio` says what a
-perfect schedule of the same work on the same GPUs could still have saved.
-It does not know: how it is shown.
+Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives
+None. The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio`
+shows what a perfect schedule on the same GPUs would have saved. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class GpuUse(Record):
     infer: float
     imports: float
     load: float
-    warm: float = 0.0  # the first forward
+    warm: float = 0.0  # the first forward pass
     dump: float
-    wait: float  # for a shard to be handed out, or for staged weights
-    other: float  # what the trial did not account for: interpreter start and exit
+    wait: float  # for a shard from the queue, or for staged weights
+    other: float  # the rest: interpreter start and exit
     shards: int
     ended: str
 
@@ -78,7 +77,7 @@ class Stages(Record):
 
 
 class EntryLine(Record):
-    """A task of the suite. `unscored`: its items that count in no mean (the warnings name the first of them)."""
+    """A task of the suite. `unscored`: items left out of every mean; the warnings name the first ones."""
 
     name: str
     status: str
@@ -100,14 +99,14 @@ class Report(Record):
     predicted_makespan_seconds: float | None
     lower_bound_seconds: float | None
     ratio: float | None
-    # makespan without evalspan, simulated from the seconds measured here, by policy; empty while it runs
+    # policy -> makespan simulated from the seconds measured here; empty while the evaluation runs
     without_evalspan: dict[str, float] = Field(default_factory=dict)
     stages: Stages
     gpu_seconds: float
     gpu_busy_fraction: float | None
     gpus: tuple[GpuUse, ...]
     nodes: dict[str, str]  # node -> rung it was staged on
-    # node -> seconds that its weights were there before its GPUs came free
+    # node -> seconds between the end of its prefetch and its first free GPU
     staged_ahead: dict[str, float] = Field(default_factory=dict)
     staged_bytes: int  # weights, and request sets where a node keeps them
     storage_bytes: int
@@ -115,8 +114,8 @@ class Report(Record):
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
-    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that its responses are of
-    reused_scores: tuple[str, ...] = ()  # of these, entries whose scores are that evaluation's, too
+    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that made its responses
+    reused_scores: tuple[str, ...] = ()  # entries whose scores were reused, too
     warnings: tuple[str, ...]
 
 
@@ -166,7 +165,7 @@ class _Gathered:
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.accepted_at = 0.0
-        self.cpus = 1  # of a metric worker
+        self.cpus = 1  # CPUs of a metric worker
         self.entries: list[str] = []
         self.submitted: dict[str, float] = {}
         self.started: dict[tuple[str, int], float] = {}
@@ -222,7 +221,7 @@ class _Gathered:
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
-                # programs run on all cores of their worker; who asks a judge waits on one
+                # programs use all cores of their worker; a judge's job waits on one
                 self.metric_seconds[outcome.task] += outcome.seconds * (self.cpus if outcome.programs else 1)
             case Scored():
                 self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
@@ -263,7 +262,7 @@ def _status(state: State) -> str:
 
 
 def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> float | None:
-    """The makespan that no schedule of these measured seconds beats; None before there is anything to bound."""
+    """Seconds that no schedule of these measured seconds beats; None before a plan."""
     if not shards or not gathered.trials:
         return None
     seconds: Mapping[str, float] = _seconds_by_task(shards)

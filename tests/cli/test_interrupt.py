@@ -144,7 +144,7 @@ def test_sigterm_leaves_the_evaluation_to_the_next_run(folder, tiny_model_dir):
     first.until(lambda: "job-started" in _kinds(folder), "a job runs")
     first.process.send_signal(signal.SIGTERM)
     assert first.ends() == 143
-    assert "the same command goes on with it" in first.said
+    assert "the same command resumes it" in first.said
     assert {"cancel-asked", "ended"}.isdisjoint(_kinds(folder))
     again = Terminal(folder, *command)
     assert again.ends() == 0

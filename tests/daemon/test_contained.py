@@ -82,7 +82,7 @@ def test_a_fault_in_an_evaluations_turn_sets_it_aside_and_its_journal_brings_it_
     assert caplog.text.count("Traceback") == 1
     assert jobs_of(cluster, BAD)
     assert pair.busy
-    assert shown(pair)[BAD]["stage"] == "set aside"
+    assert shown(pair)[BAD]["stage"] == "parked"
     assert str(shown(pair)[BAD]["fault"]).startswith("TypeError: ")
     assert shown(pair)[GOOD]["fault"] is None
     for _ in range(20):  # it does not spin

@@ -315,5 +315,5 @@ def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(tmp_path)])
     rows = {row["evaluation_id"]: row for row in json.loads(told.stdout)["evaluations"]}
     assert rows["e1-suite-00000001"]["stage"] == "cancelled"
-    assert rows["e2-suite-00000002"]["stage"] == "set aside"
+    assert rows["e2-suite-00000002"]["stage"] == "parked"
     assert f"{journal}:1" in rows["e2-suite-00000002"]["fault"]
