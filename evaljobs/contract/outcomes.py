@@ -34,9 +34,7 @@ class Converted(Record):
 
 
 class Staged(Record):
-    """The weights are held in this node's memory (rung "shm" or "disk"), or trials read them in
-    place (rung "storage").
-    """
+    """The weights are in this node's memory (rung "shm", "disk") or read in place ("storage")."""
 
     kind: Literal["staged"] = "staged"
     name: str
@@ -139,9 +137,7 @@ class Scored(Record):
 
 
 class Failed(Record):
-    """A job's error. `blame` says what must follow: "operator" (mend it, then retry), "retry" (try
-    again), "bug" (a fault of evalspan).
-    """
+    """A job's error. `blame`: operator (mend it, then retry), retry (try again), bug."""
 
     kind: Literal["failed"] = "failed"
     name: str

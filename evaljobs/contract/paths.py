@@ -17,9 +17,7 @@ def shard_id(task: str, first_batch: int, end_batch: int) -> str:
 
 
 def parse_shard(shard: str) -> tuple[str, int, int]:
-    """Task, first batch and end batch of a shard's name. Raises ValueError where it is not such a
-    name.
-    """
+    """Task, first and end batch of a shard's name; ValueError where it is no such name."""
     task, first, end = shard.rsplit("|", 2)
     return task, int(first), int(end)
 
@@ -123,9 +121,7 @@ def request_set_manifest(folder: str | Path) -> Path:
 
 
 def entry_manifest(folder: str | Path) -> Path:
-    """The manifest of `BuildSpec.out_dir`. It exists once every leaf of the entry has its request
-    set.
-    """
+    """The manifest of `BuildSpec.out_dir`: it exists once every leaf has its request set."""
     return Path(folder) / "entry.json"
 
 

@@ -14,9 +14,7 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """Base of all records that cross a process. Floats are finite, since JSON would turn NaN into
-    null.
-    """
+    """Base of all records that cross a process. Floats are finite: JSON has no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -25,9 +23,7 @@ class Record(BaseModel):
 
 
 class TaskEntry(Record):
-    """One `[[task]]` of a suite: the name of an lm-eval task, group or tag, and the settings that
-    override its own.
-    """
+    """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
 
     name: str
     num_fewshot: int | None = None
@@ -61,9 +57,7 @@ class Sources(Record):
 
 
 class CheckpointFile(Record):
-    """A file of a checkpoint: name relative to its folder, bytes, and mtime in ns on shared
-    storage.
-    """
+    """A file of a checkpoint: name relative to its folder, bytes, mtime in ns on shared storage."""
 
     name: str
     size: int
@@ -72,9 +66,7 @@ class CheckpointFile(Record):
 
 
 class CheckpointSpec(Record):
-    """A checkpoint on shared storage. `digest` covers names, sizes, mtimes and safetensors headers;
-    files are not read whole.
-    """
+    """A checkpoint on storage. `digest`: of names, sizes, mtimes and safetensors headers."""
 
     source: str
     digest: str
@@ -93,9 +85,7 @@ class CheckpointSpec(Record):
 
 
 class ModelOptions(Record):
-    """How a trial loads the model: lm-eval's model name and its keyword arguments, without path and
-    batch size.
-    """
+    """lm-eval's model name and its keyword arguments, without path and batch size."""
 
     engine: str = "hf"
     model_args: dict[str, Any] = {}
@@ -162,9 +152,7 @@ class RequestSetManifest(Record):
 
 
 class EntryManifest(Record):
-    """All leaves of a suite entry are built: leaf task -> folder below the entry's own. Written
-    last.
-    """
+    """All leaves of a suite entry are built: leaf task -> folder below its own. Written last."""
 
     schema_version: int = SCHEMA_VERSION
     entry: str
@@ -218,9 +206,7 @@ class BuildSpec(Record):
 
 
 class ConvertSpec(Record):
-    """`python -m evaljobs convert SPEC`: convert a checkpoint of the training's own format to a
-    Hugging Face folder.
-    """
+    """`python -m evaljobs convert SPEC`: convert a checkpoint to a Hugging Face folder."""
 
     kind: Literal["convert"] = "convert"
     name: str
@@ -231,9 +217,7 @@ class ConvertSpec(Record):
 
 
 class StageSpec(Record):
-    """`python -m evaljobs stage SPEC`: copy a checkpoint to this node's memory, hold it, clear it
-    (the precursor).
-    """
+    """`python -m evaljobs stage SPEC`: copy a checkpoint to node memory, hold it, clear it."""
 
     kind: Literal["stage"] = "stage"
     name: str
@@ -289,9 +273,7 @@ class TrialSpec(Record):
 
 
 class HostSpec(Record):
-    """`python -m evaljobs host SPEC`: one job stages into its own memory, runs the trials as
-    children, clears.
-    """
+    """`python -m evaljobs host SPEC`: one job stages, runs its trials as children, clears."""
 
     kind: Literal["host"] = "host"
     name: str
@@ -328,9 +310,7 @@ class ExecuteSpec(Record):
 
 
 class ScoreSpec(Record):
-    """RQ job `score`: filters, metrics, aggregation and bootstrap of one suite entry, whose
-    responses are all on disk.
-    """
+    """RQ job `score`: results of one suite entry, whose responses are all on disk."""
 
     kind: Literal["score"] = "score"
     name: str

@@ -110,9 +110,7 @@ def write_record(path: str | Path, record: Record) -> None:
 
 
 def read_record(path: str | Path, model: type[R]) -> R:
-    """Read a record. Raises FileNotFoundError, or pydantic's ValidationError where another version
-    wrote it.
-    """
+    """Read a record; FileNotFoundError, or ValidationError where another version wrote it."""
     return model.model_validate_json(Path(path).read_bytes())
 
 
@@ -161,9 +159,7 @@ def encode_frame(shard: ShardResponses) -> bytes:
 
 
 class FrameWriter:
-    """Appends frames to one response file; each is on disk when `append` returns. One writer per
-    file.
-    """
+    """Appends frames to one response file; `append` returns when they are on disk. One writer."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

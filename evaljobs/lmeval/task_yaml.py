@@ -1,6 +1,7 @@
-"""What lm-eval's task YAML says, read without lm-eval and without importing what it names.
+"""Reader of lm-eval's task YAML files that needs neither lm-eval nor the modules that a YAML names.
 
-Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py, 0.4.13).
+Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py,
+0.4.13). Called from `source_files`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Function(str):
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads lm-eval's YAML without importing what it names."""
+    """YAML loader that leaves `!function` tags as text."""
 
 
 def _tagged(_loader: Any, suffix: str, node: Any) -> Any:
@@ -44,7 +45,7 @@ def included(path: Path, said: Mapping[str, Any]) -> list[Path]:
 
 
 def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
-    """As lm-eval merges: included files first, the file's own keys over them."""
+    """A YAML's config as lm-eval merges it: included files first, then the file's own keys."""
     if path in seen:
         return {}
     said = parsed(path)
@@ -55,8 +56,9 @@ def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, 
 
 
 def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]]:
-    """Name -> YAML files that define it, and the names that a tag holds. Of two files of one folder the first counts,
-    of two folders the later one, as in lm-eval.
+    """Name -> the YAML files that define it, and the names that a tag holds.
+
+    As in lm-eval, the first of two files in one folder counts, and the later of two folders.
     """
     index: dict[str, tuple[list[Path], list[str]]] = {}
     for folder in folders:
