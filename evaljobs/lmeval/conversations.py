@@ -131,25 +131,25 @@ def converse(
     first = generate([str(piece.context) for piece in pieces])
     if not any(piece.conversation is not None for piece in pieces):
         return first
-    said = [[answer] for answer in first]
+    by_piece = [[answer] for answer in first]
     # The members of each later batch do not depend on answers, so those batches are fixed, too.
     while going := [
         (p.conversation, s)
-        for p, s in zip(pieces, said, strict=True)
+        for p, s in zip(pieces, by_piece, strict=True)
         if p.conversation is not None and len(s) <= len(p.conversation.turns)
     ]:
         answers = generate([_prompt(lm, conversation, so_far) for conversation, so_far in going])
         for (_, so_far), answer in zip(going, answers, strict=True):
             so_far.append(answer)
-    return said
+    return by_piece
 
 
-def _prompt(lm: Any, conversation: Conversation, said: Sequence[str]) -> str:
+def _prompt(lm: Any, conversation: Conversation, answers: Sequence[str]) -> str:
     """The prompt after these answers, rendered by the model class's own template."""
     import jinja2  # noqa: PLC0415
 
     messages = [dict(message) for message in conversation.history]
-    for answer, turn in zip(said, conversation.turns, strict=False):
+    for answer, turn in zip(answers, conversation.turns, strict=False):
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn.message}]
     try:
         return str(lm.apply_chat_template(messages))

@@ -160,25 +160,28 @@ def leaf_configs(index: Mapping[str, Any], names: Sequence[str]) -> dict[str, Ma
 
     found: dict[str, Mapping[str, Any]] = {}
 
-    def visit(item: Any, said: Mapping[str, Any], above: frozenset[str]) -> None:
+    def visit(item: Any, inherited: Mapping[str, Any], above: frozenset[str]) -> None:
         own = item if isinstance(item, dict) else {"task": item}
         name = str(own.get("group") or own.get("task"))
         entry = index.get(name)
         if name in above or (entry is None and own is not item):
             return
-        said = {**said, **{key: value for key, value in own.items() if key not in ("group", "task")}}
+        inherited = {
+            **inherited,
+            **{key: value for key, value in own.items() if key not in ("group", "task")},
+        }
         if entry is not None and entry.kind.name == "TAG":
             for member in sorted(entry.tags):
-                visit(member, said, above | {name})
+                visit(member, inherited, above | {name})
             return
         config = own if entry is None else _config_of(entry)
         if "group" not in config:
-            found[name] = {**config, **said}
+            found[name] = {**config, **inherited}
             return
         listed = config.get("task")
         more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
         for member in listed if isinstance(listed, list) else []:
-            visit(member, {**more, **said}, above | {name})
+            visit(member, {**more, **inherited}, above | {name})
 
     for name in names:
         visit(name, {}, frozenset())
@@ -213,7 +216,7 @@ def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
                 names += tags if isinstance(tags, list) else [tags]
                 found |= {name: str(error) for name in names if isinstance(name, str)}
             except Exception:  # lm-eval skips a YAML that it cannot read
-                log.debug("%s is passed over", yaml, exc_info=True)
+                log.debug("%s is skipped", yaml, exc_info=True)
     return found
 
 

@@ -242,11 +242,11 @@ class _Closure:
     def enter_file(self, path: Path) -> list[str]:
         """Add a YAML file and the files that it names. Returns the names of its tasks."""
         self._yaml(path, path.parent)
-        said = merged_config(path)
-        data = said.get("dataset_path")
+        config = merged_config(path)
+        data = config.get("dataset_path")
         if isinstance(data, str) and not _matches(path.parent, data, wild=True):
-            self.hub.add((data, str(said.get("dataset_name") or "")))
-        return list(names_in(said.get("task"))) if "group" in said else []
+            self.hub.add((data, str(config.get("dataset_name") or "")))
+        return list(names_in(config.get("task"))) if "group" in config else []
 
     def file(self, path: Path) -> None:
         place = os.path.realpath(path)
@@ -259,17 +259,17 @@ class _Closure:
             return
         self.visited.add(path)
         self.file(path)
-        said = parsed(path)
-        for other in included(path, said):
+        config = parsed(path)
+        for other in included(path, config):
             self._yaml(other, top)
-        for key, value in _scalars(said):
+        for key, value in _scalars(config):
             if isinstance(value, Function):
                 self._function(value, path.parent)
             else:
                 self._named(value, (path.parent, top), data=key in DATA_KEYS)
 
-    def _function(self, said: str, folder: Path) -> None:
-        module = said.rpartition(".")[0]
+    def _function(self, function: str, folder: Path) -> None:
+        module = function.rpartition(".")[0]
         if (there := folder / f"{module.replace('.', '/')}.py").is_file():
             self.module(there, folder)
         else:

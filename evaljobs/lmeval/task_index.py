@@ -91,12 +91,12 @@ def is_cached(source: task_paths.Source, subset: str | None) -> bool:
     keywords = {key: value for key, value in source.keywords.items() if key not in HANDLING}
     try:
         datasets.load_dataset_builder(source.path, name=subset, **keywords)
-    except Exception as error:  # noqa: BLE001 (of many libraries; loading the task says it again)
-        said = one_line(error)
+    except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
+        message = one_line(error)
         return not (
             isinstance(error, ConnectionError | FileNotFoundError)
             or type(error).__name__ in NOT_CACHED
-            or "Couldn't find cache" in said
+            or "Couldn't find cache" in message
         )
     return True
 

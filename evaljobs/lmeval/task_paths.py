@@ -120,9 +120,9 @@ def _loader(make: Callable[..., Any], folder: Path, *, resolve: bool) -> type[An
 
 
 def _marked_text(kind: type[Any], text: str, yaml: Path) -> Any:
-    said = kind(text)
-    said.yaml = yaml
-    return said
+    marked = kind(text)
+    marked.yaml = yaml
+    return marked
 
 
 @contextlib.contextmanager
@@ -153,8 +153,8 @@ def _marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     marked = dict(config)
 
     def mark(text: str) -> str:
-        said: str = _marked_text(YamlPath, text, file)
-        return said
+        path: str = _marked_text(YamlPath, text, file)
+        return path
 
     if isinstance(config.get("dataset_path"), str):
         marked["dataset_path"] = mark(config["dataset_path"])
@@ -225,8 +225,8 @@ def _place(text: str) -> Path:
     return Path(text) if file is None else _beside(file, text)
 
 
-def _missing(said: str, key: str, place: Path | str) -> str:
-    return f"{getattr(said, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
+def _missing(text: str, key: str, place: Path | str) -> str:
+    return f"{getattr(text, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
 
 
 def nor_beside(config: Mapping[str, Any]) -> str:
@@ -242,16 +242,16 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     files: list[str] = []
     troubles: list[str] = []
 
-    def full(said: str, key: str) -> str:
-        if any(mark in said for mark in REMOTE):
-            return str(said)
-        place = str(_place(said))
+    def full(text: str, key: str) -> str:
+        if any(mark in text for mark in REMOTE):
+            return str(text)
+        place = str(_place(text))
         if _is_there(place, folder=key == "data_dir" or not required):
             files.append(place)
             return place
         if required:
-            troubles.append(_missing(said, f"dataset_kwargs {key}", _place(said)))
-        return str(said)
+            troubles.append(_missing(text, f"dataset_kwargs {key}", _place(text)))
+        return str(text)
 
     found = dict(keywords)
     inside = required and bool(found.get("data_dir"))
@@ -260,10 +260,10 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     ):  # `datasets` would take the files of the current folder
         troubles.append(f"{getattr(path, 'yaml', 'its config')}: dataset_kwargs: no data_files for {path}")
     if "data_dir" in found:
-        found["data_dir"] = _mapped_files(found["data_dir"], lambda said: full(said, "data_dir"))
+        found["data_dir"] = _mapped_files(found["data_dir"], lambda text: full(text, "data_dir"))
     if "data_files" in found:
         found["data_files"] = _mapped_files(
-            found["data_files"], lambda said: str(said) if inside else full(said, "data_files")
+            found["data_files"], lambda text: str(text) if inside else full(text, "data_files")
         )
     return Source(path=path, keywords=found, files=tuple(files), trouble=troubles[0] if troubles else "")
 

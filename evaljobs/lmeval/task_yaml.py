@@ -33,14 +33,14 @@ _Loader.add_multi_constructor("!", _tagged)
 
 def parsed(path: Path) -> dict[str, Any]:
     try:
-        said = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
+        config = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
     except (OSError, yaml.YAMLError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def included(path: Path, said: Mapping[str, Any]) -> list[Path]:
-    named = said.get("include") or []
+def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
+    named = config.get("include") or []
     return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]
 
 
@@ -48,11 +48,11 @@ def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, 
     """A YAML's config as lm-eval merges it: included files first, then the file's own keys."""
     if path in seen:
         return {}
-    said = parsed(path)
+    config = parsed(path)
     merged: dict[str, Any] = {}
-    for other in included(path, said):
+    for other in included(path, config):
         merged |= merged_config(other, seen | {path})
-    return merged | said
+    return merged | config
 
 
 def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]]:
@@ -66,12 +66,12 @@ def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]
         for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
             if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
                 continue
-            said = merged_config(path)
-            name = said.get("group") if "group" in said and "class" not in said else said.get("task")
+            config = merged_config(path)
+            name = config.get("group") if "group" in config and "class" not in config else config.get("task")
             if not isinstance(name, str):
                 continue
             part.setdefault(name, ([path], []))
-            tags = said.get("tag") or []
+            tags = config.get("tag") or []
             for tag in tags if isinstance(tags, list) else [tags]:
                 part.setdefault(str(tag), ([], []))[1].append(name)
         index |= part
