@@ -157,7 +157,7 @@ def test_who_looks_sees_what_hangs(tmp_path: Path) -> None:
         assert watch.overdue(422.0) == "t 1"
         some.take(("t", 2))
         assert watch.overdue(423.0) == ""
-        some.put_down()
+        some.clear()
         assert watch.overdue(9999.0) == ""
 
 
