@@ -69,7 +69,7 @@ def test_a_wrong_suite_names_line_and_key(suite_file, text, says):
 
 
 def test_an_unknown_suite_names_the_nearest():
-    """A slip of the pen is answered with the name that was meant."""
+    """A typing error is answered with the nearest name."""
     with pytest.raises(OperatorError, match=r"no suite named 'quikstart' \(nearest: quickstart\)"):
         suites.load_suite("quikstart")
     with pytest.raises(OperatorError, match=r"no suite file \./none\.toml"):

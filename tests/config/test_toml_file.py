@@ -87,7 +87,7 @@ def _error(text):
 
 
 def test_a_wrong_key_names_line_table_and_nearest_key():
-    """An unknown key is refused by name, with what was probably meant."""
+    """An unknown key is refused by name, with the nearest known one."""
     assert _error("[inner]\n\ncoutn = 2\n") == "at 3: [inner] has no key 'coutn'; did you mean 'count'?"
     assert "[[items]] 2 has no key 'zzz'; it may have: count, ratio" in _error(
         "[[items]]\n[[items]]\nzzz = 1\n"
@@ -102,7 +102,7 @@ def test_a_wrong_type_names_line_and_value():
 
 
 def test_whole_numbers_are_fine_where_a_fraction_is_wanted():
-    """`ratio = 2` is 2.0: TOML's two kinds of number are a trap that nobody should fall into."""
+    """`ratio = 2` is 2.0, although TOML has two kinds of number."""
     assert toml.check(_Outer, {"inner": {"ratio": 2}}, str).inner.ratio == 2.0
 
 

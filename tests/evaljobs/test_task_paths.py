@@ -67,7 +67,7 @@ def rows(place: Path, texts: list[str]) -> None:
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A suite's folder with data. The current folder is another one, whose data lie at the same relative paths."""
+    """A suite's folder with data. The current folder has other data at the same relative paths."""
     import datasets
 
     run.quiet_environment(offline=True)
@@ -104,7 +104,7 @@ def ask(folder: Path, *names: str) -> task_index.Answer:
 def test_data_are_the_suites_from_any_folder(
     shape: str, tasks: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Wherever the command is typed, the documents are those beside the YAML; so are the files that decide a request set."""
+    """From any current folder, documents and source files are those beside the YAML."""
     write(tasks, *SHAPES[shape])
     there = str(tasks / "data" / "test.jsonl")
     for place in (tmp_path / "here", tmp_path / "there" / "tasks", Path("/"), tasks):
@@ -119,7 +119,7 @@ def test_data_are_the_suites_from_any_folder(
 
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
 def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeypatch: Any) -> None:
-    """What lm-eval itself loads from the suite's own folder; the config says what was written, not where the suite lies."""
+    """Equal to lm-eval's own from the suite's folder; the config keeps the path as written."""
     from lm_eval.tasks import TaskManager
 
     write(tasks, *SHAPES[shape])
@@ -176,7 +176,9 @@ WRONG_LINES = {
 
 @pytest.mark.parametrize("what", WRONG_LINES)
 def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypatch: Any) -> None:
-    """Though the current folder has it: before a submission, and by a job, in one line with YAML, key and full path."""
+    """Before a submission and in a job, in one line with YAML, key and full path, even if the
+    current folder has it.
+    """
     lines, key, name = WRONG_LINES[what]
     here = Path.cwd()
     rows(here / "only.jsonl", WRONG)
@@ -191,14 +193,16 @@ def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypa
     assert str(place) in why
     assert key in why
     assert str(tasks / name) in why
-    if what != "an include":  # of which lm-eval knows no task
+    if what != "an include":  # lm-eval defines no task for it
         with pytest.raises(OperatorError) as refused:
             load(tasks)
         assert str(tasks) in str(refused.value)
 
 
 def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
-    """A tag or group never loses a member in silence because the member's YAML includes a file that is not there."""
+    """A tag or group never loses a member silently because that member's YAML includes a missing
+    file.
+    """
     write(tasks, "dataset_path: data\ntag: both")
     write(tasks, "dataset_path: data\ntag: both\ninclude: gone.yml\ntask: other", name="other.yaml")
     (tasks / "all.yaml").write_text("group: all\ntask: [own, other]\n")
@@ -240,7 +244,9 @@ def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> Non
     "lines", ["", "\ndataset_name: other", "\ndataset_kwargs: {data_files: {test: data/test.jsonl}}"]
 )
 def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: str) -> None:
-    """Another data set, subset or file of one than those in the cache. A hub id's data_files are never the suite's."""
+    """Another data set, subset or file than those in the cache is named. A hub id's data_files are
+    never the suite's.
+    """
     write(tasks, f"dataset_path: {hub if lines else 'lab/others'}{lines}")
     answer = ask(tasks)
     assert answer.uncached.keys() == {"own"}

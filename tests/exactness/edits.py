@@ -1,4 +1,4 @@
-"""A suite with everything that its scores are made of, and edits of it with the work that each calls for."""
+"""A suite with all inputs of its scores, and edits of it with the work that each calls for."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def keys_now(folder: Path, asked: Asked, model_dir: Path, known: Keys | None = N
 
 
 def decided(before: Keys, after: Keys) -> Work:
-    """The work that the keys call for."""
+    """The work that the keys require."""
     if after.evaluation == before.evaluation:
         return "nothing"
     asked = {task: key for task, (key, _) in after.leaves.items()}

@@ -123,7 +123,7 @@ def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tm
 def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_sharding(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """Two sampled repeats of a document go different ways; whoever runs them, they go the same ways."""
+    """Two sampled repeats of a document differ, and each is the same in every trial."""
     folder = task_folder(
         tmp_path,
         {"repeats": 2, "generation_kwargs": {"do_sample": True, "temperature": 0.9, "max_gen_toks": 6}},
@@ -138,8 +138,8 @@ def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_
 
 @pytest.mark.model
 def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: Path) -> None:
-    """Caps and prompts of every turn are in manifest and index; examples stay in the history; another second message is
-    another set; an engine with batches of its own is given the same ones.
+    """Prompts and caps of every turn count in manifest and index; another later message is another
+    set; engines with batches of their own get the same ones.
     """
     built = build.build(spec(model_dir, tmp_path / "a"))
     place = Path(built.sets["toy_talks"])
@@ -254,7 +254,7 @@ def record(answer: Any) -> ShardResponses:
 def test_answers_come_back_turn_by_turn_whatever_they_say(
     said: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What looks like JSON, a list or a rating is a text: turns are told apart by type, never by their text."""
+    """Text that looks like JSON, a list or a rating stays text: the type tells turns apart."""
     place = tmp_path_factory.getbasetemp() / "said.frames"
     with FrameWriter(place) as writer:
         frame = writer.append(record(said))
@@ -277,7 +277,7 @@ def test_a_record_with_other_turns_than_asked_is_refused(follow_up: str, answer:
 
 
 def test_a_single_answer_is_no_conversation() -> None:
-    """Plain `lm_eval` gives a text, whatever it holds: the metric says who asks the other turns."""
+    """Plain `lm_eval` gives one text: the metric's error says how to ask the other turns."""
     with pytest.raises(OperatorError, match="evalspan eval"):
         turns('["a", "b"]')
 

@@ -46,7 +46,7 @@ def test_edits_together_call_for_the_most_of_their_works(chosen: list[Edit], mod
         asked = write_suite(folder)
         before = keys_now(folder, asked, model_dir)
         edited = asked
-        for edit in sorted(chosen, key=lambda e: e.more is None):  # files that are written whole come first
+        for edit in sorted(chosen, key=lambda e: e.more is None):  # edits of whole files come first
             try:
                 edited = edit.apply(folder, edited)
             except AssertionError:

@@ -59,7 +59,7 @@ def test_a_saved_checkpoint_can_be_evaluated(demo, tmp_path):
 
 
 def test_a_folder_that_is_not_the_demos_is_left_alone(demo, tmp_path, monkeypatch):
-    """It refuses to work where somebody's files are."""
+    """The demo refuses a folder with files that it did not write."""
     (tmp_path / "work").mkdir()
     monkeypatch.setattr("sys.argv", ["demo-training", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit) as refused:

@@ -1,6 +1,8 @@
-"""Laws of the hook: it costs training nothing, says nothing twice on stderr, and loses a notice only where nothing can take it.
+"""Laws of the hook: it does not delay training, warns once, and loses a notice only where no store
+can take it.
 
-Each training process here is a real one: a script in a process of its own, so that imports, exit and warnings are seen.
+Each training process is a real one: a script in its own process, so that imports, exit and warnings
+are seen.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def train(body: str, *, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a training script that has the hook; variables that name a rank are taken away first."""
+    """Run a training script that has the hook, without the launchers' rank variables."""
     clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID", "EVALSPAN_WORK_DIR")}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(body)],
@@ -175,7 +177,7 @@ def test_a_redis_that_refuses_our_password_is_away(tmp_path, server):
 
 
 def test_a_redis_that_never_answers_holds_up_nothing(tmp_path):
-    """It accepts and is silent: `notify` returns before it is given up, and the end of training is bounded."""
+    """Redis accepts and is silent: `notify` returns at once, and the end of training is bounded."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -205,7 +207,7 @@ def test_a_full_disk_is_one_warning(small_disk):
 
 
 def test_a_forked_process_can_speak(tmp_path):
-    """A child without our thread gets one of its own; its notice arrives when it flushes."""
+    """A child starts its own thread; its notice arrives when it flushes."""
     body = """
         import os
         from coordinator import hook
@@ -259,7 +261,9 @@ def test_a_pin_of_the_daemon_is_seen(tmp_path):
 
 
 def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
-    """Oldest first by step, not by name; a pinned one goes once its pin is gone; other folders are not ours."""
+    """Oldest first by step, not by name; a pinned one goes once its pin is gone; other folders
+    stay.
+    """
     folders = _checkpoints(tmp_path, [5, 10, 100, 200])
     (tmp_path / "checkpoint-best").mkdir()
     pin = folders[1] / f"{hook.PIN_PREFIX}x"
@@ -290,7 +294,7 @@ def test_rotation_reports_what_it_deleted(tmp_path):
 
 
 def test_a_checkpoint_just_announced_is_not_rotated_away(tmp_path, monkeypatch):
-    """Between the notice and the daemon's pin it is spared; once the pin came and went, or nobody came, it may go."""
+    """It is spared until the daemon's pin has come and gone, or no pin came in time."""
     monkeypatch.setattr(hook, "_announced", {})
     first, second, _newest = _checkpoints(tmp_path / "run", [1, 2, 3])
     for folder in (first, second):

@@ -88,7 +88,7 @@ FAULTS: dict[str, Callable[[Request], None]] = {
     "limited": lambda r: r.error(429, Retry_After="0.1"),
     "too long": lambda r: r.send(200, b" " * ((8 << 20) + 1)),
 }
-SILENT = ("hanging", "dripping")  # known by the clock alone
+SILENT = ("hanging", "dripping")  # found by the clock alone
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -189,7 +189,7 @@ def test_two_processes_share_the_concurrency_cap(job, folder, endpoint) -> None:
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 3})})
 
     def handle(request: Request) -> None:
-        time.sleep(0.03)  # as long as a judge thinks
+        time.sleep(0.03)  # seconds that the judge takes to answer
         request.answer()
 
     endpoint.handle = handle
@@ -216,8 +216,8 @@ def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> 
     assert len(endpoint.requests) == 16
 
 
-def test_a_pause_that_one_is_told_holds_for_all(job, folder, endpoint) -> None:
-    """After a 429 with Retry-After nobody asks before that time, in either process."""
+def test_a_pause_holds_for_all_workers(job, folder, endpoint) -> None:
+    """After a 429 with Retry-After neither process sends a request before that time."""
     endpoint.handle = lambda r: r.error(429, Retry_After="1") if r.number == 0 else r.answer()
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 1})})
     workers = [start(job, folder, 3, name) for name in "ab"]
@@ -227,8 +227,9 @@ def test_a_pause_that_one_is_told_holds_for_all(job, folder, endpoint) -> None:
 
 
 def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint) -> None:
-    """Twenty asks, money for some: what is spent stays below the cap, the rest fails with the figures, in later jobs too,
-    and after Redis has forgotten everything."""
+    """Twenty asks, budget for some: the sum spent stays below the cap, and the rest fails with the
+    figures, in later jobs and after Redis has lost its data.
+    """
     priced = {
         "price_per_million_prompt_tokens": 1000.0,
         "price_per_million_completion_tokens": 1000.0,
@@ -259,7 +260,7 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
     one = judges(job, folder, timeout_seconds=0.2, retries=5, **priced)
     one.ask_missing(asks(1))
     assert "max_cost" in one.replies(asks(1))[0].error
-    until(lambda: len(endpoint.requests) == 2)  # the other side may hear of it after we gave up
+    until(lambda: len(endpoint.requests) == 2)  # the endpoint may get the request after this side gave up
     assert [k.cost_millionths for k in kept(folder)] == [200_000]
 
 
@@ -267,8 +268,9 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
 
 
 def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint) -> None:
-    """SIGKILL with answers on disk and requests in flight: the next worker asks only what has no answer, and the dead
-    one's leases end by themselves."""
+    """SIGKILL with answers on disk and requests in flight: the next worker sends the rest only, and
+    the dead one's leases end by themselves.
+    """
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 2})})
     endpoint.handle = lambda r: r.answer() if r.number < 5 else r.hang()
     first = start(job, folder, 12, "q", lease=0.5)
@@ -339,8 +341,9 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
 
 
 def test_an_endpoint_that_knows_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
-    """A refusal that names max_completion_tokens costs no try: the same asks go out again with that name, and all later
-    ones; one that refuses both is refused."""
+    """A refusal that names max_completion_tokens costs no try: the asks go out again with that
+    name. An endpoint that refuses both is refused.
+    """
 
     def handle(request: Request) -> None:
         if "max_tokens" in request.body:

@@ -216,14 +216,14 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
 
 @pytest.mark.model
 def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> None:
-    """A judge that always prefers the first answer is a tie everywhere, one that knows the baseline none; each turn of a
-    pair is asked with swapped answers.
+    """A judge that always prefers the first answer gives ties, one that never prefers the baseline
+    none; each turn is asked with swapped answers.
     """
     place = suites.folder() / "judge/data/references.jsonl"
     baselines = [json.loads(line)["choices"][0]["turns"] for line in place.read_text().splitlines()]
     one, two = baselines[0]
 
-    def handle(request: Any) -> None:  # first turns: whoever is first; second ones: the baseline loses
+    def handle(request: Any) -> None:  # first turns: the first answer wins; second ones: the baseline loses
         user = request.user
         if second_turn(user):
             b = user.split("<|The Start of Assistant B's Conversation")[1]

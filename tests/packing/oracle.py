@@ -30,7 +30,7 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
         for shard in lane.shards:
             length = int(
                 (shard.seconds + shard_overhead_seconds) * SCALE
-            )  # rounded down: never dearer than it is
+            )  # rounded down, so a piece never costs more than it does
             begin = model.new_int_var(start, horizon, f"b{number}.{shard.rank}")
             model.add_hint(begin, int(at * SCALE))
             at += shard.seconds + shard_overhead_seconds

@@ -63,7 +63,7 @@ def test_a_set_that_reaches_every_lane_makes_them_end_together(others, each):
 
 @pytest.mark.parametrize("lanes", [2, 8, 24, 32, 48, 64])
 def test_one_large_set_alone_is_cut_so_that_no_lane_waits(lanes):
-    """Without small sets to fill gaps, a plan still ends near the bound though a shard costs a second."""
+    """Without small sets for the gaps, a plan ends near the bound though a shard costs a second."""
     work = WorkSet(
         name="mmlu",
         batch_seconds=[4493.4 / 14042] * 14042,

@@ -79,7 +79,7 @@ def test_overhead_never_passes_5_percent_of_a_shard_that_could_be_longer(sets, o
 @FEW
 @given(work_sets(), st.integers(1, 12), fixed)
 def test_a_gpu_more_costs_at_most_one_shard(sets, gpus, costs):
-    """Adding a GPU never raises the planned makespan by more than the longest shard and its overhead."""
+    """A further GPU raises the planned makespan by at most the longest shard and its overhead."""
     before = plan(sets, [Lane(name=str(i), node="n") for i in range(gpus)], **costs)
     after = plan(sets, [Lane(name=str(i), node="n") for i in range(gpus + 1)], **costs)
     longest = max(

@@ -40,7 +40,9 @@ def run(made, on, sets, **more):
 
 
 def test_an_empty_lane_steals_the_lowest_rank_of_the_fullest_lane():
-    """b has nothing: it takes a's next in rank while a runs its head; both end by hand-worked times."""
+    """b has no shard: it takes a's next in rank while a runs its head; both end by hand-worked
+    times.
+    """
     sets = [WorkSet(name="x", batch_seconds=[20.0, 30.0, 8.0])]
     made = given_plan(
         a=(shard("x", 0, 1, 20.0, 0.0), shard("x", 1, 2, 30.0, 1.0), shard("x", 2, 3, 8.0, 2.0)), b=()

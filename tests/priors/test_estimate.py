@@ -64,7 +64,7 @@ def test_larger_models_are_slower_on_anything(parameters, hardware):
 
 
 def test_hardware_names_are_matched_to_the_longest_known_part():
-    """`l40s` is no `l4`, `h200` no `h20`, and a name nobody knows is none."""
+    """`l40s` is no `l4`, `h200` no `h20`, and an unknown name matches none."""
     assert nominal("NVIDIA L40S") == nominal("l40")
     assert nominal("nvidia_h200") != nominal("h20")
     assert nominal("gh200") != nominal("h200")
@@ -194,15 +194,15 @@ def test_history_order_does_not_matter():
 def test_metric_seconds_are_measured_figures_first_and_history_then():
     """HumanEval's 42 s are in the table; an unknown score is fast, an unknown program slow; one run corrects."""
     assert predict_metric("humaneval", 164, True, []).seconds == pytest.approx(43, rel=0.05)
-    assert predict_metric("nobody", 1000, False, []).seconds < 3
-    assert predict_metric("nobody", 1000, True, []).seconds > 100
+    assert predict_metric("unheard-of", 1000, False, []).seconds < 3
+    assert predict_metric("unheard-of", 1000, True, []).seconds > 100
     slow = [observation(0, documents=1000, metric_seconds=500.0)] * 3
     assert predict_metric("task0", 1000, False, slow).seconds > 100
     assert predict_metric("task0", 0, False, []).seconds == 0.0
 
 
 def test_a_judge_is_asked_one_at_a_time_and_programs_as_there_are_slots():
-    """The kind of the shipped row says so; a task that nothing is known of has no limit."""
+    """The shipped row's kind decides; a task without a row has no limit."""
     assert predict_metric("alpacaeval", 805, True, []).at_once == 1
     assert predict_metric("humaneval", 164, True, []).at_once is None
     assert predict_metric("unheard_of", 100, True, []).at_once is None
@@ -241,7 +241,7 @@ some_seconds = st.one_of(st.just(0.0), st.floats(0, 1e9), st.floats(0, 1e-5))
 
 @st.composite
 def accepted(draw):
-    """Any observation that a table takes in, absurd ones included."""
+    """Any observation that a table accepts, absurd ones included."""
     return observation(
         draw(st.integers(0, 2)),
         model_parameters=draw(count),

@@ -13,7 +13,7 @@ ROOT = {  # HumanEval/32: the test calls a helper of the prompt
     "        assert math.fabs(poly(cs, candidate(cs))) < 1e-4\n",
 }
 
-# An object whose every operation says what a test may want to hear.
+# An object whose every operation returns the value that a test expects.
 _LIAR = """
 class Liar:
     def _zero(self, *a, **k): return 0

