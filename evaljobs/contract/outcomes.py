@@ -64,7 +64,7 @@ class RequestsStaged(Record):
 class Cleared(Record):
     """The holder has freed its memory, or another evaluation still holds the weights.
 
-        With `lingers` its job stays for at most that many seconds, so that the next checkpoint can
+    With `lingers` its job stays for at most that many seconds, so that the next checkpoint can
     reuse its pages.
     """
 
@@ -79,8 +79,8 @@ class Cleared(Record):
 class TrialEnded(Record):
     """How a trial ended, and its seconds by cause.
 
-        `reason` is "drained", "terminated", "queue-lost", or "outdated": the trial claimed a shard
-    of a task that was planned after it had started.
+    `reason` is "drained", "terminated", "queue-lost", or "outdated": the trial claimed a shard of a
+    task that was planned after it had started.
     """
 
     kind: Literal["trial-ended"] = "trial-ended"
@@ -164,7 +164,7 @@ OUTCOME: TypeAdapter[
 class ShardResponses(Record):
     """All responses of one shard, in batch order: one framed record of a response file.
 
-        `responses` holds [request index in build order, answer] pairs. An answer is what lm-eval's
+    `responses` holds [request index in build order, answer] pairs. An answer is what lm-eval's
     model class returned: [logprob, is_greedy] or a string; for rolling likelihood [window index,
     nll], which the metric job adds up; for a conversation a list of strings, one per turn.
     """

@@ -48,8 +48,8 @@ class SuiteSpec(Record):
 class Sources(Record):
     """The source key of one suite entry, in two parts (`evaljobs.lmeval.source_files.entry_files`).
 
-        `files`: the suite's own files, which a build and a score check again. `installed`: what
-    belongs to the installation.
+    `files`: the suite's own files, which a build and a score check again. `installed`: what belongs
+    to the installation.
     """
 
     files: str = ""
@@ -97,8 +97,8 @@ class JudgeOptions(Record):
     """The model that judges answers behind an OpenAI-compatible endpoint, and the limits on
     requests to it.
 
-        No record holds the key: it is read where it is used, from an environment variable or a file
-    of mode 0600.
+    No record holds the key: it is read where it is used, from an environment variable or a file of
+    mode 0600.
     """
 
     url: str  # without "/chat/completions"
@@ -131,7 +131,7 @@ class RequestSetManifest(Record):
     """A leaf task's requests, built and tokenised once. Written last: a set with a manifest is
     whole.
 
-        `key` is the request digest. It covers all that decides an answer besides the weights: the
+    `key` is the request digest. It covers all that decides an answer besides the weights: the
     requests with their generation settings, the tokenizer, the engine with its arguments and
     versions. `score_key` covers all that turns answers into a score: filters, metrics, gold
     answers, their code and versions.
@@ -142,7 +142,7 @@ class RequestSetManifest(Record):
     key: str
     score_key: str = ""
     output_type: str
-    executes: bool = False  # its metric runs programs or asks a judge, so it can be split by document
+    executes: bool = False  # its metric runs programs or asks a judge: can be split by document
     documents: int
     requests: int  # clones for repeats included
     repeats: int = 1
@@ -163,9 +163,9 @@ class BatchIndex(Record):
     """The fixed batches of a request set at one batch size, in lm-eval's own order. Position i is
     batch i.
 
-        `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) =
-    batches + 1). `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens`
-    the cap on new ones. `documents[i]` lists the documents with a request in batch i.
+    `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches +
+    1). `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on
+    new ones. `documents[i]` lists the documents with a request in batch i.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -186,7 +186,7 @@ class BuildSpec(Record):
     """`python -m evaljobs build SPEC`: build the request sets of one suite entry (all leaves of a
     group).
 
-        Idempotent: sets on disk under their key are kept. With batch_size "auto" the job writes
+    Idempotent: sets on disk under their key are kept. With batch_size "auto" the job writes
     requests alone; the same spec with a number adds the batches later.
     """
 
@@ -225,10 +225,10 @@ class StageSpec(Record):
     node: str
     checkpoint: CheckpointSpec
     roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order; the first with enough room is used
-    lease_file: str  # touched by the coordinator; the holder ends when it is older than lease_seconds
+    lease_file: str  # touched by the coordinator; holders end when it is too old
     lease_seconds: float = 900.0
     readers: int = 16
-    share: float | None = None  # largest part of a root's room to fill; set for weights that are staged ahead
+    share: float | None = None  # largest part of a root's room to fill, for weights staged ahead
     requests_mb: int = 0  # most MiB of request sets beside the weights; 0: read from storage
     request_sets_file: str | None = None  # the coordinator lists the request sets here
     preimport: str | None = None  # engine to import once, so that trials find it in the page cache
@@ -266,7 +266,7 @@ class TrialSpec(Record):
     request_sets_file: str | None = None  # the probe finds the sets here later
     seed: int = 1234
     redis_file: str
-    redis_patience_seconds: float = 600.0  # after so long without Redis the trial ends and frees its GPU
+    redis_patience_seconds: float = 600.0  # without Redis for longer, the trial ends
     lanes: tuple[LaneSpec, ...]
     idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
     sampled_tasks: tuple[str, ...] = ()

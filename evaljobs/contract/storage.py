@@ -128,7 +128,7 @@ def encode_frame(shard: ShardResponses) -> bytes:
     """The bytes of one frame. Answers keep every digit: Python's JSON writes floats that read back
     equal.
 
-        Raises FrameError where the answers are larger than a reader accepts.
+    Raises FrameError where the answers are larger than a reader accepts.
     """
     head = ShardHead(
         schema_version=shard.schema_version,
@@ -225,8 +225,8 @@ def _checked_head(prefix: _Prefix, head: bytes) -> ShardHead | None:
 def _open_regular(path: Path) -> IO[bytes]:
     """Open a regular file for reading.
 
-        Raises FrameError for anything else (a pipe would block, a link may lead elsewhere), and
-    OSError where the file system refuses.
+    Raises FrameError for anything else (a pipe would block, a link may lead elsewhere), and OSError
+    where the file system refuses.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -236,7 +236,7 @@ def _open_regular(path: Path) -> IO[bytes]:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FrameError(f"{path.name} is no plain file")
+        raise FrameError(f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -260,9 +260,9 @@ def read_frames(
 ) -> Iterator[tuple[FrameRef, ShardHead]]:
     """Heads of the whole frames of a response file from byte `start` on, in file order.
 
-        Bodies are checked but not decoded. An incomplete last frame (still being written, or its
-    writer died) ends the walk: call again with `start` at the end of the last whole frame. Damaged
-    bytes with a whole frame after them are reported to `on_corrupt(offset, reason)`, or logged, and
+    Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer
+    died) ends the walk: call again with `start` at the end of the last whole frame. Damaged bytes
+    with a whole frame after them are reported to `on_corrupt(offset, reason)`, or logged, and
     skipped. Raises FrameError where `path` is not a regular file or has more than MAX_TROUBLES
     damaged records.
     """
@@ -289,7 +289,7 @@ def read_frames(
             report(at, why)
             troubles += 1
             if troubles > MAX_TROUBLES:
-                raise FrameError(f"{path.name}: {troubles} of its records are none")
+                raise FrameError(f"{path.name} holds {troubles} damaged records: it is not a response file")
             at = following
 
 
@@ -322,25 +322,24 @@ def _next_whole_head(file: Any, start: int, size: int) -> int | None:
         at += found + 1
         false += 1
         if false > MAX_TROUBLES:
-            raise FrameError(f"{false} times what begins like a record is none")
+            raise FrameError(f"{false} false starts of a record: this is not a response file")
     return None
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
     """The record at `reference` below the responses folder `root`.
 
-        Raises FrameError where it is missing, is not whole, or holds anything but a shard's
-    answers.
+    Raises FrameError where it is missing, is not whole, or holds anything but a shard's answers.
     """
     where = f"{reference.file}: the record at byte {reference.offset}"
     if Path(reference.file).name != reference.file or reference.offset < 0:
-        raise FrameError(f"{where} is no place in the responses folder")
+        raise FrameError(f"{where} is not in the responses folder")
     try:
         with _open_regular(root / reference.file) as file:
             file.seek(reference.offset)
             most = _PREFIX.size + MAX_HEAD_BYTES + MAX_ANSWER_BYTES
             data = file.read(max(0, min(reference.length, most)))
-    except (OSError, ValueError, OverflowError) as error:  # a name with a NUL, an offset beyond any file
+    except (OSError, ValueError, OverflowError) as error:  # for example a name with a NUL
         raise FrameError(f"{reference.file}: {error}") from error
     prefix = _read_prefix(data)
     if prefix is None or len(data) != prefix.length:
@@ -373,7 +372,7 @@ def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:
         )
     for index, answer in shard.responses:
         if index < 0 or not _is_answer(answer):
-            raise FrameError(f"{where}: what it holds for request {index} is no answer")
+            raise FrameError(f"{where}: its value for request {index} is no answer")
     return shard
 
 

@@ -194,7 +194,7 @@ class Judges:
             except QueueUnavailable as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > AWAY_SECONDS:
-                    raise RetryError(f"the judge's caps cannot be kept: {error}") from error
+                    raise RetryError(f"the judge's limits cannot be checked: {error}") from error
                 self._ended.wait(1.0)
                 continue
             away_since = None

@@ -1,11 +1,11 @@
 """Limits on requests to a judge that all workers share, kept in Redis.
 
-Rule: a request is made only under a lease, which one script grants or refuses. It refuses above the
-limits of requests in flight and of requests started in any 60 seconds, during a pause that the
-endpoint asked for, where the request's largest cost would exceed the evaluation's cap, and while
-the same ask has a lease. A lease that is not renewed (its worker died) ends by itself and counts at
-its largest cost, since the request may have been billed. The files are the truth: where Redis has
-lost the sum spent, it is counted from them. Called from `asking`.
+Rule: a request is made only under a lease, which one script grants or refuses. Limits are the
+requests in flight, the requests started in any 60 seconds, and the evaluation's cost cap, in which
+each lease counts at its largest cost. There is no lease during a pause that the endpoint asked for,
+nor a second one for the same ask. A lease that is not renewed (its worker died) ends by itself and
+counts at its largest cost, since the request may have been billed. The files are the truth: where
+Redis has lost the sum spent, it is counted from them. Called from `asking`.
 
 Keys below `evalspan:judge:{digest of url and model}:`
   leases   zset   ask by the time in ms at which its lease ends
@@ -159,7 +159,7 @@ class Caps:
     """The limits of one judge for one evaluation. A context manager: inside, its leases are
     renewed.
 
-        Thread-safe. Methods raise QueueUnavailable where Redis is away, and may be repeated.
+    Thread-safe. Methods raise QueueUnavailable where Redis is away, and may be repeated.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Answered:
 class AgainError(Exception):
     """Trying again may work.
 
-        `paid`: the try may have been billed. `limited`: the endpoint asked for a pause. `anew`: the
+    `paid`: the try may have been billed. `limited`: the endpoint asked for a pause. `anew`: the
     next try differs, so it can follow at once. `after`: seconds to wait first.
     """
 
@@ -155,7 +155,7 @@ class Endpoint:
                 connected = True
                 return response.status_code, response.headers, _read(response, deadline)
         except requests.exceptions.InvalidURL as error:
-            raise OperatorError(f"[judge] url {self._judge.url} is none") from error
+            raise OperatorError(f"[judge] url {self._judge.url} is not a URL") from error
         except requests.exceptions.ConnectTimeout as error:
             raise AgainError("the endpoint cannot be reached in time", paid=False) from error
         except (requests.exceptions.Timeout, urllib3.exceptions.ReadTimeoutError) as error:

@@ -46,8 +46,8 @@ class Judgement(Record):
     """An ask with its answer, as stored on disk. `answer=None`: none came, for the reason in
     `error`.
 
-        `cost_millionths` is the cost of all tries, failed ones at their largest, in millionths of
-    the prices' currency.
+    `cost_millionths` is the cost of all tries, failed ones at their largest, in millionths of the
+    prices' currency.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -90,7 +90,7 @@ def read_answer(form: Form, answer: str) -> Reply:
     """The rating or winner in an answer: the first `[[5]]` (else `[5]`), or `[[A]]`, `[[B]]`,
     `[[C]]` in this order.
 
-        Unlike FastChat, numbers outside 1 to 10 are no rating: `[2023]` would otherwise be one.
+    Unlike FastChat, numbers outside 1 to 10 are no rating: `[2023]` would otherwise be one.
     """
     if form == "winner":
         winner = next((name for mark, name in _WINNERS if mark in answer), None)

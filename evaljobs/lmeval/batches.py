@@ -1,10 +1,10 @@
 """Requests as tokens, and their fixed batches: lm-eval's own chunks.
 
-Rule: batches are a pure function of a request set and a batch size, made by lm-eval's own
-`Collator` with the keys of its `hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model
-class reorders, groups and pads a batch that runs alone as it would inside the whole run, so the
-tensors are the same. Later turns of a conversation are batched as its first one. Imports no torch.
-Called from `requests.build`, `replay_model` and `trial`.
+Rule: batches are a pure function of a request set and a batch size. lm-eval's own `Collator` makes
+them, with the keys of the `hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model class
+reorders, groups and pads a batch that runs alone as it would inside the whole run, so the tensors
+are the same. Later turns of a conversation are batched as its first one. Imports no torch. Called
+from `requests.build`, `replay_model` and `trial`.
 
 A piece is what one answer is for: a request, or one token window of a rolling request.
 """
@@ -54,7 +54,7 @@ class Piece:
     """`index` is the request's place in build order, clones for repeats included; `length` its
     input in tokens.
 
-        `context` and `continuation` are token ids, or texts where the model class tokenises them
+    `context` and `continuation` are token ids, or texts where the model class tokenises them
     (always for generation).
     """
 
@@ -106,10 +106,9 @@ class Piece:
 class RequestsHead:
     """First line of a requests file: what its pieces share, and what replay checks.
 
-        `digests`: kind of request -> digest of lm-eval's instances (`instances_digest`). `order`:
-    kind -> build-order places, where a task mixes kinds, else empty. `grouped`: the model class
-    infers once per context. `follow_up`: the documents' column with the next messages
-    (`conversations`).
+    `digests`: kind of request -> digest of lm-eval's instances (`instances_digest`). `order`: kind
+    -> build-order places, where a task mixes kinds, else empty. `grouped`: the model class infers
+    once per context. `follow_up`: the documents' column with the next messages (`conversations`).
     """
 
     task: str

@@ -118,9 +118,9 @@ def converse(
     """Answers of one batch: a text per piece, or a list of texts where the pieces are
     conversations.
 
-        `generate`: prompts -> as many answers. Raises OperatorError where the model's template
-    renders the first prompt differently from the build (a template with the date, another
-    tokenizer), since later prompts would not fit.
+    `generate`: prompts -> as many answers. Raises OperatorError where the model's template renders
+    the first prompt differently from the build, since later prompts would not fit. Causes are a
+    date in the template, or another tokenizer.
     """
     for piece in pieces:
         if piece.conversation is not None and _prompt(lm, piece.conversation, []) != piece.context:

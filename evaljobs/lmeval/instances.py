@@ -21,8 +21,8 @@ def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str,
     """Kind of request -> sha256 over documents, places, repeats and arguments. Repeats in a row
     count once.
 
-        `follow_up`: the documents' column with the messages after the first answer, which are
-    digested, too.
+    `follow_up`: the documents' column with the messages after the first answer, which are digested,
+    too.
     """
     digests: dict[str, Any] = {}
     last: Any = None

@@ -32,7 +32,7 @@ class ReplayError(JobError):
 def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
     """Answers by request index, `_MISSING` where the records hold none.
 
-        Rolling windows are summed in window order; a conversation's answer is a tuple of its turns'
+    Rolling windows are summed in window order; a conversation's answer is a tuple of its turns'
     answers.
     """
     answers: list[Any] = [_MISSING] * head.requests
@@ -99,7 +99,7 @@ def replay_model(
     """An lm-eval model that replays `leaves`; without them its first request raises
     RequestsBuiltError.
 
-        The tokenizer is read only where a chat template is applied.
+    The tokenizer is read only where a chat template is applied.
     """
     from lm_eval.api.model import LM  # noqa: PLC0415
 

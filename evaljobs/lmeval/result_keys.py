@@ -32,7 +32,7 @@ NOT_SCORED = frozenset(
     }
     | {"custom_dataset", "gen_prefix", "use_prompt"}
 )
-NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # metadata that lm-eval adds: locations
+NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # locations that lm-eval adds
 PLACES = frozenset({"tokenizer"})  # model arguments that are locations; the content counts instead
 
 
@@ -64,8 +64,8 @@ def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, 
     """Digest of all that turns answers into a score: documents with gold answers, filters, metrics,
     code, versions.
 
-        `files`: the entry's local files with their digests. YAML counts as lm-eval parsed it,
-    Python without its comments.
+    `files`: the entry's local files with their digests. YAML counts as lm-eval parsed it, Python
+    without its comments.
     """
     config = {key: value for key, value in vars(task.config).items() if key not in NOT_SCORED}
     metadata = config.get("metadata")

@@ -31,9 +31,9 @@ VERSIONS = ("transformers_version", "lm_eval_version")
 def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One results value from the entries' score files, in the suite's order.
 
-        Where two entries share a name (one task with different settings), the first keeps it and
-    the next is stored as "name#2", and so on. As in lm-eval, `groups` is present only where an
-    entry has a group with an aggregate.
+    Where two entries share a name (one task with different settings), the first keeps it and the
+    next is stored as "name#2", and so on. As in lm-eval, `groups` is present only where an entry
+    has a group with an aggregate.
     """
     merged: dict[str, Any] = {part: {} for part in BY_NAME}
     for score in scores:

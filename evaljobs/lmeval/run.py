@@ -1,9 +1,9 @@
 """lm-eval's own run of one suite entry, with a stub or replaying model in place of the real one.
 
-Rule: request sets are built and scores computed by the same call, with the arguments of the
-`lm_eval` command (0.4.13), so both draw prompts from the same random stream. Tasks are loaded
-inside that call, after its seeds. Imports no torch. Called from `requests.build`, `scoring.score`
-and `task_index`.
+Rule: the same call builds request sets and computes scores, with the arguments of the `lm_eval`
+command (0.4.13). So both draw prompts from the same random stream. Tasks are loaded inside that
+call, after its seeds. Imports no torch. Called from `requests.build`, `scoring.score` and
+`task_index`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tasks:
 
     manager: Any
     loaded: dict[str, Any] = field(default_factory=dict)
-    on_load: Callable[[str, Any], None] | None = None  # called with each leaf task once it is loaded
+    on_load: Callable[[str, Any], None] | None = None  # called with each loaded leaf task
 
     @property
     def task_index(self) -> Any:
@@ -285,7 +285,7 @@ def run_entry(
     """lm-eval's results of one suite entry, with `samples`; `tasks.loaded` has its tasks even where
     `lm` raises.
 
-        `seed_torch=False` keeps torch out of the process; no task draws its prompts from torch's
+    `seed_torch=False` keeps torch out of the process; no task draws its prompts from torch's
     stream.
     """
     hooks.install()

@@ -28,9 +28,9 @@ from evaljobs.errors import OperatorError
 from evaljobs.lmeval.task_yaml import Function, included, index_of, merged_config, names_in, parsed
 
 REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime and inode
-NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module, unnamed by YAML, count by size and mtime
+NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module count by size and mtime
 MOST_NEIGHBOURS = 10_000  # most files counted in one folder that a module's text names
-DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # YAML keys whose values may be folders or globs
+DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # their values may be folders or globs
 PACKAGES = frozenset({"lm_eval", "evaljobs", "datasets", "evaluate", "transformers", "torch", "numpy"})
 HIDDEN = (".", "__pycache__")
 
@@ -103,7 +103,7 @@ def entry_files(
 ) -> tuple[str, str]:
     """Two digests of an entry's files: the suite's own, and those of the installation.
 
-        The first covers what the suite's task folders hold or name; it is the same on every machine
+    The first covers what the suite's task folders hold or name; it is the same on every machine
     that sees these folders. The second covers lm-eval's own tasks, modules installed in place, and
     revisions in the Hugging Face cache. `name`: a task, group or tag, or a YAML file. `env`: holds
     the location of the Hugging Face cache.

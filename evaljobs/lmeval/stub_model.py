@@ -22,8 +22,8 @@ def model(model_dir: str, options: ModelOptions) -> Any:
     """lm-eval's model class with the checkpoint's config and tokenizer, its parameters on the meta
     device.
 
-        The engine's own class is used where it is an hf one. For other engines `hf` builds prompts
-    and counts tokens, and batches are stored as text for the engine to tokenise.
+    The engine's own class is used where it is an hf one. For other engines `hf` builds prompts and
+    counts tokens, and batches are stored as text for the engine to tokenise.
     """
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415

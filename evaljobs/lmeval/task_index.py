@@ -35,7 +35,7 @@ class Answer:
 
     known: list[str] = field(default_factory=list)
     unknown: dict[str, list[str]] = field(default_factory=dict)  # name -> nearest names
-    unfit: dict[str, str] = field(default_factory=dict)  # leaf task, or a given name -> why it cannot run
+    unfit: dict[str, str] = field(default_factory=dict)  # task -> why it cannot run
     uncached: dict[str, str] = field(default_factory=dict)  # leaf task -> its missing data set
     files: list[str] = field(default_factory=list)  # local data: files, file patterns, folders
 

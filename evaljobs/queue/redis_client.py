@@ -123,7 +123,7 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
     """A client of an address, not connected yet. `seconds`: longest wait for a command or
     connection.
 
-        It retries nothing: callers decide whether a command may be repeated.
+    It retries nothing: callers decide whether a command may be repeated.
     """
     common = {
         "db": address.db,

@@ -99,8 +99,8 @@ class WorkQueue:
     def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str) -> None:
         """Replace all unclaimed and withdrawn shards by these lanes, and mark the queue as filled.
 
-                Claimed shards stay claimed even where a lane names them. Trials wait until the fill
-        is complete; an interrupted fill leaves the queue unfilled. Safe to repeat.
+        Claimed shards stay claimed even where a lane names them. Trials wait until the fill is
+        complete; an interrupted fill leaves the queue unfilled. Safe to repeat.
         """
         count = sum(len(shards) for shards in lanes.values())
         if len({s.shard for shards in lanes.values() for s in shards}) != count:
@@ -125,8 +125,8 @@ class WorkQueue:
     def release_claims(self, trial: str) -> tuple[str, ...]:
         """Queue the shards that a dead trial had claimed in their planned lanes, and return them.
 
-                The release is final: if the trial still runs, its heartbeats return False and it
-        claims nothing more.
+        The release is final: if the trial still runs, its heartbeats return False and it claims
+        nothing more.
         """
         return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
 
@@ -170,9 +170,9 @@ class WorkQueue:
         """The next shard: from the trial's own lane, else stolen, else a copy of a slow trial's
         (`lua.py`).
 
-                `holding`: claimed shards that the trial is still busy with (for example dumping). A
-        claim of the trial that is not in it is returned again, since the answer to that earlier
-        call was lost.
+        `holding`: claimed shards that the trial is still busy with (for example dumping). A claim
+        of the trial that is not in it is returned again, since the answer to that earlier call was
+        lost.
         """
         answer = [_text(x) for x in self._run(lua.CLAIM, trial, lane, *holding)]
         match answer:
@@ -187,8 +187,7 @@ class WorkQueue:
         """Record that the shard's responses are on disk, the trial's file now `response_bytes`
         long.
 
-                False where another trial has claimed the shard since (these responses count all the
-        same).
+        False where another trial has claimed the shard since (these responses count all the same).
         """
         return bool(self._run(lua.DONE, trial, shard, response_bytes))
 
@@ -207,8 +206,8 @@ class WorkQueue:
     ) -> bool:
         """Record the trial's progress; registers its claim of `shard` where Redis has lost it.
 
-                False where another trial has `shard` or has done it, or where this trial was
-        released. To drop the shard then saves work; to finish it does no harm.
+        False where another trial has `shard` or has done it, or where this trial was released. To
+        drop the shard then saves work; to finish it does no harm.
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
         return bool(self._run(lua.HEARTBEAT, trial, shard or "", json.dumps(progress)))

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 def build(spec: BuildSpec) -> Built:
     """Build the missing request sets of an entry. Raises JobError where the operator must act.
 
-        Sets that are on disk and unchanged are kept. Several processes may build the same entry:
-    they write the same bytes.
+    Sets that are on disk and unchanged are kept. Several processes may build the same entry: they
+    write the same bytes.
     """
     started = time.monotonic()
     run.quiet_environment(offline=spec.offline)
@@ -63,7 +63,7 @@ def build(spec: BuildSpec) -> Built:
     if sets is None:
         unchanged()
         sets = _build_entry(spec)
-        unchanged()  # the files may have changed during the build; the folder is named by their digest
+        unchanged()  # the folder is named by the digest of these files
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     if spec.batch_size != "auto":
@@ -204,8 +204,8 @@ def describe_requests(
 ) -> tuple[RequestsHead, list[Piece]]:
     """A leaf task's instances as pieces in build order, cloned for repeats as lm-eval does.
 
-        `follow_up`: the documents' column with the messages after the first answer, "" where there
-    are none.
+    `follow_up`: the documents' column with the messages after the first answer, "" where there are
+    none.
     """
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 

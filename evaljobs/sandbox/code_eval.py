@@ -38,9 +38,9 @@ class CodeEval:
     ) -> tuple[dict[str, Any], CodeEvalResults]:
         """pass@k of the candidates against their tests, and each candidate's result.
 
-                `references[i]` is test text that runs after each of `predictions[i]`, whole
-        programs; `timeout` is seconds a candidate. Returns ({"pass@k": mean over tasks}, for each k
-        that all tasks have samples for) and {task: [(candidate, {"task_id", "passed", "result",
+        `references[i]` is test text that runs after each of `predictions[i]`, whole programs;
+        `timeout` is seconds a candidate. Returns ({"pass@k": mean over tasks}, for each k that all
+        tasks have samples for) and {task: [(candidate, {"task_id", "passed", "result",
         "completion_id"})]}.
         """
         tests, candidates = list(references or ()), [list(c) for c in predictions or ()]
@@ -85,7 +85,7 @@ def with_prompt(program: Program, prompt: str | None) -> Program:
     """The same program under its key, split into prompt and completion where its test is
     HumanEval's.
 
-        Such a test ends in a call of `check` with one name. It may call the prompt's helpers
+    Such a test ends in a call of `check` with one name. It may call the prompt's helpers
     (HumanEval/32, /38, /50), which a whole program can redefine. The program stays whole where the
     test needs names that neither it nor the prompt binds, or the prompt is not Python.
     """

@@ -42,7 +42,7 @@ class Level(enum.StrEnum):
 class Program:
     """One untrusted program and its test.
 
-        The program's text is `prompt + completion + code`. Exactly one kind of test: `test` with
+    The program's text is `prompt + completion + code`. Exactly one kind of test: `test` with
     `entry_point` (HumanEval: the test defines `check`), `test` alone (statements run after the
     program), `test_list` (MBPP), or `stdin` and `stdout` (one pair of texts, or tuples of them: one
     run each). `timeout_seconds` is wall time of one run, `memory_mib` its address space.
@@ -66,10 +66,10 @@ class Program:
 class Verdict:
     """The result of a program.
 
-        `isolation` is the level, with "+in-process" where program and test had to share a process
-    (a hostile program can forge such a pass), or "none" where it did not run. The reason of a
-    `fail` begins with "unsupported" where the test needed more than the sandbox asks of a program:
-    the program may be right.
+    `isolation` is the level, or "none" where the program did not run. "+in-process" follows where
+    program and test had to share a process: a hostile program can forge such a pass. The reason of
+    a `fail` begins with "unsupported" where the test needed more than the sandbox asks of a
+    program: the program may be right.
     """
 
     id: str

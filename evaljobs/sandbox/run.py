@@ -39,9 +39,9 @@ def run_programs(
     """Yield one verdict per program, in input order. A Verdict among the programs (a bad line's) is
     passed on.
 
-        `workers` lanes run at once, by default one per usable core. `level` is by default the best
-    that holds here. Raises SandboxUnavailableError at once if it does not hold, or if only rlimits
-    are left and not `allow_unsafe`. May be used from several threads and from forked processes.
+    `workers` lanes run at once, by default one per usable core. `level` is by default the best that
+    holds here. Raises SandboxUnavailableError at once if it does not hold, or if only rlimits are
+    left and not `allow_unsafe`. May be used from several threads and from forked processes.
     """
     chosen = levels.choose(level, allow_unsafe=allow_unsafe)
     return run_on(chosen, programs, workers or usable_cores())

@@ -20,7 +20,7 @@ from typing import Any
 from evaljobs.scoring.supervisor import die_with_parent
 
 CHUNK = 1000  # draws per seed
-BY_COUNTS = frozenset({"matthews_corrcoef", "f1_score"})  # names of lm-eval's metrics of a confusion matrix
+BY_COUNTS = frozenset({"matthews_corrcoef", "f1_score"})  # metrics of a confusion matrix
 
 Statistic = Callable[[Sequence[Any]], float]
 

@@ -45,7 +45,7 @@ def record_programs(
 ) -> Recorded:
     """Run a task's filters and metric on its answers, and record the programs and asks.
 
-        Filters see the given documents alone. One that looks across documents may later need other
+    Filters see the given documents alone. One that looks across documents may later need other
     programs; the score runs those.
     """
     if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:

@@ -36,7 +36,7 @@ Item = tuple[str, int]  # leaf task, document
 
 ALL: Final = -1  # instead of a document: all documents of a task at once
 MAX_DEATHS: Final = 2  # processes that died on an item before it is left out
-FIRST_SECONDS: Final = 300.0  # added to a task's first item, whose metric may import from slow storage
+FIRST_SECONDS: Final = 300.0  # added to a task's first item, whose metric may import
 NOTE_BYTES: Final = 512
 _EMPTY: Final = b"".ljust(NOTE_BYTES)
 
@@ -208,8 +208,8 @@ def _deadline(seconds: float | None) -> Iterator[None]:
     """Raise ItemTimeoutError after `seconds` (None: never); afterwards restore what is left of an
     earlier alarm.
 
-        Metrics set alarms and leave them (lm-eval's minerva_math), so handler and timer are set
-    again each time.
+    Metrics set alarms and leave them (lm-eval's minerva_math), so handler and timer are set again
+    each time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

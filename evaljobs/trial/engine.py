@@ -66,7 +66,7 @@ def load(
     """Import the engine and load the checkpoint; `device=None` is cuda where there is one, else the
     CPU.
 
-        Calls `phase("import")` and `phase("load")` as they begin.
+    Calls `phase("import")` and `phase("load")` as they begin.
     """
     started = time.monotonic()
     phase("import")
@@ -99,7 +99,7 @@ def warm_up(lm: Any, options: ModelOptions) -> float:
     """Seconds of a first forward pass of one token, so that its one-time loading does not count as
     inference.
 
-        It draws no random number and keeps nothing. 0.0 without a pass for compiled models, which
+    It draws no random number and keeps nothing. 0.0 without a pass for compiled models, which
     specialise on the first shape, and for classes other than lm-eval's causal `hf`. If it fails,
     the first batch reports the error.
     """
@@ -133,8 +133,8 @@ def probe_batch_size(lm: Any) -> int:
 def fix_batch_size(lm: Any, batch_size: int) -> None:
     """Set the evaluation's batch size on a model loaded with "auto".
 
-        lm-eval's hf classes keep it in `batch_size_per_gpu` (there `batch_size` is read-only),
-    classes of engines that batch by themselves in `batch_size`.
+    lm-eval's hf classes keep it in `batch_size_per_gpu` (there `batch_size` is read-only), classes
+    of engines that batch by themselves in `batch_size`.
     """
     name = "batch_size_per_gpu" if hasattr(lm, "batch_size_per_gpu") else "batch_size"
     setattr(lm, name, batch_size)

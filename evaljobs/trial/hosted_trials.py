@@ -38,7 +38,7 @@ def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]
     """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each, in order; None where the job has
     no GPUs.
 
-        Raises OperatorError where there are too few: two trials on one GPU would run out of memory.
+    Raises OperatorError where there are too few: two trials on one GPU would run out of memory.
     """
     if not gpus or per_trial == 0:
         return [None] * members

@@ -24,8 +24,8 @@ T = TypeVar("T")
 class RequestSet:
     """The batches of one leaf task on disk, at one batch size.
 
-        `copy`: a nearer folder with the same files, checked by its writer; if it disappears,
-    `folder` is read again.
+    `copy`: a nearer folder with the same files, checked by its writer; if it disappears, `folder`
+    is read again.
     """
 
     def __init__(self, folder: str | Path, batch_size: int, *, copy: Path | None = None) -> None:

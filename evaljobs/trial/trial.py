@@ -195,7 +195,7 @@ class Trial:
                     held.enter_context(reading(self.spec.model_path, wait_seconds=patience))
             except NotStaged as error:
                 if not seen:
-                    raise UnstagedError(f"nothing is staged in {slot}, seen from this job") from error
+                    raise UnstagedError(f"this job sees no staged weights in {slot}") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
             self._loaded = engine.load(
                 self.spec.model_path, self.spec.model, self.spec.batch_size, phase=self._phase

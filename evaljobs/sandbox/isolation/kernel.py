@@ -86,9 +86,9 @@ def become_subreaper() -> None:
 def _find_tid_address() -> int:
     """Address of the thread id that libc caches in its thread block, 0 if it is not found.
 
-        A raw clone leaves the parent's id there, and abort() and raise() would signal another
-    process. fork() in libc has the kernel write it (CLONE_CHILD_SETTID); so does this module, once
-    it finds the field by its value.
+    A raw clone leaves the parent's id there, and abort() and raise() would signal another process.
+    fork() in libc has the kernel write it (CLONE_CHILD_SETTID); so does this module, once it finds
+    the field by its value.
     """
     _libc.pthread_self.restype = ctypes.c_void_p
     base: int = _libc.pthread_self()
@@ -247,8 +247,8 @@ def _one_of(index: int, values: Iterable[int]) -> bytes:
 def _any_of(numbers: Iterable[int]) -> bytes:
     """Allow any of `numbers`, else EPERM, as ranges in rising order.
 
-        When a filter is installed, the kernel runs it once per call number (its cache of calls that
-    are always allowed), so a chain of single tests costs 0.4 ms a sample.
+    A chain of single tests would cost 0.4 ms a sample, because the kernel runs a new filter once
+    per call number (its cache of calls that are always allowed).
     """
     ranges: list[list[int]] = []
     for n in sorted(numbers):
@@ -266,7 +266,7 @@ def _any_of(numbers: Iterable[int]) -> bytes:
 def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> bytes:
     """The filter of one untrusted process, as an array of sock_filter.
 
-        `pid` is the process's own pid, the only one that it may signal. `metadata` allows chmod and
+    `pid` is the process's own pid, the only one that it may signal. `metadata` allows chmod and
     similar calls, which only a private mount namespace makes harmless. Everything not listed gives
     EPERM. New processes are refused (threads are not), so that killing one process ends the sample
     at every level.

@@ -33,7 +33,7 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a program that depends on the order of a set gets the same verdict each time
+    "PYTHONHASHSEED": "0",  # the same order of sets, and so the same verdict, each time
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
@@ -115,8 +115,8 @@ class Lane:
     def receive(self) -> tuple[str, str, float] | None:
         """Verdict, reason and seconds once the job's processes are reaped; None if more is to come.
 
-                SandboxUnavailableError if isolation could not be built; LaneDeadError if the lane
-        has ended.
+        SandboxUnavailableError if isolation could not be built; LaneDeadError if the lane has
+        ended.
         """
         try:
             data = self._verdict.recv(_MESSAGE)
@@ -163,14 +163,14 @@ class Lane:
             self._process.stderr.close()
 
 
-def _conclude(said: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, str, float]:
+def _conclude(checked: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, str, float]:
     """Verdict, reason and seconds from the checker's message and the job's end."""
     seconds = float(end["seconds"])
     if end["timed_out"]:
         return "timeout", "the time limit was reached", seconds
-    if said is None or not is_verdict(said.get("verdict")):
+    if checked is None or not is_verdict(checked.get("verdict")):
         return "crash", "the checker died", seconds
-    verdict, reason, status = said["verdict"], str(said.get("reason", "")), end["status"]
+    verdict, reason, status = checked["verdict"], str(checked.get("reason", "")), end["status"]
     if verdict == "crash" and isinstance(status, int):
         if os.WIFSIGNALED(status):
             reason = f"killed by signal {os.WTERMSIG(status)}"

@@ -186,7 +186,7 @@ def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
         build_root(readable)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     os.chdir("/")
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may look at this process through /proc or ptrace
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may use /proc or ptrace on this process
     if level != "rlimits":
         kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

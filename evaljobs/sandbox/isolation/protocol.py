@@ -1,10 +1,10 @@
 """Messages between a lane's supervisor and its zygote.
 
-A job on the stream socket is HEADER (length of the body in bytes, timeout in ms, address space in
-MiB, flags), then the body, JSON for the checker. Each message on the verdict socket is one JSON
-object: {"ready"} or {"error"} once; then for each job the checker's {"verdict", "reason"} (missing
-if it was killed) and the zygote's {"end", "timed_out", "seconds", "status"}, sent when the job's
-processes are reaped.
+A job on the stream socket is HEADER, then the body, JSON for the checker. HEADER has the length of
+the body in bytes, timeout in ms, address space in MiB, and flags. Each message on the verdict
+socket is one JSON object: {"ready"} or {"error"} once, then two per job. The checker sends
+{"verdict", "reason"}, unless it was killed. The zygote sends {"end", "timed_out", "seconds",
+"status"} when the job's processes are reaped.
 """
 
 from __future__ import annotations

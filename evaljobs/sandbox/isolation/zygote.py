@@ -128,8 +128,8 @@ class Zygote:
     def _watch(self, judge: Judge, subject: int, timeout: float) -> dict[str, Any]:
         """Wait for the checker's end or the deadline, then end and reap both.
 
-                Time that the two were runnable without a core is added, up to once the timeout, so
-        that a loaded node does not fail honest programs.
+        Time that the two were runnable without a core is added, up to once the timeout, so that a
+        loaded node does not fail honest programs.
         """
         if judge.receive() != READ:  # the checker has read its job: the clock starts
             os._exit(3)  # the job socket is out of step: the supervisor starts another lane
@@ -148,7 +148,7 @@ class Zygote:
                 continue
             events = dict(poller.poll(left * 1000 + 1))
             if self._job.fileno() in events:
-                os._exit(0)  # the supervisor has ended; the namespace, or the kernel's signal, ends the rest
+                os._exit(0)  # the supervisor has ended; the kernel ends the rest
             if judge.control.fileno() in events:
                 timed_out = False
                 break
@@ -238,7 +238,7 @@ class Zygote:
         self._install_filter()
 
     def _enter_landlock(self) -> None:
-        if self._ruleset is not None:  # a domain of its own: it cannot trace or signal siblings and parent
+        if self._ruleset is not None:  # it cannot trace or signal siblings and parent
             kernel.landlock_restrict(self._ruleset)
             os.close(self._ruleset)
 

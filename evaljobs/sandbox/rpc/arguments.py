@@ -52,7 +52,7 @@ class Arguments:
         for number, content in changes:
             value = self.values.get(number) if type(number) is int else None
             if value is None or type(content) is not type(value):
-                raise ValueError("a change of what was not passed, or of its kind")
+                raise ValueError("a change of an argument that was not passed, or of its type")
             _fill(value, content)
 
 
@@ -79,8 +79,8 @@ def _fill(value: Any, content: Any) -> None:
 def fill_set(value: set[Any], content: list[Any]) -> None:
     """Fill a set in the order of these items, if possible.
 
-        A literal's table may be larger than a grown set's, so equal sets may differ in order, and
-    some tests depend on it.
+    A literal's table may be larger than a grown set's, so equal sets may differ in order, and some
+    tests depend on it.
     """
     value.clear()
     value.update(content)

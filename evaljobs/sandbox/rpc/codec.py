@@ -74,8 +74,8 @@ class Encoder:
     def dumps(self, value: object, arguments: Arguments | None = None, *, naming: bool = False) -> str:
         """JSON text of a value, ASCII only.
 
-                Mutable values among `arguments` cross by number alone; with `naming` all others get
-        a number.
+        Mutable values among `arguments` cross by number alone; with `naming` all others get a
+        number.
         """
         self._arguments, self._naming = arguments or Arguments(), naming
         return self._text(lambda: self._tree(value))
@@ -228,8 +228,7 @@ class Decoder:
     def loads(self, text: str | bytes, arguments: Arguments | None = None, *, naming: bool = False) -> Any:
         """The value of one JSON text; CodecError for anything else.
 
-                With `naming` the text may number its mutable values, else it may only name
-        `arguments`.
+        With `naming` the text may number its mutable values, else it may only name `arguments`.
         """
         self._arguments, self._naming = arguments or Arguments(), naming
         try:
@@ -293,7 +292,7 @@ def _timed(body: Any) -> Any:
         return dt.timedelta(*value)
     _require(kind in ("date", "time", "datetime"))
     moment = getattr(dt, kind).fromisoformat(value)
-    _require(getattr(moment, "tzinfo", None) is None)  # so that every decoded value can be encoded again
+    _require(getattr(moment, "tzinfo", None) is None)  # so that it can be encoded again
     return moment
 
 

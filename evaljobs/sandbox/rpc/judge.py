@@ -1,9 +1,9 @@
 """The checker's process: it judges one job after another, and is replaced after anything unusual.
 
 Rule: no sample can change how a later one is judged. The process ends after a job that reached its
-deadline, sent an invalid answer, ran out of memory, grew, left threads, or ran a test that may have
-changed the interpreter. Programs' processes are not its children, so they inherit no test. Called
-from `zygote`.
+deadline, sent an invalid answer, ran out of memory, grew or left threads. It also ends after a test
+that may have changed the interpreter. Programs' processes are not its children, so they inherit no
+test. Called from `zygote`.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
     """The prompt's imports and finished functions; empty if the prompt has no name of `used`, the
     test's.
 
-        A test may call them (HumanEval/32, /38, /50): they come from the prompt, since the program
+    A test may call them (HumanEval/32, /38, /50): they come from the prompt, since the program
     could redefine them. The entry point, and functions with a docstring only, are left out.
     """
     if not any(name in prompt for name in used - _BUILTINS - {entry_point}):
@@ -178,8 +178,8 @@ class _Names(NamedTuple):
 def needs_shared_process(test: str) -> bool:
     """Whether a test needs the program's objects or files themselves.
 
-        It does where it inspects objects, awaits them, inherits from, catches or asks for their
-    classes, passes functions or objects of its own, opens files, or feeds standard input.
+    It does where it inspects or awaits objects, uses their classes, passes functions or objects of
+    its own, opens files, or feeds standard input.
     """
     try:
         nodes = list(ast.walk(ast.parse(test)))
