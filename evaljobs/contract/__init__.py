@@ -1,6 +1,5 @@
-"""Everything that crosses a process: specs of jobs, outcomes of jobs, paths, and how files are
-written.
+"""What crosses processes: specs of jobs, their outcomes, paths, and how files are written.
 
-Rule: records are versioned and strict; `paths.py` alone decides names on disk. Start with
+Rule: records are versioned and strict; names on disk are in `paths.py` alone. Start with
 `specs.py`.
 """

@@ -64,8 +64,8 @@ class RequestsStaged(Record):
 class Cleared(Record):
     """The holder has freed its memory, or another evaluation still holds the weights.
 
-    With `lingers` its job stays for at most that many seconds, so that the next checkpoint can
-    reuse its pages.
+    With `lingers` its job stays for at most that many seconds for the next checkpoint to reuse its
+    pages.
     """
 
     kind: Literal["cleared"] = "cleared"

@@ -110,8 +110,8 @@ class WorkPaths:
 def shipped_index(cache: Path, lm_eval_version: str) -> Path:
     """The list of lm-eval's own tasks.
 
-    Its content: {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that
-    a tag holds]}}.
+    {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that a tag
+    holds]}}.
     """
     return cache / f"lm_eval-{lm_eval_version}-index.json"
 

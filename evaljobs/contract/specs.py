@@ -94,11 +94,9 @@ class ModelOptions(Record):
 
 
 class JudgeOptions(Record):
-    """The model that judges answers behind an OpenAI-compatible endpoint, and the limits on
-    requests to it.
+    """The model that judges answers, its OpenAI-compatible endpoint, and limits on requests.
 
-    No record holds the key: it is read where it is used, from an environment variable or a file of
-    mode 0600.
+    No record holds the key: it is read from an environment variable or a file of mode 0600.
     """
 
     url: str  # without "/chat/completions"
@@ -128,8 +126,7 @@ class JudgeJob(Record):
 
 
 class RequestSetManifest(Record):
-    """A leaf task's requests, built and tokenised once. Written last: a set with a manifest is
-    whole.
+    """A leaf task's tokenised requests. Written last: a set with a manifest is whole.
 
     `key` is the request digest. It covers all that decides an answer besides the weights: the
     requests with their generation settings, the tokenizer, the engine with its arguments and
@@ -160,8 +157,7 @@ class EntryManifest(Record):
 
 
 class BatchIndex(Record):
-    """The fixed batches of a request set at one batch size, in lm-eval's own order. Position i is
-    batch i.
+    """A request set's batches at one batch size, in lm-eval's order. Position i is batch i.
 
     `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches +
     1). `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on
@@ -183,8 +179,7 @@ class BatchIndex(Record):
 
 
 class BuildSpec(Record):
-    """`python -m evaljobs build SPEC`: build the request sets of one suite entry (all leaves of a
-    group).
+    """`python -m evaljobs build SPEC`: build the request sets of a suite entry (all its leaves).
 
     Idempotent: sets on disk under their key are kept. With batch_size "auto" the job writes
     requests alone; the same spec with a number adds the batches later.
@@ -192,9 +187,7 @@ class BuildSpec(Record):
 
     kind: Literal["build"] = "build"
     name: str
-    evaluation_dir: (
-        str | None
-    )  # None for `evalspan prepare`: there is no evaluation, and no outcome is written
+    evaluation_dir: str | None  # None for `evalspan prepare`: no outcome is written
     suite: SuiteSpec
     entry: int  # index into suite.tasks
     batch_size: int | Literal["auto"]

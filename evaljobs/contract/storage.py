@@ -1,16 +1,14 @@
 """Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
 
 Rule: a reader sees a whole record or none. A file is written beside its place, synced and renamed.
-A frame is synced before its shard is reported as done; its checksums tell a whole frame from a
-damaged one.
+A frame is synced before its shard is reported as done; checksums reveal a damaged one.
 
 A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two
 figures and the head · xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of
 the answers' JSON). Little endian.
 
-Checksums find accidents, not forgeries. So reading any response file takes bounded memory, and
-whatever is not a valid record raises FrameError, never another error. Used by the coordinator and
-by all jobs.
+Checksums find accidents, not forgeries. So reading any response file takes bounded memory, and an
+invalid record always raises FrameError. Used by all rooms.
 """
 
 from __future__ import annotations
@@ -125,8 +123,7 @@ def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
 
 
 def encode_frame(shard: ShardResponses) -> bytes:
-    """The bytes of one frame. Answers keep every digit: Python's JSON writes floats that read back
-    equal.
+    """The bytes of one frame. Answers keep every digit, since JSON floats read back equal.
 
     Raises FrameError where the answers are larger than a reader accepts.
     """
@@ -263,8 +260,8 @@ def read_frames(
     Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer
     died) ends the walk: call again with `start` at the end of the last whole frame. Damaged bytes
     with a whole frame after them are reported to `on_corrupt(offset, reason)`, or logged, and
-    skipped. Raises FrameError where `path` is not a regular file or has more than MAX_TROUBLES
-    damaged records.
+    skipped. Raises FrameError where `path` is not a regular file or has more than MAX_TROUBLES of
+    them.
     """
     report = on_corrupt or (lambda at, why: log.warning("%s at byte %d: %s", path, at, why))
     with _open_regular(path) as file:

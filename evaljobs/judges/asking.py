@@ -2,9 +2,8 @@
 
 Rule: each judgement is on disk before it counts. An ask with an answer is never sent again. One
 without an answer ends with a reason: its tries are used up, it was refused, the cost cap is
-reached, or the endpoint fails all. Such a failure is its own alone. Only an error that the operator
-must mend (key, model, address) and a lasting absence of Redis end the job. Called from
-`scoring.score`.
+reached, or the endpoint fails all. Only an error that the operator must mend (key, model, address)
+and a lasting absence of Redis end the job. Called from `scoring.score`.
 """
 
 from __future__ import annotations

@@ -156,8 +156,7 @@ def prefix(judge: JudgeOptions) -> str:
 
 
 class Caps:
-    """The limits of one judge for one evaluation. A context manager: inside, its leases are
-    renewed.
+    """The limits of a judge for one evaluation. A context manager that renews its leases.
 
     Thread-safe. Methods raise QueueUnavailable where Redis is away, and may be repeated.
     """

@@ -43,11 +43,9 @@ class Reply:
 
 
 class Judgement(Record):
-    """An ask with its answer, as stored on disk. `answer=None`: none came, for the reason in
-    `error`.
+    """An ask with its answer, as stored on disk. `answer=None`: none, with the reason in `error`.
 
-    `cost_millionths` is the cost of all tries, failed ones at their largest, in millionths of the
-    prices' currency.
+    `cost_millionths`: cost of all tries, failed ones at most, in millionths of the currency.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -87,8 +85,7 @@ def ask_key(ask: Ask, judge: JudgeOptions) -> str:
 
 
 def read_answer(form: Form, answer: str) -> Reply:
-    """The rating or winner in an answer: the first `[[5]]` (else `[5]`), or `[[A]]`, `[[B]]`,
-    `[[C]]` in this order.
+    """The rating or winner: the first `[[5]]`, else `[5]`; or `[[A]]`, `[[B]]`, `[[C]]` in order.
 
     Unlike FastChat, numbers outside 1 to 10 are no rating: `[2023]` would otherwise be one.
     """

@@ -51,8 +51,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """`index` is the request's place in build order, clones for repeats included; `length` its
-    input in tokens.
+    """`index`: the request's place in build order, with clones; `length`: its input in tokens.
 
     `context` and `continuation` are token ids, or texts where the model class tokenises them
     (always for generation).

@@ -115,8 +115,7 @@ def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversati
 def converse(
     lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str]], list[str]]
 ) -> list[str] | list[list[str]]:
-    """Answers of one batch: a text per piece, or a list of texts where the pieces are
-    conversations.
+    """Answers of one batch: a text per piece, or a list of texts per conversation.
 
     `generate`: prompts -> as many answers. Raises OperatorError where the model's template renders
     the first prompt differently from the build, since later prompts would not fit. Causes are a

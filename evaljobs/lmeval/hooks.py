@@ -2,9 +2,8 @@
 
 Rule: in all jobs `evaluate` is this module's object, installed before any task is loaded. So
 reading a task runs no program and contacts no hub. Every other name goes to the real `evaluate`,
-which is imported at that moment: it takes seconds and loads torch where there is one. The scoring
-job supplies the answers with `computing` and `answering`. Called from `run`, `requests.build` and
-`scoring`.
+imported at that moment, since it takes seconds and loads torch. The scoring job supplies the
+answers with `computing` and `answering`. Called from `run`, `requests.build` and `scoring`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Digest of lm-eval's instances: equal digests mean that a rebuilt task has the prompts that were
-answered.
+"""Digest of lm-eval's instances, equal if a rebuilt task has the answered prompts.
 
 Rule: a build and a score digest lm-eval's own instances, per kind of request and in build order,
 with the later messages of conversations. Called from `requests.build`, `replay_model` and
@@ -18,11 +17,9 @@ from evaljobs.lmeval.conversations import messages_of
 
 
 def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str, str]:
-    """Kind of request -> sha256 over documents, places, repeats and arguments. Repeats in a row
-    count once.
+    """Kind of request -> sha256 over documents, places, repeats and arguments. Repeats count once.
 
-    `follow_up`: the documents' column with the messages after the first answer, which are digested,
-    too.
+    `follow_up`: the documents' column with the messages after the first answer, digested, too.
     """
     digests: dict[str, Any] = {}
     last: Any = None

@@ -32,8 +32,7 @@ class ReplayError(JobError):
 def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
     """Answers by request index, `_MISSING` where the records hold none.
 
-    Rolling windows are summed in window order; a conversation's answer is a tuple of its turns'
-    answers.
+    Rolling windows are summed in window order; a conversation's answer is a tuple, one per turn.
     """
     answers: list[Any] = [_MISSING] * head.requests
     windows: dict[int, dict[int, float]] = {}
@@ -96,8 +95,7 @@ class Answers:
 def replay_model(
     leaves: Mapping[str, Answers] | None, *, chat: bool, model_dir: str, options: ModelOptions
 ) -> Any:
-    """An lm-eval model that replays `leaves`; without them its first request raises
-    RequestsBuiltError.
+    """A model that replays `leaves`; without them its first request raises RequestsBuiltError.
 
     The tokenizer is read only where a chat template is applied.
     """

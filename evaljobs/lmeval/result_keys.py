@@ -61,8 +61,7 @@ def request_digest(
 
 
 def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, str]]) -> str:
-    """Digest of all that turns answers into a score: documents with gold answers, filters, metrics,
-    code, versions.
+    """Digest of all that turns answers into a score: documents, filters, metrics, code, versions.
 
     `files`: the entry's local files with their digests. YAML counts as lm-eval parsed it, Python
     without its comments.

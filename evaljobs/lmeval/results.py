@@ -1,5 +1,4 @@
-"""Merges the results of all suite entries into the results of the evaluation. Pure, without
-lm-eval.
+"""Merges the results of suite entries into those of the evaluation. Pure, without lm-eval.
 
 Rule: the merged value has the shape of lm-eval's own results.json, as if one run had named all
 tasks. Called from the coordinator's `runtime.finalize` and from `scoring.score`.

@@ -1,9 +1,8 @@
 """lm-eval's own run of one suite entry, with a stub or replaying model in place of the real one.
 
 Rule: the same call builds request sets and computes scores, with the arguments of the `lm_eval`
-command (0.4.13). So both draw prompts from the same random stream. Tasks are loaded inside that
-call, after its seeds. Imports no torch. Called from `requests.build`, `scoring.score` and
-`task_index`.
+command (0.4.13). So both draw the same prompts. Tasks are loaded inside that call, after its seeds.
+Imports no torch. Called from `requests.build`, `scoring.score` and `task_index`.
 """
 
 from __future__ import annotations
@@ -282,11 +281,10 @@ def run_entry(
     bootstrap_iters: int = 100_000,
     seed_torch: bool,
 ) -> dict[str, Any]:
-    """lm-eval's results of one suite entry, with `samples`; `tasks.loaded` has its tasks even where
-    `lm` raises.
+    """lm-eval's results of one suite entry, with `samples`. `tasks.loaded` is set even if `lm`
+    raises.
 
-    `seed_torch=False` keeps torch out of the process; no task draws its prompts from torch's
-    stream.
+    `seed_torch=False` keeps torch out of the process; no task draws prompts from torch.
     """
     hooks.install()
     import lm_eval.evaluator  # noqa: PLC0415

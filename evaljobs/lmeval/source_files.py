@@ -1,5 +1,4 @@
-"""The source key of a suite entry: a digest of every local file that lm-eval reads for its requests
-and scores.
+"""The source key of a suite entry: a digest of all local files behind its requests and scores.
 
 Rule: files count by content, so touching one changes nothing. A file that may not matter counts,
 too: a key that changes without need costs CPU seconds, since requests and responses are found again

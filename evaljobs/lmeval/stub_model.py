@@ -19,8 +19,7 @@ PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_
 
 
 def model(model_dir: str, options: ModelOptions) -> Any:
-    """lm-eval's model class with the checkpoint's config and tokenizer, its parameters on the meta
-    device.
+    """lm-eval's model class with the checkpoint's config and tokenizer, without weights.
 
     The engine's own class is used where it is an hf one. For other engines `hf` builds prompts and
     counts tokens, and batches are stored as text for the engine to tokenise.

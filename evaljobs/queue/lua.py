@@ -1,5 +1,4 @@
-"""Lua scripts of the work queue, called from `work_queue`. KEYS[1] is the prefix of all keys, which
-share its hash tag.
+"""Lua scripts of `work_queue`. KEYS[1] is the prefix and hash tag of all keys.
 
 Keys below `evalspan:{evaluation}:`
   meta      hash    epoch (set: the queue is filled), filling (token of a fill in progress),
@@ -20,12 +19,10 @@ Keys below `evalspan:{evaluation}:`
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
 
 Stealing, in `steal` alone: the head of the lane with the most predicted seconds left. Lanes are
-longest first, so the freed trial takes the longest shard of the lane that would end last (list
-scheduling).
+longest first, so the freed trial takes the longest shard of the lane that would end last.
 
 Stragglers, in `in_time` alone: a straggler claims a shard only if it would finish it before the
-other trials finish all queued shards. Else its claim is "drained", and its planned shards are
-stolen.
+other trials finish all queued shards. Else it gets "drained", and its planned shards are stolen.
 
 Copying, in `copy` alone: with no shard left to claim, a freed trial runs a copy of another trial's
 shard. The condition: the other still needs at least half as long again as a fresh run here. A shard

@@ -120,8 +120,7 @@ def read(file: Path) -> RedisAddress:
 
 
 def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
-    """A client of an address, not connected yet. `seconds`: longest wait for a command or
-    connection.
+    """A client, not connected yet. `seconds`: longest wait for a command or connection.
 
     It retries nothing: callers decide whether a command may be repeated.
     """

@@ -1,5 +1,4 @@
-"""The work queue of an evaluation in Redis: the coordinator fills it with shards, trials claim
-them.
+"""The work queue of an evaluation in Redis: the coordinator fills it, trials claim shards.
 
 Rule: every change is one Lua script (`lua.py`), so no process sees a queue half-changed; a script
 costs O(log n) per shard. The coordinator's state is the truth: it can fill the queue again at any
@@ -125,8 +124,7 @@ class WorkQueue:
     def release_claims(self, trial: str) -> tuple[str, ...]:
         """Queue the shards that a dead trial had claimed in their planned lanes, and return them.
 
-        The release is final: if the trial still runs, its heartbeats return False and it claims
-        nothing more.
+        The release is final: if the trial still runs, it can claim and register no shard.
         """
         return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
 
@@ -167,12 +165,10 @@ class WorkQueue:
     # --- trial -------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: str, lane: str, holding: Collection[str] = ()) -> Claim:
-        """The next shard: from the trial's own lane, else stolen, else a copy of a slow trial's
-        (`lua.py`).
+        """The next shard: from the trial's own lane, else stolen, else a copy (`lua.py`).
 
-        `holding`: claimed shards that the trial is still busy with (for example dumping). A claim
-        of the trial that is not in it is returned again, since the answer to that earlier call was
-        lost.
+        `holding`: claimed shards that the trial is still busy with (for example dumping). Another
+        claim of the trial is returned again, since the answer to that call was lost.
         """
         answer = [_text(x) for x in self._run(lua.CLAIM, trial, lane, *holding)]
         match answer:
@@ -184,8 +180,7 @@ class WorkQueue:
                 return Claim(kind="drained")
 
     def done(self, trial: str, shard: str, response_bytes: int) -> bool:
-        """Record that the shard's responses are on disk, the trial's file now `response_bytes`
-        long.
+        """Record that the shard is on disk, the trial's file now `response_bytes` long.
 
         False where another trial has claimed the shard since (these responses count all the same).
         """

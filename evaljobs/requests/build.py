@@ -1,9 +1,8 @@
 """The `build` job: all prompts of a suite entry, built once, tokenised, and cut into fixed batches.
 
 Rule: prompts, tokens and windows come from lm-eval's own code. `simple_evaluate` runs the entry
-with the model class itself, without weights; the first call of the model ends the run, and its
-requests are written down. Called from `python -m evaljobs build` and, for its parts, from
-`scoring.score`.
+with the model class itself, without weights; the first call of the model ends the run with all
+requests. Called from `python -m evaljobs build` and, for its parts, from `scoring.score`.
 """
 
 from __future__ import annotations
@@ -204,8 +203,7 @@ def describe_requests(
 ) -> tuple[RequestsHead, list[Piece]]:
     """A leaf task's instances as pieces in build order, cloned for repeats as lm-eval does.
 
-    `follow_up`: the documents' column with the messages after the first answer, "" where there are
-    none.
+    `follow_up`: the documents' column with the messages after the first answer, or "".
     """
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 

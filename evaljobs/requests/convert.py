@@ -1,5 +1,4 @@
-"""The `convert` job: the operator's command converts a training run's checkpoint to a Hugging Face
-folder.
+"""The `convert` job: the operator's command makes a Hugging Face folder of a checkpoint.
 
 Rule: the command writes to a folder of this attempt alone. It gets its final name only if the
 command's exit status is 0 and the source did not change meanwhile. A result that exists is used as
@@ -37,9 +36,7 @@ def main(spec: ConvertSpec) -> int:
         _convert(spec)
     except Exception as error:
         log.exception("%s failed", spec.name)
-        blame = (
-            error.blame if isinstance(error, JobError) else "retry"
-        )  # for example a full disk, or storage that is away
+        blame = error.blame if isinstance(error, JobError) else "retry"  # such as a full disk
         write_outcome(paths, Failed(name=spec.name, job="convert", blame=blame, error=one_line(error)))
         return 1
     write_outcome(paths, Converted(name=spec.name, path=spec.out_dir, seconds=time.monotonic() - started))

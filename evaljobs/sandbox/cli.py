@@ -1,8 +1,7 @@
 """`python -m evaljobs sandbox IN.jsonl --out OUT.jsonl`: a file of programs → a file of verdicts.
 
 Rule: a verdict per line, in the order of the lines; the output appears whole or not at all. Exit
-status 0 if every line has its verdict, 2 if no program could be run (the reason is on standard
-error).
+status 0 if every line has its verdict, 2 if no program could be run (see standard error).
 """
 
 from __future__ import annotations

@@ -82,8 +82,7 @@ _CALL: Final = re.compile(r"(?s)(.*)\ncheck\(([^\W\d]\w*)\)\s*")
 
 
 def with_prompt(program: Program, prompt: str | None) -> Program:
-    """The same program under its key, split into prompt and completion where its test is
-    HumanEval's.
+    """The same program, split into prompt and completion where its test is HumanEval's.
 
     Such a test ends in a call of `check` with one name. It may call the prompt's helpers
     (HumanEval/32, /38, /50), which a whole program can redefine. The program stays whole where the

@@ -36,8 +36,7 @@ def run_programs(
     level: Level | None = None,
     allow_unsafe: bool = False,
 ) -> Iterator[Verdict]:
-    """Yield one verdict per program, in input order. A Verdict among the programs (a bad line's) is
-    passed on.
+    """Yield one verdict per program, in input order. A Verdict among the programs is passed on.
 
     `workers` lanes run at once, by default one per usable core. `level` is by default the best that
     holds here. Raises SandboxUnavailableError at once if it does not hold, or if only rlimits are

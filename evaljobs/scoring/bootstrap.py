@@ -1,5 +1,4 @@
-"""lm-eval's bootstrap of a standard error, on all cores of the job and with repeated values
-computed once.
+"""lm-eval's bootstrap of a standard error, on all cores of the job, repeated values once.
 
 Rule: the values equal lm-eval's to the last digit: the same chunks of draws from the same seeds
 (lm_eval.api.metrics, `_bootstrap_internal`), the same statistic, in the same order. A metric of a

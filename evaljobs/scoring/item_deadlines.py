@@ -1,5 +1,4 @@
-"""Runs one item's metric at a time, each with a deadline and with a note on disk of the current
-item.
+"""Runs one item's metric at a time, with a deadline and a note on disk of the current item.
 
 Rule: an item has no score if its metric exceeds the deadline, or if two processes died while it
 ran. Its metric is not run again, it counts in no mean, and it is named with the reason. Every other
@@ -205,11 +204,9 @@ def _without_value(what: Callable[[list[Any]], None], instances: list[Any]) -> d
 
 @contextlib.contextmanager
 def _deadline(seconds: float | None) -> Iterator[None]:
-    """Raise ItemTimeoutError after `seconds` (None: never); afterwards restore what is left of an
-    earlier alarm.
+    """Raise ItemTimeoutError after `seconds` (None: never); afterwards restore an earlier alarm.
 
-    Metrics set alarms and leave them (lm-eval's minerva_math), so handler and timer are set again
-    each time.
+    Metrics set alarms and leave them (lm-eval's minerva_math), so both are set again each time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

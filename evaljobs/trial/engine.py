@@ -63,8 +63,7 @@ def load(
     *,
     phase: Callable[[str], None] = lambda _phase: None,
 ) -> Loaded:
-    """Import the engine and load the checkpoint; `device=None` is cuda where there is one, else the
-    CPU.
+    """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
 
     Calls `phase("import")` and `phase("load")` as they begin.
     """
@@ -96,8 +95,7 @@ def load(
 
 
 def warm_up(lm: Any, options: ModelOptions) -> float:
-    """Seconds of a first forward pass of one token, so that its one-time loading does not count as
-    inference.
+    """Seconds of a first forward pass of one token: its loading does not count as inference.
 
     It draws no random number and keeps nothing. 0.0 without a pass for compiled models, which
     specialise on the first shape, and for classes other than lm-eval's causal `hf`. If it fails,

@@ -35,8 +35,7 @@ def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each, in order; None where the job has
-    no GPUs.
+    """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each; None where the job has none.
 
     Raises OperatorError where there are too few: two trials on one GPU would run out of memory.
     """

@@ -1,7 +1,7 @@
 """Runs one shard through a loaded model: reads its batches, runs them in order, returns its record.
 
-Rule: a shard's record depends on the request set, the batch numbers and the model alone. Called
-from `trial`.
+Rule: a shard's record depends on the request set, the batch numbers and the model alone. Used by
+`trial`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ T = TypeVar("T")
 class RequestSet:
     """The batches of one leaf task on disk, at one batch size.
 
-    `copy`: a nearer folder with the same files, checked by its writer; if it disappears, `folder`
-    is read again.
+    `copy`: a nearer folder with the same files, checked by its writer; without it `folder` is read.
     """
 
     def __init__(self, folder: str | Path, batch_size: int, *, copy: Path | None = None) -> None:

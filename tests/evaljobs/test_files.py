@@ -254,7 +254,7 @@ def test_a_body_that_unpacks_without_end_is_no_record_and_takes_bounded_memory(t
     script = """
 import resource, sys, zlib
 from pathlib import Path
-from evaljobs import files
+from evaljobs.contract import storage as files
 from evaljobs.contract.specs import FrameRef
 sys.path.insert(0, sys.argv[2])
 from test_files import framed, head_of

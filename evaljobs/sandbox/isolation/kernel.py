@@ -3,8 +3,7 @@
 """System calls that Python lacks: namespaces, mounts, capabilities, seccomp, Landlock.
 
 Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads.
-Runs inside the isolation, so it imports the standard library alone. Called from `launch` and
-`zygote`.
+Imports the standard library alone. Called from `launch` and `zygote`.
 """
 
 from __future__ import annotations

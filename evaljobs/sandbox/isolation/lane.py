@@ -115,8 +115,7 @@ class Lane:
     def receive(self) -> tuple[str, str, float] | None:
         """Verdict, reason and seconds once the job's processes are reaped; None if more is to come.
 
-        SandboxUnavailableError if isolation could not be built; LaneDeadError if the lane has
-        ended.
+        SandboxUnavailableError without isolation; LaneDeadError if the lane has ended.
         """
         try:
             data = self._verdict.recv(_MESSAGE)

@@ -1,5 +1,4 @@
-"""System call numbers, from the kernel's asm/unistd_64.h and asm-generic/unistd.h: name → (x86_64,
-aarch64).
+"""System call numbers (asm/unistd_64.h, asm-generic/unistd.h): name → (x86_64, aarch64).
 
 Rule: ALLOWED has what a plain Python program needs; all other calls are refused. No socket, no new
 process, no exec, no mount, no shared memory outside the private tmpfs, no keyring, no ptrace, no

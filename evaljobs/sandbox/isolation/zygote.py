@@ -1,12 +1,10 @@
 # ruff: noqa: PTH101, PTH123, PTH208
 # pathlib, and what it imports, would enlarge every fork.
-"""The warm process of a lane: for each job it forks the program's process, keeps the deadline, and
-reaps.
+"""The warm process of a lane: it forks a process per job, keeps the deadline, and reaps.
 
 Rule: this process reads a job's header, never a program or a test; the checker's process reads the
 rest from the same socket. So no later program can find an earlier test in inherited memory. It
-reports the end of a job when the program's process and all its descendants are reaped. Started by
-`launch`.
+reports a job's end when the program's process and all descendants are reaped. Started by `launch`.
 """
 
 from __future__ import annotations

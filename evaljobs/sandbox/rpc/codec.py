@@ -74,8 +74,7 @@ class Encoder:
     def dumps(self, value: object, arguments: Arguments | None = None, *, naming: bool = False) -> str:
         """JSON text of a value, ASCII only.
 
-        Mutable values among `arguments` cross by number alone; with `naming` all others get a
-        number.
+        Mutable `arguments` cross by number alone; with `naming` all others get a number.
         """
         self._arguments, self._naming = arguments or Arguments(), naming
         return self._text(lambda: self._tree(value))
@@ -113,9 +112,7 @@ class Encoder:
                 return {"m": number}
             if not self._naming:
                 return self._content(x)
-            content = self._content(
-                x
-            )  # encoded first: a value that holds itself would get its number before its content
+            content = self._content(x)  # first, so that a value that holds itself is refused
             return {"m": [self._arguments.add(x), content]}
         return {"t": self._items(x)} if kind is tuple else self._other(x)
 

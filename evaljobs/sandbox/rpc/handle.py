@@ -2,9 +2,8 @@
 
 Rule: a test may call a handle, get its attributes, iterate over it and take its length, truth and
 texts. Each is a request to the program, and the answer is data or another handle. Two handles may
-be compared with `==`. Everything else ends the test as unsupported, because the program's answer
-about an expected value (`==` with data, `<`, `+`, `float`) must not decide a verdict. Made by
-`link`.
+be compared with `==`. All else ends the test as unsupported, since the program's answer about an
+expected value (`==` with data, `<`, `+`, `float`) must not decide a verdict. Made by `link`.
 """
 
 from __future__ import annotations

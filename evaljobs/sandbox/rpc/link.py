@@ -138,8 +138,8 @@ class Link:
 def _exception_class(kinds: Any) -> type[BaseException]:
     """The first standard exception class among these (module, name) pairs, most derived first.
 
-    BaseException if there is none. So a class of the program becomes its nearest base that the test
-    can name.
+    BaseException if there is none. A class of the program becomes the nearest base that a test can
+    name.
     """
     for pair in kinds if type(kinds) is list else ():
         if type(pair) is list and len(pair) == 2 and all(type(text) is str for text in pair):

@@ -1,5 +1,4 @@
-"""Analyses a test's text: names that the program may supply, and whether the two must share a
-process.
+"""Analyses a test's text: names for the program to supply, and whether they must share a process.
 
 Rule: decided from the test's text alone, so a program cannot choose what it replaces or how it is
 judged. Names that the test binds, and built-ins, are the test's own. Names of well-known library
@@ -126,8 +125,7 @@ def is_trusted_module(name: str) -> bool:
 
 
 def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
-    """The prompt's imports and finished functions; empty if the prompt has no name of `used`, the
-    test's.
+    """The prompt's imports and finished functions; empty if it has no name of `used`, the test's.
 
     A test may call them (HumanEval/32, /38, /50): they come from the prompt, since the program
     could redefine them. The entry point, and functions with a docstring only, are left out.
