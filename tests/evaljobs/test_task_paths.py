@@ -111,7 +111,8 @@ def test_data_are_the_suites_from_any_folder(
         assert texts(task) == RIGHT
         answer = ask(tasks)
         assert (answer.unfit, answer.uncached) == ({}, {})
-        assert answer.files and all(Path(file).is_relative_to(tasks) for file in answer.files)
+        assert answer.files
+        assert all(Path(file).is_relative_to(tasks) for file in answer.files)
 
 
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
