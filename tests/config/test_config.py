@@ -36,7 +36,7 @@ def test_command_line_over_environment_over_file(toml):
 
 
 def test_search_order(tmp_path, monkeypatch):
-    """--config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml: the first that is there."""
+    """--config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml: first found."""
     home, here = tmp_path / "home", tmp_path / "here"
     (home / ".config").mkdir(parents=True)
     here.mkdir()
@@ -124,13 +124,13 @@ def test_time_limits_are_slurms(text, seconds):
 
 
 def test_the_written_file_changes_nothing(toml):
-    """As written for a local site it equals the defaults, with the current folder as work folder."""
+    """As written for a local site it equals the defaults, with the current folder as work."""
     path = toml(template.default_text(template.SiteProbe()))
     assert schema.load(path, {}) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
 
 
 def test_the_written_file_is_the_whole_reference(toml):
-    """With every comment taken off it is a valid file that names every setting; what is no example is the default."""
+    """With all comments taken off it is valid, names every setting and has the defaults."""
     text = template.default_text(template.SiteProbe())
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
     got = schema.load(toml(bare), {})

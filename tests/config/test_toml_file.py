@@ -53,7 +53,7 @@ def test_every_key_is_found_on_its_line(tables):
 
 
 def test_arrays_of_tables_quotes_and_dots_are_counted():
-    """Elements of an array of tables are numbered; quoted and dotted keys are taken apart as TOML does."""
+    """Elements of an array of tables are numbered; quoted and dotted keys are split as in TOML."""
     text = (
         '[[task]]\nname = "a"\n[task.gen_kwargs]\nx = 1\n[[task]]\n"na.me" = 1\ny.z = 2\n[a."b.c"]\nd = 1\n'
     )

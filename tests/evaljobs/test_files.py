@@ -77,7 +77,7 @@ def test_infinite_and_undefined_likelihoods_survive(tmp_path: Path) -> None:
 @ON_DISK
 @given(data=st.data())
 def test_a_torn_tail_hides_no_whole_record(data: st.DataObject, tmp_path: Path) -> None:
-    """Cut anywhere: every record before the cut is read, nothing after it is, and reading resumes where it stopped."""
+    """Cut anywhere: records before the cut are read, and reading resumes where it stopped."""
     path = tmp_path / "a.frames"
     path.unlink(missing_ok=True)
     references = write(path, 4)

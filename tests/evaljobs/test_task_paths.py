@@ -1,4 +1,4 @@
-"""Laws of paths in a task's YAML: the same files from any current folder, and a plain refusal where there are none."""
+"""Laws of paths in a task's YAML: the same files from any folder, or a plain refusal."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_absolute_paths_stay_what_they_are(tasks: Path, tmp_path: Path) -> None:
 
 
 def test_an_included_yaml_means_its_own_folder(tasks: Path) -> None:
-    """Data that an included YAML names lie beside that YAML, also where the including one has a file of the same name."""
+    """Data of an included YAML lie beside it, whatever lies beside the including one."""
     base = tasks.parent / "base"
     rows(base / "data" / "test.jsonl", ["of the base"])
     (base / "_base").write_text(
@@ -231,7 +231,7 @@ def hub(tasks: Path, tmp_path: Path) -> str:
 
 
 def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> None:
-    """Also where the current folder has a folder of the same name, which `datasets` would read in its place."""
+    """Also if the current folder has a folder of its name, which `datasets` would prefer."""
     rows(Path.cwd() / "lab" / "rows" / "test.jsonl", ["of the current folder's own"])
     write(tasks, f"dataset_path: {hub}")
     assert ask(tasks).uncached == {}
@@ -253,7 +253,7 @@ def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: s
 
 
 def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
-    """A group of lm-eval's own, in a second process from the list that the first one left: each leaf with its data set."""
+    """A group of lm-eval's own, from the list that another process left: each leaf's data."""
     first = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
     again = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
     assert first == again

@@ -1,4 +1,4 @@
-"""Trials as the cluster runs them: processes of their own, shards from a real Redis, responses on disk."""
+"""Trials as the cluster runs them: own processes, a real Redis, responses on disk."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
 
 @pytest.mark.model
 def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
-    """Members of one array dump every shard once; each writes its outcome, without progress bars."""
+    """Members of one array dump every shard once, and each writes its outcome."""
     evaluation.fill(lanes=2)
     processes = [evaluation.start(member) for member in range(2)]
     logs = [finish(process) for process in processes]
@@ -421,7 +421,7 @@ def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
 
 @pytest.mark.model
 def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Evaluation) -> None:
-    """Every generator stands where it stood, and each answer is the same to the last bit, warmed up or not."""
+    """Random generators do not move, and each answer is the same to the last bit."""
     import random
 
     import numpy as np

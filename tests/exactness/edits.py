@@ -198,7 +198,7 @@ class Keys:
 
 
 def keys_now(folder: Path, asked: Asked, model_dir: Path, known: Keys | None = None) -> Keys:
-    """As `evalspan eval` would find them. A build is made only where `known` has another identity."""
+    """Keys as `evalspan eval` finds them; builds only if `known` has another identity."""
     for module in [m for m in sys.modules if m == "wording" or m.startswith("/")]:
         del sys.modules[module]  # each of an evaluation's processes imports them anew
     path = list(sys.path)

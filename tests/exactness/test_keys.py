@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
 def test_an_edit_calls_for_its_own_work_and_no_more(edit: Edit, model_dir: Path, tmp_path: Path) -> None:
-    """Nothing where bytes are the same, a build where the text changed, a score, or a GPU where requests changed."""
+    """No work for equal bytes; a build, a score or a GPU for what has changed."""
     asked = write_suite(tmp_path)
     before = keys_now(tmp_path, asked, model_dir)
     assert before.leaves.keys() == {"choose", "count"}

@@ -48,7 +48,7 @@ def snapshot(folder: Path) -> dict[str, int]:
 @pytest.mark.model
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_sums", "toy_pages"])
 def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Path, tmp_path: Path) -> None:
-    """At any size, batches partition the requests and windows, with costs and documents per batch."""
+    """At any size, batches partition requests and windows, with their costs and documents."""
     built = build.build(spec(model_dir, tmp_path, task))
     folder = Path(built.sets[task])
     head, pieces = build.read_requests(folder)
@@ -83,7 +83,7 @@ def test_a_manifest_counts_documents_requests_and_tokens(model_dir: Path, tmp_pa
 
 @pytest.mark.model
 def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
-    """A second build touches no file and loads no task; a further size adds its batches and nothing else."""
+    """A second build touches no file and loads no task; a new size adds its batches."""
     auto = build.build(spec(model_dir, tmp_path, batch_size="auto"))
     place = Path(auto.sets["toy_choice"])
     assert not list(place.glob("batches-*"))
@@ -156,7 +156,7 @@ def test_a_data_set_that_is_not_here_says_to_prepare(model_dir: Path, tmp_path: 
 
 @pytest.mark.model
 def test_the_build_command_leaves_an_outcome_and_no_noise(model_dir: Path, tmp_path: Path) -> None:
-    """`python -m evaljobs build` of several specs: an outcome each, and no progress bars in the log."""
+    """`python -m evaljobs build` of several specs: an outcome each, no progress bars."""
     for number, task in enumerate(("toy_choice", "toy_sums")):
         given = spec(model_dir, tmp_path / task, task).model_copy(
             update={"name": f"b{number}", "evaluation_dir": str(tmp_path / "evaluation")}

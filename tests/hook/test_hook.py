@@ -62,7 +62,7 @@ def test_the_import_is_the_standard_library_alone():
 
 
 def test_a_notice_at_the_end_of_training_still_arrives(tmp_path):
-    """`notify` as the last statement: the flush at exit delivers every field, absolute paths included."""
+    """`notify` as last statement: the flush at exit delivers every field, with absolute paths."""
     done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
     (notice,) = spooled(tmp_path)
@@ -136,7 +136,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkPaths]:
 
 
 def test_where_redis_answers_the_daemon_reads_the_stream(server):
-    """With a password and all: the notice is in the stream, not in the spool folder, until it is acknowledged."""
+    """With a password: the notice is in the stream, not in the spool, until acknowledged."""
     patient = f"{ONCE}; hook.REDIS_SECONDS = 30.0; print(hook.flush(50))"
     done = train(patient, EVALSPAN_WORK_DIR=str(server.root))
     assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
@@ -224,7 +224,7 @@ def test_a_forked_process_can_speak(tmp_path):
 
 
 def test_a_child_of_multiprocessing_speaks_to_its_end(tmp_path):
-    """Forked by multiprocessing it runs no atexit handlers; what it said last arrives all the same."""
+    """Forked by multiprocessing it runs no atexit handlers, yet its last notice arrives."""
     body = """
         import multiprocessing
         from coordinator import hook
@@ -277,7 +277,7 @@ def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
 
 
 def test_rotation_reports_what_it_deleted(tmp_path):
-    """Steps padded with zeros are deleted under their own names; no other digits, and nothing that stays, is reported."""
+    """Steps padded with zeros are deleted under their own names, and only deleted ones reported."""
     padded = [tmp_path / f"step-{step:06d}" for step in (100, 200, 300)]
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "step-000050"

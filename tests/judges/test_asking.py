@@ -103,7 +103,7 @@ def test_a_passing_fault_is_tried_again(fault, job, folder, endpoint) -> None:
 
 
 def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint) -> None:
-    """One ask fails with a reason after its tries; the others have their judgements; the next job asks only that one."""
+    """One ask fails after its tries, the others succeed; the next job sends only that one."""
     endpoint.handle = lambda r: r.error(500, "poisoned") if r.user == "q1" else r.answer()
     one = judges(job, folder)
     one.ask_missing(asks(4))
@@ -132,7 +132,7 @@ def test_an_answer_without_a_rating_is_an_answer(job, folder, endpoint) -> None:
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_refused_ask_is_not_repeated(status, job, folder, endpoint) -> None:
-    """A request that the endpoint refuses for what it holds fails at once, with the endpoint's words."""
+    """An ask that the endpoint refuses fails at once, with the endpoint's words."""
     endpoint.handle = lambda r: r.error(status, "too long for this model")
     one = judges(job, folder)
     one.ask_missing(asks(1))
@@ -142,7 +142,7 @@ def test_a_refused_ask_is_not_repeated(status, job, folder, endpoint) -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 301])
 def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint, monkeypatch) -> None:
-    """A wrong key, model or address: one clear error without the key in it; no redirect takes the key elsewhere."""
+    """A wrong key, model or address: one error without the key; no redirect takes the key."""
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
     endpoint.handle = lambda r: r.error(status, "bad key sk-very-secret", Location=f"{endpoint.url}/else")
     with pytest.raises(OperatorError) as caught:
@@ -153,7 +153,7 @@ def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint,
 
 
 def test_the_key_stays_out_of_everything_that_is_written(job, folder, endpoint) -> None:
-    """An endpoint that echoes the key does not get it into a file; a key file that others can read is refused."""
+    """An echoed key gets into no file; a key file that others can read is refused."""
     file = folder / "key"
     file.write_text("sk-very-secret\n")
     with pytest.raises(OperatorError, match="chmod 600"):
@@ -185,7 +185,7 @@ def test_a_dead_endpoint_is_not_asked_for_each_item(job, folder, endpoint) -> No
 
 
 def test_two_processes_share_the_concurrency_cap(job, folder, endpoint) -> None:
-    """Two workers with 24 asks each and a cap of 3: never more than 3 requests at once, and at some time 3."""
+    """Two workers, 24 asks each, a cap of 3: at most 3 requests at once, and sometimes 3."""
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 3})})
 
     def handle(request: Request) -> None:
@@ -200,7 +200,7 @@ def test_two_processes_share_the_concurrency_cap(job, folder, endpoint) -> None:
 
 
 def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> None:
-    """With 10 a minute two workers make 10 requests and wait; once the minute has passed they go on."""
+    """At 10 a minute two workers make 10 requests, then wait until the minute has passed."""
     job = job.model_copy(update={"options": job.options.model_copy(update={"requests_per_minute": 10})})
     workers = [start(job, folder, 8, name) for name in "ab"]
     until(lambda: len(endpoint.requests) == 10)

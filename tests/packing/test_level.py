@@ -49,7 +49,7 @@ def test_moved_cuts_cover_each_set_once_in_as_many_shards_none_too_short(problem
 
 @given(st.lists(st.floats(0.0, 50.0), min_size=2, max_size=12), st.integers(1, 4))
 def test_a_set_that_reaches_every_lane_makes_them_end_together(others, each):
-    """One set of fine documents with shards on all lanes fills what other work left uneven, up to a document each."""
+    """A set of fine documents with shards on all lanes evens them out to a document each."""
     lanes, documents, document = len(others), 600, 0.1
     sums = running(Even(each=document, number=lanes * each * documents))
     sizes = {0: [(number % lanes, document * documents) for number in range(lanes * each)]}

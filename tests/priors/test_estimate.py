@@ -88,7 +88,7 @@ def test_more_tokens_take_longer_and_every_batch_has_its_seconds():
 
 
 def test_the_first_run_moves_the_prediction_most_of_the_way():
-    """A task seen once at three times the cold seconds is then predicted within a quarter of that."""
+    """Seen once at three times the cold seconds, a task is predicted within a quarter of that."""
     history = [
         observation(n, hardware=SEVEN.hardware, inference_seconds=100_000 / 9000 * (3 if n == 0 else 1))
         for n in range(12)
@@ -132,7 +132,7 @@ def test_prefill_and_generation_speeds_are_told_apart():
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
 def test_a_residual_is_shrunk_to_zero_and_never_beyond_what_was_seen(logs):
-    """Between 0 and the extremes of what was seen; the spread falls from that of no run towards a run's own."""
+    """Between 0 and the extremes seen; the spread falls towards a run's own."""
     got = residual(logs, sigma_before=0.4, sigma_run=0.1)
     assert min(0.0, *logs) - 1e-12 <= got.mean <= max(0.0, *logs) + 1e-12
     assert 0.1 <= got.sigma <= residual([], sigma_before=0.4, sigma_run=0.1).sigma
@@ -150,7 +150,7 @@ def test_stated_spreads_are_those_of_one_and_three_runs():
 
 
 def test_predictions_get_better_with_checkpoints():
-    """Replayed history of 60 tasks: the error of predicted medians falls to below 0.15 after one run, 0.11 after three."""
+    """Replayed history of 60 tasks: the median error is below 0.15 after one run, 0.11 after 3."""
     random = Random(3)
     tasks = {f"task{n}": random.gauss(0, 0.4) for n in range(60)}
     history = []
@@ -192,7 +192,7 @@ def test_history_order_does_not_matter():
 
 
 def test_metric_seconds_are_measured_figures_first_and_history_then():
-    """HumanEval's 42 s are in the table; an unknown score is fast, an unknown program slow; one run corrects."""
+    """The table has HumanEval's 42 s; unknown scores are fast, programs slow; one run corrects."""
     assert predict_metric("humaneval", 164, True, []).seconds == pytest.approx(43, rel=0.05)
     assert predict_metric("unheard-of", 1000, False, []).seconds < 3
     assert predict_metric("unheard-of", 1000, True, []).seconds > 100

@@ -1,4 +1,4 @@
-"""Programs that try to pass without solving anything: what the test of hostile programs runs beside the listed ones."""
+"""Programs that try to pass without a solution, beside the listed hostile ones."""
 
 from __future__ import annotations
 

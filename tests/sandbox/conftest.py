@@ -1,4 +1,4 @@
-"""A private copy of the package that any user can read, and its command run as root and as a user."""
+"""A private copy of the package that any user can read, and its command as root and user."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(shared_folder: Path) -> Runner:
-    """run(programs, level, who): the verdicts of the real command; afterwards none of its processes may be alive."""
+    """run(programs, level, who): the real command's verdicts; all of its processes must end."""
 
     def run(programs: list[dict[str, Any]], level: str, who: str, *options: str) -> list[dict[str, Any]]:
         python, identity = _interpreter(who)

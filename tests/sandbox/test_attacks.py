@@ -1,6 +1,8 @@
-"""Programs that try to get out, to fool the checker or to break the harness; and right ones of unusual shape.
+"""Programs that try to get out, to fool the checker or to break the sandbox; and unusual right
+ones.
 
-`attacks.ATTACKS` are wrong programs whose only hope is to be passed wrongly; `data/adversarial_programs.jsonl` holds more.
+`attacks.ATTACKS` are wrong programs that can only be passed wrongly;
+`data/adversarial_programs.jsonl` has more.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def _listed() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def test_listed_programs_fare_as_expected_and_leave_nothing(run: Any, level: str, who: str) -> None:
-    """No listed hostile program passes, an honest one after each does, and the machine is as it was."""
+    """No hostile program passes, an honest one after each does, and no trace is left."""
     problem, rows = _listed()
     subprocess.run(["/bin/sh", "-c", problem["setup"]], check=True)
     fields = {name: problem[name] for name in ("prompt", "entry_point", "test")}

@@ -41,7 +41,7 @@ def _programs(table: dict[str, tuple[str, str]]) -> list[Program]:
 
 @pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds here")
 def test_honest_programs_fare_as_in_one_process(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right and wrong ones have the verdict that plain Python gives; the reason of a wrong one is its own."""
+    """Right and wrong ones have plain Python's verdict; a wrong one has its own reason."""
     table = {**PROGRAMS, **WRONG, **IN_PROCESS, **WRONG_IN_PROCESS}
     plain = {name: _passes(*texts, monkeypatch) for name, texts in table.items()}
     assert plain == {name: name in PROGRAMS or name in IN_PROCESS for name in table}
@@ -80,7 +80,7 @@ def test_what_is_not_asked_of_a_program_is_named(monkeypatch: pytest.MonkeyPatch
 )
 @pytest.mark.parametrize("call", ["f({})", "f(1, key={})", "made.visit({})", "assert f(3, {}) == 4"])
 def test_a_test_that_hands_over_an_object_shares_the_programs_process(handed: str, call: str) -> None:
-    """The test's text alone decides it: a function, a generator or an object of the test's or a library's is an argument."""
+    """The test's text decides: a function, generator or object of its own is an argument."""
     assert needs_shared_process(
         f"def own(x): return x\nclass Own: pass\nmine = Own()\nmade = g(3)\n{call.format(handed)}"
     )
@@ -121,7 +121,7 @@ def test_a_test_that_hands_over_an_object_shares_the_programs_process(handed: st
     ],
 )
 def test_a_test_of_values_alone_never_shares_the_programs_process(test: str) -> None:
-    """Where only data is passed, and no class of the program is named, the program stays in a process of its own."""
+    """With data alone, and no class of the program, the program has its own process."""
     assert not needs_shared_process(test)
 
 
@@ -154,7 +154,7 @@ nests = st.lists(
 
 
 def _play(play: Any, nested: list[list[int]], played: list[tuple[str, int, int]]) -> tuple[Any, ...]:
-    """What a test holds after a call: the result or its exception, texts, and which of the lists are one."""
+    """What a test has after a call: the result or exception, texts, and which lists are one."""
     lists: list[Any] = [[]]
     for numbers in nested:
         lists.append([lists[n % len(lists)] for n in numbers])
@@ -172,7 +172,7 @@ def _play(play: Any, nested: list[list[int]], played: list[tuple[str, int, int]]
 def test_arguments_after_a_call_are_as_in_one_process(
     nested: list[list[int]], played: list[tuple[str, int, int]]
 ) -> None:
-    """The test sees lists after a call or exception as in one process, with identities and cycles."""
+    """The test sees lists after a call as in one process, with identities and cycles."""
     plain: dict[str, Any] = {}
     exec(PLAY, plain)  # noqa: S102
     ours, theirs = socket.socketpair()

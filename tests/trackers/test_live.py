@@ -37,7 +37,7 @@ def write(points, out, run, project):
 
 @pytest.fixture
 def job(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> live.Job:
-    """The work folder of two ended checkpoints of a training, one that runs, and another training's."""
+    """The work folder of a training (two ended checkpoints, one that runs) and of another."""
     (tmp_path / "plain_tracker.py").write_text(ADAPTER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(live, "TRACKERS", {"plain": "plain_tracker"})
@@ -61,7 +61,7 @@ def failures(work: Path, step: int) -> dict[str, str]:
 
 
 def test_an_ended_evaluation_is_written_at_its_step_once(job, work):
-    """Scores and cost, by training; a second call writes nothing; a new end writes the whole run."""
+    """Scores and cost, by training; a second call writes none; a new end writes the run."""
     assert live.export_left(job) == []
     assert written(job) == [[[10, 2.0, [0.2, 9.8]], [20, 2.0, [0.6, 9.4]]]]
     assert [row[0][0] for row in written(job, "b-mini")] == [5]
@@ -122,7 +122,7 @@ def test_a_damaged_evaluation_does_not_keep_the_others_back(job, work):
 
 
 def test_the_daemons_side_begins_a_process_and_never_raises(work, tmp_path, monkeypatch, caplog):
-    """At its start what is left, later when asked; a missing package or no process at all is a warning."""
+    """At its start and when asked; a missing package or no process at all is a warning."""
     section = TrackersConfig(mlflow_uri=(tmp_path / "ml").as_uri())
     exporter = live.Exporter(Config(work_dir=work, trackers=section))
     exporter.job = exporter.job.model_copy(

@@ -24,7 +24,7 @@ def test_scores_are_numbers_with_their_direction():
 
 
 def test_points_come_in_order_of_training():
-    """Whatever order they were evaluated in; of two evaluations of a checkpoint the later one counts."""
+    """In whatever order they ended; of two evaluations of a checkpoint the later counts."""
     late = point(10, 0.3, accepted_at=2e9, evaluation_id="later")
     series = make_series([point(20, 0.5), point(10, 0.2), late])
     assert [(p.step, p.evaluation_id) for p in series.points] == [

@@ -1,4 +1,4 @@
-"""Laws of trackers: what a tracker's own reader reads is what was scored, at the training step, once.
+"""Laws of trackers: a tracker's own reader finds each score once, at the training step.
 
 Each runs with the real package, and is skipped by name where that is not installed.
 """
@@ -88,7 +88,7 @@ def test_tensorboard_reads_the_scores_back(tmp_path):
 
 
 def test_tensorboard_keeps_the_points_that_are_not_exported(tmp_path):
-    """One step exported leaves the others, in files that are not touched; a changed point takes the old one's place."""
+    """Exporting one step leaves the other files untouched; a changed point replaces its own."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -134,7 +134,7 @@ def test_mlflow_reads_the_scores_back(tmp_path, monkeypatch):
 
 
 def test_wandb_offline_holds_the_scores(tmp_path, monkeypatch):
-    """An offline run with the same id each time, whose file holds each value beside its training step."""
+    """An offline run with a stable id, whose file holds each value with its training step."""
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
