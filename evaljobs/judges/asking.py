@@ -37,12 +37,10 @@ from evaljobs.queue.redis_client import QueueUnavailable
 
 log = logging.getLogger(__name__)
 
-MAX_BACKOFF: Final = 60.0  # seconds between two tries of an ask
-LIMITED_SECONDS: Final = 900.0  # longest time that an ask waits out 429 replies
-AWAY_SECONDS: Final = 120.0  # longest wait for Redis
-# Consecutive asks that failed all their tries before the endpoint counts as down and the rest
-# fails.
-GIVE_UP_AFTER: Final = 10
+MAX_BACKOFF: Final = 60.0  # most seconds between two tries of an ask
+LIMITED_SECONDS: Final = 900.0  # most seconds that an ask waits out 429 replies
+AWAY_SECONDS: Final = 120.0  # most seconds to wait for Redis
+GIVE_UP_AFTER: Final = 10  # consecutive asks without success before the endpoint counts as down
 
 
 @dataclass(slots=True)

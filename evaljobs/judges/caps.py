@@ -31,8 +31,8 @@ from evaljobs.contract.specs import JudgeOptions
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, explained
 
-LEASE_SECONDS: Final = 20.0  # life of a lease that is not renewed
-FULL_SECONDS: Final = 0.2  # pause before the next try for a lease when all are taken
+LEASE_SECONDS: Final = 20.0  # seconds until a lease that is not renewed ends
+FULL_SECONDS: Final = 0.2  # seconds between two tries while all leases are taken
 
 _COMMON = """
 local P = KEYS[1]

@@ -25,7 +25,7 @@ Stragglers, in `in_time` alone: a straggler claims a shard only if it would fini
 other trials finish all queued shards. Else it gets "drained", and its planned shards are stolen.
 
 Copying, in `copy` alone: with no shard left to claim, a freed trial runs a copy of another trial's
-shard. The condition: the other still needs at least half as long again as a fresh run here. A shard
+shard. The condition: the other still needs over 1.5 times the seconds of a fresh run here. A shard
 is copied once; the first to finish counts.
 """
 

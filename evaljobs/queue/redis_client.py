@@ -22,7 +22,7 @@ from redis.retry import Retry
 from evaljobs.contract.specs import SCHEMA_VERSION, Record
 from evaljobs.contract.storage import write_atomic
 
-SOCKET_SECONDS = 5.0  # longest wait for one command; a queue script takes milliseconds
+SOCKET_SECONDS = 5.0  # most seconds for one command; a queue script takes milliseconds
 HEALTH_SECONDS = 15  # seconds idle before a connection is pinged: firewalls drop silent ones
 DOCS = "see docs/redis.md"
 

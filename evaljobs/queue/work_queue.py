@@ -117,7 +117,7 @@ class WorkQueue:
             self._run(lua.ADD, lane, *values)
 
     def withdraw(self, shards: Sequence[str]) -> None:
-        """Take these shards out of the queue for good, also where a claim is given back later."""
+        """Take these shards out of the queue; a claim that is given back does not return them."""
         for start in range(0, len(shards), CHUNK):
             self._run(lua.WITHDRAW, *shards[start : start + CHUNK])
 

@@ -35,7 +35,7 @@ Item = tuple[str, int]  # leaf task, document
 
 ALL: Final = -1  # instead of a document: all documents of a task at once
 MAX_DEATHS: Final = 2  # processes that died on an item before it is left out
-FIRST_SECONDS: Final = 300.0  # added to a task's first item, whose metric may import
+FIRST_SECONDS: Final = 300.0  # seconds added for a task's first item, which imports
 NOTE_BYTES: Final = 512
 _EMPTY: Final = b"".ljust(NOTE_BYTES)
 

@@ -26,7 +26,7 @@ from evaljobs.staging import precursor
 from evaljobs.staging.coordinator_lease import is_there
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 20.0  # less than Slurm's KillWait of 30 s, so that time is left to clear
+STOP_SECONDS = 20.0  # seconds for trials to end; Slurm's KillWait of 30 s leaves the rest to clear
 
 
 def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:

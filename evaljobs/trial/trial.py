@@ -36,11 +36,11 @@ from evaljobs.trial.shard_runner import RequestSet, run_shard
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
-BEAT_SECONDS = 10.0  # longest wait for a heartbeat in progress: Redis may be away
-FILL_PATIENCE_SECONDS = 600.0  # longest wait for a filled queue and for request sets
+BEAT_SECONDS = 10.0  # most seconds to wait for a heartbeat in progress
+FILL_PATIENCE_SECONDS = 600.0  # most seconds to wait for a filled queue or request sets
 STAGING_PATIENCE_SECONDS = 600.0
-# Longest wait for a sign of the weights. Trials are submitted after staging, so a node without
-# a sign of them has another /dev/shm.
+# Seconds to wait for a sign of the weights. Trials are submitted after staging, so a node without
+# one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 

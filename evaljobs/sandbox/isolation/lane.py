@@ -24,8 +24,8 @@ from typing import Any, Final
 from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
 from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
 
-_START_SECONDS: Final = 60.0  # longest start: a cold interpreter on slow shared storage
-_GRACE_SECONDS: Final = 20.0  # added to a job's own limit, for a loaded node
+_START_SECONDS: Final = 60.0  # most seconds to start: a cold interpreter on slow storage
+_GRACE_SECONDS: Final = 20.0  # seconds added to a job's own limit, for a loaded node
 _SEND_SECONDS: Final = 20.0
 _MESSAGE: Final = 1 << 16
 _LAUNCH: Final = Path(__file__).with_name("launch.py")

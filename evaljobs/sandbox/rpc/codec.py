@@ -48,7 +48,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _deep(function: _F) -> _F:
-    """Inside, values may nest as deep as a program can make them, at several frames a level."""
+    """Let a function handle values nested as deep as a program can make them."""
 
     @functools.wraps(function)
     def deeper(*args: Any, **kwargs: Any) -> Any:
