@@ -189,7 +189,9 @@ def _score(spec: ScoreSpec, items: Items) -> Scored:
 
 
 def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
-    raise OperatorError("the task asks a judge only while it is scored: evaluate again")
+    raise OperatorError(
+        "the task asks a judge in its score, but did not when its asks were collected: evaluate again"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

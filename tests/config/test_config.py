@@ -21,7 +21,7 @@ def toml(tmp_path):
     return write
 
 
-def test_nothing_said_means_the_defaults(tmp_path, monkeypatch):
+def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
     """Without file, variables and options the settings are the defaults, with absolute paths."""
     monkeypatch.chdir(tmp_path)
     assert schema.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")

@@ -241,7 +241,7 @@ def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> Non
 @pytest.mark.parametrize(
     "lines", ["", "\ndataset_name: other", "\ndataset_kwargs: {data_files: {test: data/test.jsonl}}"]
 )
-def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: str) -> None:
+def test_a_data_set_that_was_not_fetched_is_named(hub: str, tasks: Path, lines: str) -> None:
     """Another data set, subset or file than those in the cache is named. A hub id's data_files are
     never the suite's.
     """

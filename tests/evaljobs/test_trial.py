@@ -400,7 +400,7 @@ def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evalua
 
 
 @pytest.mark.model
-def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
+def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
     """With batch_size "auto" a trial reports the size it found, waits for sets of the settled size,
     and runs them.
     """

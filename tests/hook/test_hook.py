@@ -78,7 +78,7 @@ def test_many_notices_arrive_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_only_rank_0_speaks(tmp_path, variable):
+def test_only_rank_0_sends_notices(tmp_path, variable):
     """Any launcher's rank silences all others, without a warning."""
     done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path), **{variable: "3"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
@@ -206,7 +206,7 @@ def test_a_full_disk_is_one_warning(small_disk):
     assert not list((small_disk / "spool").iterdir())
 
 
-def test_a_forked_process_can_speak(tmp_path):
+def test_a_forked_process_can_notify(tmp_path):
     """A child starts its own thread; its notice arrives when it flushes."""
     body = """
         import os
@@ -223,7 +223,7 @@ def test_a_forked_process_can_speak(tmp_path):
     assert [n.step for n in spooled(tmp_path)] == [0, 1]
 
 
-def test_a_child_of_multiprocessing_speaks_to_its_end(tmp_path):
+def test_a_child_of_multiprocessing_notifies_to_its_end(tmp_path):
     """Forked by multiprocessing it runs no atexit handlers, yet its last notice arrives."""
     body = """
         import multiprocessing

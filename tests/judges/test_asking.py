@@ -340,7 +340,7 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
     assert json.loads((next((folder / "judgements").glob("*.json"))).read_text())["job"] == "job"
 
 
-def test_an_endpoint_that_knows_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
+def test_an_endpoint_with_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
     """A refusal that names max_completion_tokens costs no try: the asks go out again with that
     name. An endpoint that refuses both is refused.
     """

@@ -124,7 +124,7 @@ def test_no_run_beats_the_bound_of_its_own_truth(sets, on, costs, sigma, seed):
 
 @FEW
 @given(work_sets(), lanes(), fixed, st.integers(0, 1000))
-def test_every_shard_runs_once_whoever_takes_it(sets, on, costs, seed):
+def test_every_shard_runs_once_on_any_lane(sets, on, costs, seed):
     """Pulling and stealing lose no shard and run none twice; no lane runs two at a time."""
     made = plan(sets, on, **costs)
     got = simulate(made, on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs)
