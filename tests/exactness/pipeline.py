@@ -199,7 +199,7 @@ def run_shards(
 def reference_code_eval(
     *, references: list[str], predictions: list[list[str]], k: list[int], **_rest: Any
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """pass@k with every program run by a plain interpreter: what the hub's metric does, written independently."""
+    """pass@k with every program run by a plain interpreter, written independently."""
     rates: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
     for test, candidates in zip(references, predictions, strict=True):
         passed = sum(_passes(f"{candidate}\n{test}") for candidate in candidates)

@@ -45,7 +45,7 @@ def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
 
 
 def test_one_data_set_on_one_lane_costs_its_parts(paths):
-    """Build, read, load, inference and metric, one after the other: nothing of it overlaps in a job a data set."""
+    """Build, read, load, inference and metric follow one another in a job per data set."""
     made = without_evalspan(
         state(paths, 1, "a"), gpu_seconds={"a": 100.0}, metric_seconds={"a": 7.0}, **COSTS
     )
