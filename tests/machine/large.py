@@ -64,6 +64,8 @@ class Large:
         self._build()
         offers = tuple(m.Offer(node=n, gpus=self.gpus, memory_mb=1000) for n in self.nodes)
         self.take(m.NodesOffered(at=0.0, offers=offers))
+        assert self.taken(m.FindResponses)
+        self.take(m.ResponsesFound(at=0.0))
         self.take(self._planned(*self.taken(m.MakePlan)))
         self._start_jobs("stage")
         for name in [n for n in self.state.live if self.state.jobs[n].job.purpose == "stage"]:
