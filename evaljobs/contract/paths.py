@@ -1,4 +1,4 @@
-"""Every name on disk that more than one process must agree on: paths of a work folder, shard names.
+"""Every name on disk that more than one process must agree on: paths of a work folder.
 
 Rule: a file that one process writes and another reads has its path here and nowhere else.
 It does not know: what is in the files.
@@ -9,17 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-
-
-def shard_id(task: str, first_batch: int, end_batch: int) -> str:
-    """Name of a shard: batches first..end-1 of a task's request set."""
-    return f"{task}|{first_batch}|{end_batch}"
-
-
-def parse_shard(shard: str) -> tuple[str, int, int]:
-    """Inverse of `shard_id`; ValueError where it is none."""
-    task, first, end = shard.rsplit("|", 2)
-    return task, int(first), int(end)
 
 
 def slug(text: str) -> str:

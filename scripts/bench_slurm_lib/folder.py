@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench_slurm_lib.portfolio import Set
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.specs import Site
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER
