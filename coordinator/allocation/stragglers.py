@@ -1,9 +1,9 @@
 """Which trials are stragglers: slower than the prior by three sigma while the others are not. Pure.
 
 Rule: a trial's pace is the log of what its shards took over what was predicted of them. What all share is the prior's
-mistake and blames nobody: a trial is judged by how far it lies above the median of the others, in units of the prior's
+mistake: a trial is judged by how far it lies above the median of the others, in units of the prior's
 own spread or of theirs, whichever is wider.
-It does not know: why one is slow (a throttled GPU, a busy node), or what is done about it (`queue_scripts.CLAIM`).
+The report names them. What holds up the end is run by a second trial, too (`evaljobs.queue.lua`, `copy`).
 """
 
 from __future__ import annotations

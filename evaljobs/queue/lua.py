@@ -13,14 +13,11 @@ Keys below `evalspan:{evaluation}:`
   withdrawn set     shards that must not come back to the queue
   copies    hash    claimed shard -> trial that runs it a second time; '': one of the two has done it
   trials    hash    trial -> progress (JSON)
-  slow      hash    straggling trial -> times as long as the others it takes
   gone      set     released trials: one that lives after all claims nothing more, and its heartbeat registers nothing
 
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
 Rule of stealing, in `steal` alone: from the lane with the most predicted seconds left, its head. Lanes are longest
 first, so the freed trial takes the longest shard of the lane that would end last (list scheduling).
-Rule of stragglers, in `in_time` alone: one claims a shard only if, at its rate, it has done it before the others, at
-theirs, have done all that is queued; else it is told that nothing is left, and what it was planned is stolen.
 Rule of copying, in `copy` alone: with nothing left to claim, a freed trial runs a shard that another one has in hand
 if, at that one's rate, it would take half as long again as from the start here; once only. The first to finish counts.
 """
@@ -206,7 +203,6 @@ for i = 1, #copies, 2 do
   if copies[i + 1] == ARGV[1] then redis.call('HDEL', key('copies'), copies[i]) end
 end
 redis.call('HDEL', key('trials'), ARGV[1])
-redis.call('HDEL', key('slow'), ARGV[1])
 redis.call('SADD', key('gone'), ARGV[1])
 return mine
 """
@@ -223,20 +219,6 @@ local function steal()
   local richest = redis.call('ZREVRANGE', key('load'), 0, 0)[1]
   if not richest then return nil end
   return redis.call('ZRANGE', key('lane:' .. richest), 0, 0)[1]
-end
-
-local function in_time(shard, times)
-  local others, queued = 0, 0
-  local trials = redis.call('HGETALL', key('trials'))
-  for i = 1, #trials, 2 do
-    local progress = cjson.decode(trials[i + 1])
-    local lives = progress['phase'] == 'infer' and now() - tonumber(progress['beat_at']) < 10
-    if lives and redis.call('HEXISTS', key('slow'), trials[i]) == 0 then others = others + 1 end
-  end
-  if others == 0 then return true end -- nobody else can take it
-  local load = redis.call('ZRANGE', key('load'), 0, -1, 'WITHSCORES')
-  for i = 2, #load, 2 do queued = queued + tonumber(load[i]) end
-  return tonumber(info(shard)[3]) * times <= queued / others
 end
 
 -- seconds that the shard's own trial still needs: at its rate; without a batch done, as long as it has been late
@@ -276,8 +258,6 @@ for i = 1, #copies, 2 do
 end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
 local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or steal()
-local slow = tonumber(redis.call('HGET', key('slow'), trial) or 0)
-if slow > 0 and not (shard and in_time(shard, slow)) then return {'drained'} end
 if not shard then
   shard = copy()
   return shard and {'shard', shard} or {'drained'}
@@ -349,15 +329,6 @@ REMOVE = (
     + """
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
-  key('held'), key('withdrawn'), key('copies'), key('trials'), key('slow'), key('gone'))
-"""
-)
-
-# takes trial and times as long as others, again and again
-MARK_SLOW = (
-    _COMMON
-    + """
-redis.call('HSET', key('slow'), unpack(ARGV))
-return 1
+  key('held'), key('withdrawn'), key('copies'), key('trials'), key('gone'))
 """
 )

@@ -128,12 +128,6 @@ class WorkQueue:
         """
         return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
 
-    def mark_slow(self, trials: Mapping[str, float]) -> None:
-        """These trials take so many times as long as the others: they claim only what does not hold up the end."""
-        values = [value for trial, times in trials.items() for value in (trial, repr(float(times)))]
-        if values:
-            self._run(lua.MARK_SLOW, *values)
-
     def snapshot(self) -> QueueSnapshot:
         """Everything that the coordinator looks at every tick, in one round trip."""
         epoch, unclaimed, claims, trials = self._read(

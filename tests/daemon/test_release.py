@@ -111,7 +111,7 @@ def test_what_is_set_aside_or_tried_again_is_given_back_too(
     monkeypatch.setattr(clock, "now", lambda: now)
     cluster, coordinator, running = staging(tmp_path)
     node = running.state.nodes.by_name["n1"]
-    node.status, node.back_off_until = "aside", now + 5
+    node.status, node.back_off_until = "back-off", now + 5
     coordinator.release(("n1",), now + 600)
     assert node.status == "withdrawn"
     now += 10
