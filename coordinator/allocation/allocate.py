@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.cluster import NodeState
-from coordinator.evaluation.messages import Offer
+from coordinator.evaluation.events import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

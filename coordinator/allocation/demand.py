@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from coordinator.allocation.allocate import Demand
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
-from coordinator.evaluation.specs import holder_memory_mb
-from coordinator.evaluation.state import NodeUse, State
+from coordinator.evaluation.job_specs import precursor_memory_mb
+from coordinator.evaluation.state import NodeUse, Prefetch, State
 
 IN_USE = ("offered", "staging", "ready")
-LOSS = {"aside": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
+LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
 PATIENCE_SECONDS = 30.0  # wait before a memory shortage counts: jobs and nodes are not listed together
 TAKEN_SECONDS = 120.0  # wait for a node busy with other users' jobs before a free node is used instead
@@ -29,8 +29,8 @@ def demands(states: Iterable[State]) -> list[Demand]:
         in_use = _in_use(state)
         have = sum(n.lanes for n in in_use)
         most = options.max_trials if options.max_trials is not None else NO_LIMIT
-        if state.leaves:
-            most = min(most, max(state.todo, 0))
+        if state.shards.leaves:
+            most = min(most, max(state.shards.todo, 0))
         if most <= have:
             continue
         # a job that hosts trials holds its GPUs from its start
@@ -43,7 +43,9 @@ def demands(states: Iterable[State]) -> list[Demand]:
                 gpus=(most - have) * options.gpus_per_trial,
                 gpus_per_trial=options.gpus_per_trial,
                 in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use},
-                avoid=frozenset(hosted | {n.name for n in state.nodes.values() if n.status == "aside"}),
+                avoid=frozenset(
+                    hosted | {n.name for n in state.nodes.by_name.values() if n.status == "back-off"}
+                ),
                 holder_mb=_once_mb(state),
                 trial_mb=options.trial_memory_mb,
             )
@@ -71,9 +73,8 @@ def promised_mb(states: Iterable[State]) -> dict[str, int]:
             once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
             more = once + lanes * state.record.options.trial_memory_mb
             megabytes[node.name] = megabytes.get(node.name, 0) + more
-        for node in state.nodes.values():
-            if not node.lanes:
-                megabytes[node.name] = megabytes.get(node.name, 0) - _held_mb(state, node)
+        for ahead in state.nodes.prefetches.values():
+            megabytes[ahead.name] = megabytes.get(ahead.name, 0) - _held_mb(state, ahead)
     return megabytes
 
 
@@ -82,7 +83,7 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
     in_use = _in_use(state)
     busy = {n.name: state.running_lanes(n.name) for n in in_use}
     # towards its end an evaluation has more lanes than shards: the next evaluation uses these
-    wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
+    wanted = state.shards.todo - sum(busy.values()) if state.shards.leaves else sum(n.lanes for n in in_use)
     for node in in_use:
         lanes = max(0, min(node.lanes - busy[node.name], wanted))
         wanted -= lanes
@@ -92,7 +93,7 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
 def _once_mb(state: State) -> int:
     """MiB that an evaluation needs per node, for its precursor or the job that hosts its trials."""
     options = state.record.options
-    return holder_memory_mb(state.record) if options.stage or options.host_trials else 0
+    return precursor_memory_mb(state.record) if options.stage or options.host_trials else 0
 
 
 def gpus_in_use(states: Iterable[State]) -> int:
@@ -100,7 +101,7 @@ def gpus_in_use(states: Iterable[State]) -> int:
     return sum(
         n.lanes * state.record.options.gpus_per_trial
         for state in states
-        for n in state.nodes.values()
+        for n in state.nodes.by_name.values()
         if n.status in ("staging", "ready")
     )
 
@@ -111,7 +112,7 @@ def nodes_in_use(states: Iterable[State]) -> set[str]:
         n.name
         for state in _open(states)
         for n in _in_use(state)
-        if n.status != "offered" or state.todo or not state.leaves
+        if n.status != "offered" or state.shards.todo or not state.shards.leaves
     }
 
 
@@ -126,8 +127,8 @@ class Use:
     trials: int
 
 
-def uses(states: Iterable[State]) -> list[Use]:
-    """The uses of every node that is not given up, one per evaluation."""
+def uses(states: Sequence[State]) -> list[Use]:
+    """Every node that is not given up, once per evaluation that uses it or has prefetched on it."""
     return [
         Use(
             evaluation_id=state.evaluation_id,
@@ -137,8 +138,13 @@ def uses(states: Iterable[State]) -> list[Use]:
             trials=len(state.live_lanes(node.name)),
         )
         for state in states
-        for node in state.nodes.values()
+        for node in state.nodes.by_name.values()
         if node.status != "withdrawn"
+    ] + [
+        Use(evaluation_id=state.evaluation_id, node=ahead.name, status=ahead.status, gpus=0, trials=0)
+        for state in states
+        for ahead in state.nodes.prefetches.values()
+        if ahead.status != "over"
     ]
 
 
@@ -173,14 +179,14 @@ def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candida
         state = known.get(demand.evaluation_id)
         if state is None or state.record.options.host_trials or not state.record.options.stage:
             continue
-        ready = state.looked_up and state.conversion in ("none", "done")
-        if ready and not any(n.lanes for n in state.nodes.values()):
+        ready = state.builds.looked_up and state.conversion.status in ("none", "done")
+        if ready and not state.nodes.by_name:
             candidates.append(
                 Candidate(
                     demand=demand,
                     digest=state.record.checkpoint.digest,
-                    memory_mb=holder_memory_mb(state.record),
-                    known=frozenset(state.nodes),
+                    memory_mb=precursor_memory_mb(state.record),
+                    known=frozenset(state.nodes.prefetches),
                 )
             )
     return candidates
@@ -196,9 +202,10 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
     served = sorted(_open(states), key=lambda s: s.turn)
     gone: list[tuple[str, str]] = []
     for node in nodes:
-        here = [(s, s.nodes[node.name]) for s in served if node.name in s.nodes]
-        wanted = max((_waits_for_mb(s, use, now) for s, use in here if use.lanes), default=0)
-        ahead = [(s, mb) for s, use in here if not use.lanes and (mb := _held_mb(s, use))]
+        uses = [(s, s.nodes.by_name[node.name]) for s in served if node.name in s.nodes.by_name]
+        wanted = max((_waits_for_mb(s, use, now) for s, use in uses), default=0)
+        prefetched = [(s, s.nodes.prefetches[node.name]) for s in served if node.name in s.nodes.prefetches]
+        ahead = [(s, mb) for s, use in prefetched if (mb := _held_mb(s, use))]
         free = node.memory_free_mb
         if wanted <= free or free + sum(mb for _, mb in ahead) < wanted:
             continue
@@ -222,7 +229,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
     for state in _open(states):
         options = state.record.options
         per_trial = options.gpus_per_trial
-        if not state.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
+        if not state.shards.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
             continue  # an evaluation that runs leaves its shards to its other lanes
         free = [
             n.name
@@ -230,7 +237,10 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
             if n.usable
             and n.gpus_free - spoken_for.get(n.name, 0) >= per_trial
             and (not n.counts_memory or n.memory_free_mb >= _once_mb(state) + options.trial_memory_mb)
-            and (n.name not in state.nodes or state.nodes[n.name].status in ("offered", "withdrawn"))
+            and (
+                n.name not in state.nodes.by_name
+                or state.nodes.by_name[n.name].status in ("offered", "withdrawn")
+            )
         ]
         for use in _in_use(state):
             there = known.get(use.name)
@@ -251,14 +261,14 @@ def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
 
 def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:
     """MiB that the node's precursor has waited for longer than PATIENCE_SECONDS; else 0."""
-    info = state.jobs.get(use.holder or "")
+    info = state.jobs.by_name.get(use.precursor or "")
     if info is None or info.phase != "submitted" or now - info.changed_at < PATIENCE_SECONDS:
         return 0
     return info.job.memory_mb if "pending" in info.members.values() else 0
 
 
-def _held_mb(state: State, use: NodeUse) -> int:
-    info = state.jobs.get(use.holder or "")
+def _held_mb(state: State, use: NodeUse | Prefetch) -> int:
+    info = state.jobs.by_name.get(use.precursor or "")
     return info.job.memory_mb if info is not None and "running" in info.members.values() else 0
 
 
@@ -266,21 +276,24 @@ def held(states: Iterable[State]) -> dict[str, Held]:
     """Node -> checkpoints that are staged or being staged in its memory."""
     found: dict[str, Held] = {}
     for state in states:
-        for node in state.nodes.values():
+        for node in state.nodes.by_name.values():
             there = found.setdefault(node.name, Held())
-            if node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):
+            if node.status == "ready" and node.rung in ("shm", "disk"):
                 there.inferring.add(state.record.checkpoint.digest)
-            elif not node.lanes and node.holder is not None:
-                there.ahead.add(state.record.checkpoint.digest)
+        for ahead in state.nodes.prefetches.values():
+            if ahead.precursor is not None:
+                found.setdefault(ahead.name, Held()).ahead.add(state.record.checkpoint.digest)
     return found
 
 
 def _open(states: Iterable[State]) -> Iterator[State]:
     """Evaluations that still have something to run."""
     for state in states:
-        if not (state.ended_at is not None or state.winding_down or state.fatal or state.cancelled):
+        if not (
+            state.ended_at is not None or state.winding_down or state.ending.reason or state.ending.cancelled
+        ):
             yield state
 
 
 def _in_use(state: State) -> list[NodeUse]:
-    return [n for n in state.nodes.values() if n.lanes and n.status in IN_USE]
+    return [n for n in state.nodes.by_name.values() if n.status in IN_USE]

@@ -1,4 +1,4 @@
-"""Chooses nodes with busy GPUs that prefetch the next checkpoint, and when cleared pages are kept. Pure.
+"""Chooses nodes with busy GPUs that prefetch the next checkpoint. Pure.
 
 Rule: only the next checkpoint in the daemon's order; only on a node where an evaluation infers from
 staged weights (its staging is over, and its GPUs will come free); only within a share of the node's
@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import NodeState
-
-NEAR = 0.1  # largest relative difference in size of two checkpoints that may reuse each other's pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,26 +32,6 @@ class Held:
 
     inferring: set[str] = field(default_factory=set)
     ahead: set[str] = field(default_factory=set)
-
-
-def heir(
-    node: NodeState | None, digest: str, memory_mb: int, candidates: Iterable[Candidate], limits: Limits
-) -> bool:
-    """Does an evaluation wait that may soon stage a checkpoint of about this size on the node?
-
-    Its precursor needs its own memory before the old precursor (`memory_mb`) ends: there must be
-    room for both.
-    """
-    if node is None or not node.usable or (limits.partition and limits.partition not in node.partitions):
-        return False
-    return any(
-        c.digest != digest
-        and node.name not in c.known
-        and node.gpus >= c.demand.gpus_per_trial
-        and abs(c.memory_mb - memory_mb) <= NEAR * memory_mb
-        and c.memory_mb <= node.memory_free_mb
-        for c in candidates
-    )
 
 
 def choose(

@@ -2,8 +2,8 @@
 
 Rule: a trial's pace is the log of (seconds taken / seconds predicted) of its shards. A deviation
 common to all trials is the prior's error. So a trial is measured against the median of the others,
-in units of the prior's spread or of theirs, whichever is wider. `queue_scripts.CLAIM` acts on
-stragglers.
+in units of the prior's spread or of theirs, whichever is wider. The report names stragglers; a
+second trial copies the shard that holds up the end (`evaljobs.queue.lua`, `copy`).
 """
 
 from __future__ import annotations

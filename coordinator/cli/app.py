@@ -13,10 +13,10 @@ from rich.console import Console
 from coordinator.config.schema import Config
 from coordinator.doctor.shared_storage import check_shared
 from coordinator.errors import OperatorError
-from coordinator.evaluation import machine
-from coordinator.evaluation.messages import Accepted, AnyEvent
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.events import Accepted, AnyEvent
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.intake.validate import check_tasks, prepare_command
 from coordinator.runtime.journal import events_after, read_events
@@ -100,7 +100,7 @@ def _apply(state: State, events: Iterable[AnyEvent], site: Site) -> None:
     """Apply further events of the journal to `state`."""
     for event in events:
         with contextlib.suppress(IllegalEventError):  # the coordinator that wrote it skipped it too
-            machine.step(state, site, event)
+            machine.step(state, site, event, replaying=True)
 
 
 class Follower:

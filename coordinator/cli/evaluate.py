@@ -165,7 +165,7 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
                     raise OperatorError(f"{record.evaluation_id} was given up: {why}")
                 return False
             if cancelled_before is None:
-                cancelled_before = bool(running.state.cancelled)
+                cancelled_before = bool(running.state.ending.cancelled)
             if running.state.ended_at is None:
                 return False
             if cancelled_before and not interrupt.cancelled:
@@ -182,7 +182,7 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
 def _cancel(coordinator: Coordinator) -> None:
     """Each tick again, until the journal has it: the disk may be full."""
     for evaluation_id, running in list(coordinator.running.items()):
-        if not running.state.cancelled and running.state.ended_at is None:
+        if not running.state.ending.cancelled and running.state.ended_at is None:
             with suppress(OSError):
                 coordinator.cancel(evaluation_id, "interrupted")
 
@@ -207,7 +207,7 @@ def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_pric
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )
-    if state.cancelled:
+    if state.ending.cancelled:
         raise typer.Exit(130)
     if state.failed_entries() or state.unscored_items:
         raise typer.Exit(1)

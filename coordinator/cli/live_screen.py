@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.evaluation.state import EntryState, State
+from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.render import by_reason, seconds
 from coordinator.runtime.runner import Running
@@ -35,13 +35,13 @@ STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
 
 def stage_of(state: State) -> str:
     """The furthest stage under way, in one or two words."""
-    if state.ended_at is not None or state.results_written:
-        return "clearing" if state.ended_at is None else "cancelled" if state.cancelled else "ended"
-    if state.cancelled or state.fatal:
+    if state.ending.phase >= Phase.LEAVING:
+        return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
+    if state.ending.cancelled or state.ending.reason:
         return "ending"
-    if state.leaves and state.todo == 0:
+    if state.shards.leaves and state.shards.todo == 0:
         return "scoring"
-    if any(s.frame is not None for s in state.shards.values()) or state.live_trials:
+    if any(s.frame is not None for s in state.shards.by_name.values()) or state.trials.live:
         return "inference"
     if any(e.status in ("unbuilt", "building") for e in state.entries):
         return "building requests"
@@ -49,7 +49,7 @@ def stage_of(state: State) -> str:
 
 
 def done_shards(state: State) -> int:
-    return len(state.shards) - state.todo
+    return len(state.shards.by_name) - state.shards.todo
 
 
 def eta_seconds(state: State, now: float) -> float | None:
@@ -57,12 +57,12 @@ def eta_seconds(state: State, now: float) -> float | None:
 
     Mixes the prior with the pace of the shards so far, weighted by the share of work that is done.
     """
-    if state.planned_at is None or not state.shards or state.todo == 0:
+    if state.plan.made_at is None or not state.shards.by_name or state.shards.todo == 0:
         return None
-    total = sum(s.seconds for s in state.shards.values()) or 1e-9
-    done = sum(s.seconds for s in state.shards.values() if s.frame is not None)
-    elapsed = max(0.0, now - state.planned_at)
-    by_prior = max(0.0, state.predicted_makespan_seconds - elapsed)
+    total = sum(s.seconds for s in state.shards.by_name.values()) or 1e-9
+    done = sum(s.seconds for s in state.shards.by_name.values() if s.frame is not None)
+    elapsed = max(0.0, now - state.plan.made_at)
+    by_prior = max(0.0, state.plan.predicted_makespan_seconds - elapsed)
     if done <= 0:
         return by_prior
     share = done / total
@@ -98,7 +98,7 @@ def _value(score: ScoreValue) -> str:
 def _lanes(running: Running, width: int) -> Table | None:
     """What each trial does now; with many trials, a line per node."""
     trials = running.snapshot.trials if running.snapshot is not None else {}
-    lanes = {lane: t for t, lane in running.state.trial_lane.items() if t in running.state.live_trials}
+    lanes = {trial.lane: name for name, trial in running.state.trials.live.items()}
     now = {lane: trials.get(lanes[lane]) for lane in sorted(lanes, key=_natural)}
     if not now:
         return None
@@ -152,10 +152,10 @@ def _natural(lane: str) -> list[tuple[bool, int, str]]:
 
 def _metrics(state: State) -> Text | None:
     """The queue of metric jobs: how many are open, by kind and task."""
-    if not state.metrics:
+    if not state.scoring.metrics:
         return None
-    waiting = [state.metrics[name] for name in sorted(state.outstanding)]
-    done = len(state.metrics) - len(waiting)
+    waiting = [state.scoring.metrics[name] for name in sorted(state.scoring.outstanding)]
+    done = len(state.scoring.metrics) - len(waiting)
     counts = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in waiting)
     text = Text("  metrics", style="dim")
     text.append(f" {len(waiting)} queued, {done} done")
@@ -195,7 +195,7 @@ def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableTyp
 
 def _open_word(state: State, entry: EntryState) -> str:
     """What a task waits for. Its programs are run or judged once all its responses are written."""
-    leaves = [state.leaves[task] for task in entry.sets if task in state.leaves]
+    leaves = [state.shards.leaves[task] for task in entry.sets if task in state.shards.leaves]
     if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
         return "executing"
     return OPEN[entry.status]
@@ -205,15 +205,17 @@ def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator
     state = running.state
     age = seconds(now - state.record.accepted_at)
     yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
-    if state.shards:
+    if state.shards.by_name:
         eta = eta_seconds(state, now)
-        lanes = sum(n.lanes for n in state.nodes.values() if n.status in ("ready", "staging"))
-        figures = f"{done_shards(state)}/{len(state.shards)} shards  {len(state.live_trials)}/{lanes} trials"
+        lanes = sum(n.lanes for n in state.nodes.by_name.values() if n.status in ("ready", "staging"))
+        figures = f"{done_shards(state)}/{len(state.shards.by_name)} shards  {len(state.trials.live)}/{lanes} trials"
         if eta is not None:
             figures += f"  ETA {seconds(eta)}"
         room = width - len(figures) - 4
         if room >= 8:
-            bar = ProgressBar(total=len(state.shards), completed=done_shards(state), width=min(40, room))
+            bar = ProgressBar(
+                total=len(state.shards.by_name), completed=done_shards(state), width=min(40, room)
+            )
             line = Table.grid(padding=(0, 1))
             line.add_row(" ", bar, figures)
             yield line
@@ -287,7 +289,7 @@ class Watcher:
 
     def _print_changes(self, state: State, now: float) -> None:
         scored = sum(e.status == "scored" for e in state.entries)
-        shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
+        shards = f", {done_shards(state)}/{len(state.shards.by_name)} shards" if state.shards.by_name else ""
         age = f"[{seconds(now - state.record.accepted_at):>9}] {state.evaluation_id}"
         done = [e for e in state.entries if e.terminal]
         fresh = [e for e in done if (state.evaluation_id, e.name) not in self._printed]

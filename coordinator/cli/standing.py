@@ -18,7 +18,7 @@ from coordinator.cli.app import replay
 from coordinator.cli.live_screen import done_shards, stage_of
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.messages import Accepted
+from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import HeldJob, NodeUse, State
 from coordinator.report.render import seconds
@@ -81,16 +81,17 @@ def _of_state(state: State, fault: Fault | None) -> dict[str, Any]:
         "step": state.record.checkpoint.step,
         "stage": stage_of(state) if fault is None or state.ended_at is not None else _standing(fault),
         "shards_done": done_shards(state),
-        "shards": len(state.shards),
-        "trials": len(state.live_trials),
+        "shards": len(state.shards.by_name),
+        "trials": len(state.trials.live),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
         "age_seconds": time.time() - state.record.accepted_at,
-        "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
-        "held_jobs": {name: _held(job) for name, job in sorted(state.held.items())},
+        "nodes_aside": {n.name: _aside(n) for n in state.nodes.by_name.values() if n.status == "back-off"},
+        "held_jobs": {name: _held(job) for name, job in sorted(state.jobs.held.items())},
         "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
         "stragglers": {
-            t: _straggles(times, ended=t not in state.live_trials) for t, times in state.stragglers.items()
+            t: _straggles(times, ended=t not in state.trials.live)
+            for t, times in state.trials.stragglers.items()
         },
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-WARNINGS:],
@@ -156,9 +157,11 @@ def _straggles(times: float, *, ended: bool) -> str:
 
 def _aside(node: NodeUse) -> str:
     left = (
-        "" if node.aside_until is None else f" for {seconds(max(0.0, node.aside_until - time.time()))} more"
+        ""
+        if node.back_off_until is None
+        else f" for {seconds(max(0.0, node.back_off_until - time.time()))} more"
     )
-    return f"in back-off{left} (time {node.asides}): {node.why}"
+    return f"in back-off{left} (time {node.back_offs}): {node.why}"
 
 
 def _held(job: HeldJob) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.specs import Site
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.suites import load_suite

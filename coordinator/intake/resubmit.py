@@ -48,8 +48,8 @@ def submitted(known: State | None, priority: int) -> Submitted:
         return Submitted(what="new", announce=True)
     before = known.record.priority
     raised = f"its priority is raised from {before} to {priority}" if priority > before else ""
-    if known.cancelled:
-        said = f"it was cancelled ({known.cancelled}) and is resumed; what is scored is kept"
+    if known.ending.cancelled:
+        said = f"it was cancelled ({known.ending.cancelled}) and is resumed; what is scored is kept"
         said = f"{said}; {raised}" if raised else said
         return Submitted(what="taken-up-again", said=said, announce=bool(raised), again=True)
     if known.ended_at is not None:

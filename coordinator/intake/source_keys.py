@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from coordinator.errors import EvalspanError
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.specs import Site
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import source_files

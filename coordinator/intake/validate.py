@@ -17,8 +17,8 @@ from typing import Literal
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
-from coordinator.evaluation.specs import Site, asked
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.evaluation.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
+from coordinator.evaluation.actions import MakePlan
+from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, WorkSet
 from coordinator.planning.planner import plan
 from coordinator.planning.worker_count import Crew
-from evaljobs.contract.paths import batch_index_file, request_set_manifest, shard_id
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from priors.estimate import (
     JUDGES_AT_ONCE,
@@ -161,7 +163,7 @@ def make_plan(
                 executes=manifest.executes,
                 sampled=manifest.sampled,
                 documents=manifest.documents,
-                shards=tuple(shard_id(task, s.first_batch, s.end_batch) for s in own),
+                shards=tuple(str(ShardId(task, s.first_batch, s.end_batch)) for s in own),
                 shard_documents=tuple(_documents(index, s) for s in own) if manifest.executes else (),
                 executes_at_once=0
                 if work[task].metric_parallelism == UNLIMITED
@@ -178,7 +180,7 @@ def make_plan(
                 lane=lane.lane,
                 node=lane.node,
                 shards=tuple(
-                    (shard_id(s.set, s.first_batch, s.end_batch), s.rank, s.seconds) for s in lane.shards
+                    (str(ShardId(s.set, s.first_batch, s.end_batch)), s.rank, s.seconds) for s in lane.shards
                 ),
             )
             for lane in made.lanes

@@ -41,7 +41,7 @@ def without_evalspan(
     sets = _sets(state, gpu_seconds, metric_seconds)
     if not sets:
         return {}
-    lanes = [n.lanes for n in state.nodes.values() if n.lanes] or [1]
+    lanes = [n.lanes for n in state.nodes.by_name.values() if n.lanes] or [1]
     instance = json.dumps(
         {
             "schema_version": 1,
@@ -64,9 +64,9 @@ def _sets(
     """Data sets of an instance: the leaf tasks that ran; leaves share their entry's scoring evenly."""
     sets = []
     for entry in state.entries:
-        leaves = [t for t in entry.sets if t in state.leaves and gpu_seconds.get(t)]
+        leaves = [t for t in entry.sets if t in state.shards.leaves and gpu_seconds.get(t)]
         for task in leaves:
-            planned = state.leaves[task].planned
+            planned = state.shards.leaves[task].planned
             # an entry of one task may have the task's name: count its seconds once
             shared = metric_seconds.get(entry.name, 0.0) / len(leaves) if entry.name != task else 0.0
             sets.append(

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from coordinator.evaluation.messages import (
+from coordinator.evaluation.events import (
     Accepted,
     AnyEvent,
     JobStarted,
@@ -28,7 +28,8 @@ from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.judge_cost import JudgeUse
-from evaljobs.contract.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
 
 
@@ -171,7 +172,6 @@ class _Gathered:
         self.started: dict[tuple[str, int], float] = {}
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
-        self.requests_staged: list[RequestsStaged] = []
         self.staged_at: list[tuple[float, float]] = []
         self.there_at: dict[str, float] = {}  # node -> first staged
         self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
@@ -216,8 +216,6 @@ class _Gathered:
                 self.staged.append(outcome)
                 self.staged_at.append((at - outcome.seconds, at))
                 self.there_at.setdefault(outcome.node, at)
-            case RequestsStaged():
-                self.requests_staged.append(outcome)
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
@@ -254,7 +252,7 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
 
 
 def _status(state: State) -> str:
-    if state.cancelled:
+    if state.ending.cancelled:
         return "cancelled"
     if not all(e.terminal for e in state.entries):
         return "running"
@@ -269,7 +267,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     sets = []
     for entry in state.entries:
         for task in entry.sets:
-            leaf = state.leaves.get(task)
+            leaf = state.shards.leaves.get(task)
             if leaf is None or task not in seconds:
                 continue
             sets.append(
@@ -284,8 +282,8 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     lanes = max(
         1,
         len({t.name for t in gathered.trials})
-        if not state.nodes
-        else sum(n.lanes for n in state.nodes.values()),
+        if not state.nodes.by_name
+        else sum(n.lanes for n in state.nodes.by_name.values()),
     )
     loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
     built = _union(gathered.built) or 0.0
@@ -314,7 +312,7 @@ def _without(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> 
 def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for span in shards:
-        seconds[span.shard.rsplit("|", 2)[0]] += span.seconds
+        seconds[ShardId.parse(span.shard).task] += span.seconds
     return seconds
 
 
@@ -325,7 +323,6 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
     makespan = (now if running else end or now) - gathered.accepted_at
-    copied: list[Staged | RequestsStaged] = [*gathered.staged, *gathered.requests_staged]
     gpus = []
     for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
         job, _, index = trial.name.rpartition(".")
@@ -341,7 +338,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         status=_status(state),
         accepted_at=gathered.accepted_at,
         makespan_seconds=makespan,
-        predicted_makespan_seconds=state.predicted_makespan_seconds or None,
+        predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
         lower_bound_seconds=bound,
         ratio=makespan / bound if bound and not running else None,
         without_evalspan={} if running else _without(state, gathered, shards),
@@ -354,16 +351,17 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
             for node, at in gathered.there_at.items()
             if at < gathered.offered_at.get(node, end or now)
         },
-        nodes={n.name: n.rung or n.status for n in state.nodes.values()},
-        staged_bytes=sum(s.bytes for s in copied),
-        storage_bytes=sum(s.storage_bytes for s in copied),
+        nodes={n.name: n.rung or n.status for n in state.nodes.by_name.values()}
+        | {p.name: p.rung or p.status for p in state.nodes.prefetches.values()},
+        staged_bytes=sum(s.bytes for s in gathered.staged),
+        storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         entries=tuple(
             EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
             for e in state.entries
         ),
-        reused=dict(state.reused),
-        reused_scores=tuple(state.entries[i].name for i in sorted(state.reused_scores)),
+        reused=dict(state.plan.reused),
+        reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
         warnings=tuple(dict.fromkeys(state.warnings)),
     )

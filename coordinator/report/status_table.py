@@ -42,9 +42,9 @@ def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path
     files = sorted(paths.logs.glob("*.log"))
     if what is None:
         return files
-    shards = [s for name, s in state.shards.items() if what in (name, name.replace("|", " "))]
+    shards = [s for name, s in state.shards.by_name.items() if what in (name, name.replace("|", " "))]
     trials = {Path(s.frame.file).stem for s in shards if s.frame is not None}
-    jobs = {info.job.log: info for info in state.jobs.values()}
+    jobs = {info.job.log: info for info in state.jobs.by_name.values()}
     chosen = [f for f in files if what in f.name]
     for pattern, info in jobs.items():
         for member, trial in enumerate(info.trials):

@@ -1,4 +1,4 @@
-"""Paths of a work folder and names of shards: every name on disk on which two processes must agree.
+"""Paths of a work folder: every name on disk on which two processes must agree.
 
 Rule: a file that one process writes and another reads has its path here and nowhere else. Used by
 the coordinator and by all jobs.
@@ -9,17 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-
-
-def shard_id(task: str, first_batch: int, end_batch: int) -> str:
-    """Name of a shard: batches first..end-1 of a task's request set."""
-    return f"{task}|{first_batch}|{end_batch}"
-
-
-def parse_shard(shard: str) -> tuple[str, int, int]:
-    """Task, first and end batch of a shard's name; ValueError where it is no such name."""
-    task, first, end = shard.rsplit("|", 2)
-    return task, int(first), int(end)
 
 
 def slug(text: str) -> str:

@@ -13,16 +13,12 @@ Keys below `evalspan:{evaluation}:`
   withdrawn set     shards that must not return to the queue
   copies    hash    claimed shard -> trial that runs it a second time; '': one of the two is done
   trials    hash    trial -> progress (JSON)
-  slow      hash    straggling trial -> times as slow as the others
   gone      set     released trials: they claim nothing more, and their heartbeats register nothing
 
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
 
 Stealing, in `steal` alone: the head of the lane with the most predicted seconds left. Lanes are
 longest first, so the freed trial takes the longest shard of the lane that would end last.
-
-Stragglers, in `in_time` alone: a straggler claims a shard only if it would finish it before the
-other trials finish all queued shards. Else it gets "drained", and its planned shards are stolen.
 
 Copying, in `copy` alone: with no shard left to claim, a freed trial runs a copy of another trial's
 shard. The condition: the other still needs over 1.5 times the seconds of a fresh run here. A shard
@@ -211,7 +207,6 @@ for i = 1, #copies, 2 do
   if copies[i + 1] == ARGV[1] then redis.call('HDEL', key('copies'), copies[i]) end
 end
 redis.call('HDEL', key('trials'), ARGV[1])
-redis.call('HDEL', key('slow'), ARGV[1])
 redis.call('SADD', key('gone'), ARGV[1])
 return mine
 """
@@ -228,20 +223,6 @@ local function steal()
   local richest = redis.call('ZREVRANGE', key('load'), 0, 0)[1]
   if not richest then return nil end
   return redis.call('ZRANGE', key('lane:' .. richest), 0, 0)[1]
-end
-
-local function in_time(shard, times)
-  local others, queued = 0, 0
-  local trials = redis.call('HGETALL', key('trials'))
-  for i = 1, #trials, 2 do
-    local progress = cjson.decode(trials[i + 1])
-    local lives = progress['phase'] == 'infer' and now() - tonumber(progress['beat_at']) < 10
-    if lives and redis.call('HEXISTS', key('slow'), trials[i]) == 0 then others = others + 1 end
-  end
-  if others == 0 then return true end -- no other trial can take it
-  local load = redis.call('ZRANGE', key('load'), 0, -1, 'WITHSCORES')
-  for i = 2, #load, 2 do queued = queued + tonumber(load[i]) end
-  return tonumber(info(shard)[3]) * times <= queued / others
 end
 
 -- seconds that the shard's trial still needs at its rate; without a batch done, as long as it is late
@@ -281,8 +262,6 @@ for i = 1, #copies, 2 do
 end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
 local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or steal()
-local slow = tonumber(redis.call('HGET', key('slow'), trial) or 0)
-if slow > 0 and not (shard and in_time(shard, slow)) then return {'drained'} end
 if not shard then
   shard = copy()
   return shard and {'shard', shard} or {'drained'}
@@ -354,15 +333,6 @@ REMOVE = (
     + """
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
-  key('held'), key('withdrawn'), key('copies'), key('trials'), key('slow'), key('gone'))
-"""
-)
-
-# takes pairs of trial and times as slow as the others
-MARK_SLOW = (
-    _COMMON
-    + """
-redis.call('HSET', key('slow'), unpack(ARGV))
-return 1
+  key('held'), key('withdrawn'), key('copies'), key('trials'), key('gone'))
 """
 )

@@ -128,12 +128,6 @@ class WorkQueue:
         """
         return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
 
-    def mark_slow(self, trials: Mapping[str, float]) -> None:
-        """Mark stragglers (trial -> times as slow): they claim no shard that would end last."""
-        values = [value for trial, times in trials.items() for value in (trial, repr(float(times)))]
-        if values:
-            self._run(lua.MARK_SLOW, *values)
-
     def snapshot(self) -> QueueSnapshot:
         """The state that the coordinator reads every tick, in one round trip."""
         epoch, unclaimed, claims, trials = self._read(

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import batch_file, batch_index_file, parse_shard
+from evaljobs.contract.paths import batch_file, batch_index_file
 from evaljobs.contract.specs import BatchIndex
 from evaljobs.contract.storage import read_record
 from evaljobs.lmeval.batches import Batch, decode_batch
@@ -68,7 +69,8 @@ def run_shard(
     tick: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> ShardResponses:
     """All answers of a shard. Calls `tick(batches done, batches in all)` before each batch."""
-    task, first, end = parse_shard(shard)
+    name = ShardId.parse(shard)
+    task, first, end = name.task, name.first_batch, name.end_batch
     started_at, started = time.time(), time.monotonic()
     answers: list[tuple[int, Any]] = []
     for offset, batch in enumerate(requests.batches(first, end)):

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
-from evaljobs.contract.paths import EvaluationPaths, parse_shard
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
@@ -240,7 +241,7 @@ class Trial:
             self._check_terminated()
             claim = self._retry_queue(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
             if claim.kind == "shard" and claim.shard is not None:
-                if not self._has_requests(parse_shard(claim.shard)[0]):
+                if not self._has_requests(ShardId.parse(claim.shard).task):
                     return self._end_outdated(claim.shard)
                 idle_since = unfilled_since = None
                 self._run_one(claim.shard, responses)
@@ -266,7 +267,8 @@ class Trial:
     def _run_one(self, shard: str, responses: FrameWriter) -> None:
         assert self._loaded is not None
         self.standing.shard, self.standing.batches_done, self.standing.overtaken = shard, 0, None
-        task, first, end = parse_shard(shard)
+        name = ShardId.parse(shard)
+        task, first, end = name.task, name.first_batch, name.end_batch
         self.standing.batches = end - first
         try:
             with self.seconds.spent("infer"):

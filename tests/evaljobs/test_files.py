@@ -16,8 +16,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import shard_id
 from evaljobs.contract.specs import EntryManifest, FrameRef
 from evaljobs.contract.storage import (
     MAGIC,
@@ -43,7 +43,7 @@ def shard(number: int, answers: list[object] | None = None) -> ShardResponses:
     return ShardResponses(
         task="t",
         key="k",
-        shard=shard_id("t", number, number + 1),
+        shard=str(ShardId("t", number, number + 1)),
         trial="trial",
         started_at=1.5,
         seconds=0.25,

@@ -17,8 +17,9 @@ import pytest
 from served import served_work
 
 from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
-from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
 from evaljobs.contract.specs import (
     BatchIndex,
     BuildSpec,
@@ -69,7 +70,7 @@ class Evaluation:
         self.queue = WorkQueue.connect(work.redis_address, name)
         self.sets = self.build(2)
         index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
-        self.shards = [shard_id(task, n, n + 1) for n in range(len(index.requests))]
+        self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
 
     def build(self, batch_size: int) -> dict[str, str]:
         spec = BuildSpec(
@@ -154,7 +155,7 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
     """A trial that learns of it between two batches writes no record and goes on with the next
     shard.
     """
-    whole = shard_id(TASK, 0, len(evaluation.shards))
+    whole = str(ShardId(TASK, 0, len(evaluation.shards)))
     evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, priority=0.0, seconds=1.0)]}, "epoch")
     trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
     trial.standing.phase = "infer"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import evaluation_id
-from coordinator.evaluation.specs import Site
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.request_sets import folder_name
 from coordinator.intake.source_keys import inputs_of

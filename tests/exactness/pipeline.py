@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.paths import EvaluationPaths, shard_id
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     BuildSpec,
     FrameRef,
@@ -185,7 +186,7 @@ def run_shards(
         requests_of = shard_runner.RequestSet(place, batch_size)
         count = len(requests_of.index.requests)
         cuts = [count * i // n_shards for i in range(n_shards + 1)]
-        work += [(task, requests_of, shard_id(task, a, b)) for a, b in itertools.pairwise(cuts) if a < b]
+        work += [(task, requests_of, str(ShardId(task, a, b))) for a, b in itertools.pairwise(cuts) if a < b]
     random.Random(n_shards).shuffle(work)
     frames: dict[str, tuple[FrameRef, ...]] = dict.fromkeys(sets, ())
     for number, (task, requests_of, shard) in enumerate(work):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from trackers.conftest import leave
 
-from coordinator.evaluation.messages import PlannedLeaf
+from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, LeafState, NodeUse, State
 from coordinator.report.counterfactual import POLICIES, without_evalspan
@@ -27,7 +27,7 @@ def paths(tmp_path):
 def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
     record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     made = State(record=record, entries=[], batch_size=8)
-    made.nodes["n"] = NodeUse(name="n", lanes=lanes)
+    made.nodes.by_name["n"] = NodeUse(name="n", lanes=lanes)
     for index, task in enumerate(tasks):
         made.entries.append(EntryState(index=index, name=task, sets={task: "folder"}))
         planned = PlannedLeaf(
@@ -40,7 +40,7 @@ def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
             documents=40,
             shards=(),
         )
-        made.leaves[task] = LeafState(planned=planned, todo=0)
+        made.shards.leaves[task] = LeafState(planned=planned, todo=0)
     return made
 
 
