@@ -24,6 +24,10 @@ from evaljobs.contract.specs import Record
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
+# settings of earlier versions: what the complaint says in place of a list of keys
+GONE: dict[toml.Location, str] = {
+    ("stage", "requests_mb"): "nodes read request sets through their page cache: delete the setting",
+}
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -115,8 +119,6 @@ class StageConfig(Record):
     # renewed six times in its time; longer than what may hold the coordinator up, a Slurm command for one
     lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
-    # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage, shard by shard
-    requests_mb: Count = 0
     # that a released holder keeps its pages where another checkpoint of that size waits for GPUs; 0: it never does
     linger_seconds: Annotated[float, Field(ge=0)] = 60.0
     # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
@@ -245,7 +247,7 @@ def load(
     where: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
     if file is not None:
         data, text = toml.read(file)
-        toml.check(Config, data, toml.in_file(file, text))
+        toml.check(Config, data, toml.in_file(file, text), GONE)
         data = _absolute(data, file.parent)
         where = toml.in_file(file, text)
     said: dict[toml.Location, str] = {}
@@ -256,7 +258,7 @@ def load(
         if value is not None:
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
-    checked = toml.check(Config, data, lambda location: said.get(location) or where(location))
+    checked = toml.check(Config, data, lambda location: said.get(location) or where(location), GONE)
     return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
 
 
@@ -291,11 +293,15 @@ def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
             yield (name,), field
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], str, object]]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Location, str, object]]:
     for location, field in _settings():
         variable = PREFIX + "_".join(location).upper()
         if environ.get(variable):
             yield location, variable, _value(environ[variable], field)
+    for gone in GONE:
+        variable = PREFIX + "_".join(map(str, gone)).upper()
+        if environ.get(variable):
+            yield gone, variable, environ[variable]
 
 
 def _value(text: str, field: FieldInfo) -> object:

@@ -16,18 +16,15 @@ from evaljobs.contract.outcomes import (
     Executed,
     Failed,
     Probed,
-    RequestsStaged,
     Scored,
     Staged,
     TrialEnded,
 )
 
-AnyOutcome = (
-    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
-)
+AnyOutcome = Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
 
 
-def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]:  # noqa: C901, PLR0911 (a table)
+def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]:  # noqa: PLR0911 (a table)
     """Take in one outcome; actions beyond those that `rules.due` finds."""
     match outcome:
         case Built():
@@ -46,10 +43,6 @@ def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]: 
             return _scored(state, outcome)
         case Failed():
             return _failed(state, outcome, at)
-        case RequestsStaged():
-            if outcome.why:
-                state.warnings.append(f"{outcome.node}: {outcome.why}")
-            return []
         case Cleared():
             return _cleared(state, outcome)
 

@@ -210,8 +210,6 @@ def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
         lease_seconds=site.lease_seconds,
         readers=site.readers,
         share=None if node.lanes else site.prefetch,
-        requests_mb=state.record.options.requests_mb,
-        request_sets_file=str(site.of(state).request_sets),
         preimport=state.record.model.engine,
     )
 

@@ -29,7 +29,7 @@ from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.judge_cost import JudgeUse
-from evaljobs.contract.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
+from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
 
 
@@ -172,7 +172,6 @@ class _Gathered:
         self.started: dict[tuple[str, int], float] = {}
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
-        self.requests_staged: list[RequestsStaged] = []
         self.staged_at: list[tuple[float, float]] = []
         self.there_at: dict[str, float] = {}  # node -> first staged
         self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
@@ -217,8 +216,6 @@ class _Gathered:
                 self.staged.append(outcome)
                 self.staged_at.append((at - outcome.seconds, at))
                 self.there_at.setdefault(outcome.node, at)
-            case RequestsStaged():
-                self.requests_staged.append(outcome)
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
@@ -326,7 +323,6 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
     makespan = (now if running else end or now) - gathered.accepted_at
-    copied: list[Staged | RequestsStaged] = [*gathered.staged, *gathered.requests_staged]
     gpus = []
     for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
         job, _, index = trial.name.rpartition(".")
@@ -356,8 +352,8 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
             if at < gathered.offered_at.get(node, end or now)
         },
         nodes={n.name: n.rung or n.status for n in state.nodes.values()},
-        staged_bytes=sum(s.bytes for s in copied),
-        storage_bytes=sum(s.storage_bytes for s in copied),
+        staged_bytes=sum(s.bytes for s in gathered.staged),
+        storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         entries=tuple(

@@ -169,7 +169,6 @@ def run_options(config: Config) -> RunOptions:
         worker_cpus=config.metric.cpus,
         worker_memory_mb=config.metric.memory_mb,
         stage=config.stage.enabled,
-        requests_mb=config.stage.requests_mb,
         host_trials=config.stage.host_trials is True,
         allow_unsafe=config.metric.allow_unsafe,
         bootstrap_iters=config.metric.bootstrap_iters,

@@ -49,19 +49,6 @@ class Staged(Record):
     why: str = ""  # why a higher rung was not taken
 
 
-class RequestsStaged(Record):
-    """Request sets lie beside the weights in this node's memory; trials there read them in place of storage."""
-
-    kind: Literal["requests-staged"] = "requests-staged"
-    name: str  # the holder's, and which time it was
-    node: str
-    sets: int
-    bytes: int
-    storage_bytes: int
-    seconds: float
-    why: str = ""  # why some are read from storage
-
-
 class Cleared(Record):
     """The holder let go: its memory is free (or another evaluation still holds it).
 
@@ -153,11 +140,11 @@ class Failed(Record):
 
 
 Outcome = Annotated[
-    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
     Field(discriminator="kind"),
 ]
 OUTCOME: TypeAdapter[
-    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
 ] = TypeAdapter(Outcome)
 
 

@@ -222,10 +222,6 @@ class StageSpec(Record):
     lease_seconds: float = 900.0
     readers: int = 16
     share: float | None = None  # of a root's room that may be taken: staged ahead of GPUs, or not at all
-    requests_mb: int = (
-        0  # MiB of request sets that may lie beside the weights; 0: trials read them from storage
-    )
-    request_sets_file: str | None = None  # where the coordinator names them
     preimport: str | None = (
         None  # engine to import once while waiting, so that trials find it in the page cache
     )

@@ -7,7 +7,7 @@ Nothing is published before its sizes, hashes and identity are those that were a
 is named with its reason and the next one is tried; past the last, trials read storage. Files of a retired checkpoint
 are written over only when the kernel says that no process has them open or mapped.
 
-It does not know: Slurm, models, who decides. `reading` is the trial's side of it, `node_requests` what lies beside it.
+It does not know: Slurm, models, who decides. `reading` is the trial's side of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from evaljobs.staging import copy as copying
 from evaljobs.staging import owned_files, publish, store
 from evaljobs.staging.capacity import room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
-from evaljobs.staging.node_requests import Shelf
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import Slot
 
@@ -56,12 +55,6 @@ class Holding:
     spec: StageSpec
     staged: Staged
     slot: Slot | None
-
-    def shelf(self) -> Shelf | None:
-        """Where request sets are kept beside the weights; None where they are not to be."""
-        if self.slot is None or not self.spec.requests_mb:
-            return None
-        return Shelf(spec=self.spec, slot=self.slot)
 
 
 class NoRoomAheadError(RetryError):
@@ -211,8 +204,7 @@ class _Progress:
 def hold(holding: Holding, stop: threading.Event) -> str:
     """Hold until released, told to stop, or nobody will come back; the reason."""
     spec = holding.spec
-    paths, shelf = EvaluationPaths(spec.evaluation_dir), holding.shelf()
-    release = paths.release_file(spec.name)
+    release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
     renewed = time.monotonic()
     while True:
@@ -229,25 +221,12 @@ def hold(holding: Holding, stop: threading.Event) -> str:
             if now - renewed > min(30.0, spec.lease_seconds / 10):
                 holding.slot.renew()
                 renewed = now
-        if shelf is not None:
-            keep_requests(shelf, stop)
         stop.wait(POLL_SECONDS)
-
-
-def keep_requests(shelf: Shelf, stop: threading.Event) -> None:
-    """Bring the request sets that were named since the last time, and tell of it."""
-    done = shelf.refresh(stop)
-    if done is not None:
-        say(f"{done.sets} request sets are beside the weights: {done.bytes} bytes {done.why}")
-        write_outcome(EvaluationPaths(shelf.spec.evaluation_dir), done)
 
 
 def clear(holding: Holding, reason: str) -> Cleared:
     """Give the lease back; the last holder frees the memory."""
-    freed, shelf = 0, holding.shelf()
-    if holding.slot is not None:
-        freed += shelf.clear() if shelf is not None else 0
-        freed += store.leave(holding.slot, patience=READER_PATIENCE)
+    freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
 
 
@@ -270,11 +249,9 @@ def hand_over(
     """
     if holding.slot is None or stop.is_set() or seconds <= 0:
         return clear(holding, reason)
-    shelf = holding.shelf()
-    freed = shelf.clear() if shelf is not None else 0
     name, node = holding.spec.name, holding.spec.node
-    waits = Cleared(name=name, node=node, freed_bytes=freed, reason=reason, lingers=seconds)
-    freed += publish.linger(
+    waits = Cleared(name=name, node=node, freed_bytes=0, reason=reason, lingers=seconds)
+    freed = publish.linger(
         holding.slot, seconds, stop, patience=READER_PATIENCE, retired=partial(told, waits)
     )
     return Cleared(name=name, node=node, freed_bytes=freed, reason=reason)

@@ -117,11 +117,8 @@ def _wait(
     """Until all have ended, or we are told to stop. The lease is renewed on the way."""
     renewed = time.monotonic()
     told: set[int] = set()
-    shelf = holding.shelf()
     while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
         _report_dead(trial, children, told)
-        if shelf is not None:
-            precursor.keep_requests(shelf, stop)
         if holding.slot is not None and time.monotonic() - renewed > 30.0:
             holding.slot.renew()
             renewed = time.monotonic()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, RequestsStaged, Staged
+from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
 from evaljobs.contract.storage import write_atomic
@@ -114,12 +114,12 @@ class World:
             stderr=subprocess.PIPE,
         )
 
-    def outcome(self, kind: str, name: str = "stage-a") -> Staged | RequestsStaged | Cleared | Failed | None:
+    def outcome(self, kind: str, name: str = "stage-a") -> Staged | Cleared | Failed | None:
         place = self.paths.outcome(kind, name)
         if not place.exists():
             return None
         found = OUTCOME.validate_json(place.read_bytes())
-        assert isinstance(found, Staged | RequestsStaged | Cleared | Failed)
+        assert isinstance(found, Staged | Cleared | Failed)
         return found
 
     def staged(self, name: str = "stage-a") -> Staged:
