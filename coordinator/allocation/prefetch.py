@@ -1,5 +1,4 @@
-"""Which waiting checkpoint is staged ahead, and on which nodes whose GPUs are still busy; and whether one that is cleared
-leaves its pages to another. Pure.
+"""Which pending checkpoint is prefetched, and to which nodes whose GPUs are still busy. Pure.
 
 Rule: only the next checkpoint in the daemon's order; only where an evaluation of ours already infers from staged
 weights (it will give those GPUs back, and its own staging is over); only within a share of the memory that is free
@@ -15,8 +14,6 @@ from dataclasses import dataclass, field
 
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import NodeState
-
-NEAR = 0.1  # pages of a checkpoint that is at most this share larger or smaller are worth keeping for another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +32,6 @@ class Held:
 
     inferring: set[str] = field(default_factory=set)
     ahead: set[str] = field(default_factory=set)
-
-
-def heir(
-    node: NodeState | None, digest: str, memory_mb: int, candidates: Iterable[Candidate], limits: Limits
-) -> bool:
-    """Whether an evaluation waits that may soon stage here another checkpoint of about this size, beside what is held.
-
-    Its precursor needs `memory_mb` of its own before the old holder ends: where there is no room for both, nothing is kept.
-    """
-    if node is None or not node.usable or (limits.partition and limits.partition not in node.partitions):
-        return False
-    return any(
-        c.digest != digest
-        and node.name not in c.known
-        and node.gpus >= c.demand.gpus_per_trial
-        and abs(c.memory_mb - memory_mb) <= NEAR * memory_mb
-        and c.memory_mb <= node.memory_free_mb
-        for c in candidates
-    )
 
 
 def choose(

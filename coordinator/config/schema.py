@@ -27,6 +27,7 @@ PREFIX = "EVALSPAN_"
 # settings of earlier versions: what the complaint says in place of a list of keys
 GONE: dict[toml.Location, str] = {
     ("stage", "requests_mb"): "nodes read request sets through their page cache: delete the setting",
+    ("stage", "linger_seconds"): "[stage] prefetch stages the next checkpoint early: delete the setting",
 }
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
@@ -119,8 +120,6 @@ class StageConfig(Record):
     # renewed six times in its time; longer than what may hold the coordinator up, a Slurm command for one
     lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
-    # that a released holder keeps its pages where another checkpoint of that size waits for GPUs; 0: it never does
-    linger_seconds: Annotated[float, Field(ge=0)] = 60.0
     # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
     prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 

@@ -120,7 +120,6 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
 # lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long: keep it above 90 on Slurm
 # readers = 16                # parallel reads of one file
-# linger_seconds = 60.0       # that weights no longer needed are kept for one that waits and may write them over; 0: never
 # prefetch = 0.5              # share of a node's free memory that the next checkpoint may take while its GPUs are busy
 
 [redis]

@@ -44,7 +44,7 @@ def outcome_seen(state: State, outcome: AnyOutcome, at: float) -> list[Action]: 
         case Failed():
             return _failed(state, outcome, at)
         case Cleared():
-            return _cleared(state, outcome)
+            return []  # the end of its job says it, too
 
 
 def _built(state: State, outcome: Built) -> list[Action]:
@@ -83,16 +83,6 @@ def _staged(state: State, outcome: Staged, at: float) -> list[Action]:
     indexes.file_node(state, node)
     if outcome.rung == "storage":
         state.warnings.append(f"{node.name} reads the weights from storage: {outcome.why}")
-    return []
-
-
-def _cleared(state: State, outcome: Cleared) -> list[Action]:
-    """A holder's end is seen as its job's end, but that of one which lingers: it serves another evaluation now."""
-    info = state.jobs.get(outcome.name)
-    if outcome.lingers and info is not None and info.live and info.released_at is not None:
-        info.members, info.phase = dict.fromkeys(info.members, "ended"), "ended"
-        indexes.file_job(state, info)
-        facts.job_over(state, info, "CLEARED")
     return []
 
 

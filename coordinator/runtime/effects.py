@@ -57,7 +57,6 @@ from coordinator.runtime import reuse
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Release
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueUnavailable, WorkQueue
 
@@ -81,8 +80,6 @@ class Performer:
         self.at_once = at_once  # submissions that the cluster is asked for side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
-        # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
-        self.linger: Callable[[State, str], float] = lambda _state, _node: 0.0
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
         self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
@@ -233,9 +230,7 @@ class Performer:
             self._uncancelled.clear()
 
     def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
-        node = state.jobs[action.job].job.node
-        said = Release(linger_seconds=self.linger(state, node) if node is not None else 0.0)
-        write_atomic(self._paths(state).release_file(action.job), said.model_dump_json().encode())
+        write_atomic(self._paths(state).release_file(action.job), b"")
         return []
 
     def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:

@@ -112,7 +112,6 @@ def site_of(config: Config) -> Site:
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
         prefetch=config.stage.prefetch,
-        linger_seconds=config.stage.linger_seconds,
     )
 
 

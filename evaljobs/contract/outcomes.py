@@ -45,22 +45,17 @@ class Staged(Record):
     bytes: int
     storage_bytes: int  # bytes that left shared storage for it: 0 when the copy was already there
     seconds: float
-    recycled: bool = False
     why: str = ""  # why a higher rung was not taken
 
 
 class Cleared(Record):
-    """The holder let go: its memory is free (or another evaluation still holds it).
-
-    With `lingers` its job stays for so many seconds at most, for another checkpoint to take the retired pages over.
-    """
+    """The precursor gave its lease back: the memory is free, or another evaluation's precursor still holds it."""
 
     kind: Literal["cleared"] = "cleared"
     name: str
     node: str
     freed_bytes: int
     reason: str
-    lingers: float = 0.0
 
 
 class TrialEnded(Record):

@@ -227,14 +227,6 @@ class StageSpec(Record):
     )
 
 
-class Release(Record):
-    """What a release file says to its holder; an empty file says the defaults."""
-
-    linger_seconds: float = (
-        0.0  # that it stays with its retired pages, for the next checkpoint to write them over
-    )
-
-
 class LaneSpec(Record):
     """One trial of an array: its lane in the work queue (the plan's list of shards for it)."""
 

@@ -60,7 +60,7 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
         if not ours and not name.startswith(store.RETIRED):
             problems.append(f"{home.path / name} has no name that we give: it was left alone")
             continue
-        if not everything and store.is_kept(home, name, now=now):
+        if ours and not everything and _is_held(home, name, now=now):
             kept.append(name)
             continue
         try:
@@ -71,6 +71,18 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
     return Cleaned(
         root=root, freed_bytes=freed, removed=tuple(removed), kept=tuple(kept), problems=tuple(problems)
     )
+
+
+def _is_held(home: Home, name: str, *, now: float) -> bool:
+    """Whether a living precursor has a lease in this checkpoint."""
+    try:
+        slot = owned_files.open_folder(home.fd, name, where=str(home.path))
+    except (FileNotFoundError, Refused):
+        return False
+    try:
+        return any(lease.alive for lease in store.leases_of(slot, now=now))
+    finally:
+        os.close(slot)
 
 
 def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:

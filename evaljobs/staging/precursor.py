@@ -19,15 +19,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
@@ -79,7 +78,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     reasons: list[str] = []
     for root in spec.roots:
         try:
-            slot, copy = _stage_on(root, spec, stop)
+            slot, copied, notes = _stage_on(root, spec, stop)
         except (Refused, TimeoutError, copying.TargetFailed) as error:
             reasons.append(str(error))
             say(f"cannot stage on {root}: {error}")
@@ -90,10 +89,9 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
             path=str(slot.model),
             rung=room(root).rung,
             bytes=spec.checkpoint.bytes,
-            storage_bytes=copy.storage_bytes,
+            storage_bytes=copied,
             seconds=time.monotonic() - started,
-            recycled=copy.recycled,
-            why="; ".join((*reasons, *copy.notes)),
+            why="; ".join((*reasons, *notes)),
         )
         return Holding(spec=spec, staged=staged, slot=slot)
     if spec.share is not None:
@@ -126,7 +124,8 @@ def holder_token(spec: StageSpec) -> str:
     return f"{spec.name}@{spec.evaluation_dir}"
 
 
-def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, publish.Published]:
+def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
+    """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
     if not spec.checkpoint.files:
         raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
@@ -135,7 +134,7 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
         raise Refused(f"{root}: {error.strerror or error}") from error
     try:
         with _only_stager(slot, stop):
-            return slot, _publish(slot, spec, stop)
+            return slot, *_publish(slot, spec, stop)
     except BaseException:
         store.leave(slot, patience=0.0)
         raise
@@ -159,24 +158,20 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
         os.close(lock)
 
 
-def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> publish.Published:
-    """Verify the copy that is there, or make one. `slot` is locked by us."""
+def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, list[str]]:
+    """Verify the copy that is there, or make one; bytes that left storage, and notes. `slot` is locked by us."""
     notes: list[str] = []
     if publish.is_published(slot):
         bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
         if not bad:
-            return publish.Published(storage_bytes=0, recycled=False)
+            return 0, notes
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
         say(notes[-1])
         publish.withdraw(slot)
-    spares = publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
+    publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
     progress = _Progress(slot, spec.checkpoint.bytes)
-    copy = publish.copy_in(
-        slot, spec.checkpoint, spares, readers=spec.readers, stop=stop, progress=progress.add
-    )
-    return publish.Published(
-        storage_bytes=copy.storage_bytes, recycled=copy.recycled, notes=(*notes, *copy.notes)
-    )
+    publish.copy_in(slot, spec.checkpoint, readers=spec.readers, stop=stop, progress=progress.add)
+    return spec.checkpoint.bytes, notes
 
 
 class _Progress:
@@ -228,33 +223,6 @@ def clear(holding: Holding, reason: str) -> Cleared:
     """Give the lease back; the last holder frees the memory."""
     freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
-
-
-def released_for(spec: StageSpec) -> float:
-    """Seconds that whoever released this holder wants its pages kept for another checkpoint."""
-    try:
-        said = EvaluationPaths(spec.evaluation_dir).release_file(spec.name).read_bytes()
-        return Release.model_validate_json(said).linger_seconds if said else 0.0
-    except (OSError, ValueError):
-        return 0.0
-
-
-def hand_over(
-    holding: Holding, reason: str, seconds: float, stop: threading.Event, told: Callable[[Cleared], object]
-) -> Cleared:
-    """As `clear`, but the last holder stays for `seconds` with its files retired, for another checkpoint to take over.
-
-    Writing over pages is some 3x faster than getting fresh ones. `told` hears of it once they are retired: the evaluation
-    need not wait for the rest. `stop` cuts it short.
-    """
-    if holding.slot is None or stop.is_set() or seconds <= 0:
-        return clear(holding, reason)
-    name, node = holding.spec.name, holding.spec.node
-    waits = Cleared(name=name, node=node, freed_bytes=0, reason=reason, lingers=seconds)
-    freed = publish.linger(
-        holding.slot, seconds, stop, patience=READER_PATIENCE, retired=partial(told, waits)
-    )
-    return Cleared(name=name, node=node, freed_bytes=freed, reason=reason)
 
 
 def preimport_modules(engine: str | None) -> Sequence[str]:
@@ -332,8 +300,7 @@ def main(spec: StageSpec) -> int:
             with preimporting(spec.preimport):
                 reason = hold(holding, stop)
         finally:
-            seconds = released_for(spec) if reason == RELEASED else 0.0
-            cleared = hand_over(holding, reason, seconds, stop, lambda waits: write_outcome(paths, waits))
+            cleared = clear(holding, reason)
             say(f"cleared {cleared.freed_bytes} bytes: {reason}")
         write_outcome(paths, cleared)
     return 0

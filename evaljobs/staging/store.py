@@ -281,50 +281,16 @@ def retire(home: Home, digest: str) -> str:
     return name
 
 
-def retire_part(home: Home, slot: Slot, part: str) -> None:
-    """Take one folder of our checkpoint (a half-written copy) out of use, like a checkpoint of its own."""
-    name = f"{RETIRED}{slot.digest}-{secrets.token_hex(4)}"
-    with contextlib.suppress(FileNotFoundError):
-        os.stat(part, dir_fd=slot.fd, follow_symlinks=False)
-        os.mkdir(name, 0o700, dir_fd=home.fd)
-        os.rename(part, home.path / name / part, src_dir_fd=slot.fd)
-
-
-def retire_held(slot: Slot, *, patience: float) -> str | None:
-    """Retire a checkpoint of which we are the last holder, keeping our lease in it; None where we are not."""
-    with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
-        others = [x for x in leases_of(slot.fd, now=time.time()) if x.alive and x.token != slot.token]
-        if not others and not slot.lost():
-            with readers_gone(slot.fd, patience):
-                return retire(home, slot.digest)
-    return None
-
-
-def is_kept(home: Home, name: str, *, now: float) -> bool:
-    """Whether a living holder waits for somebody to take a retired checkpoint's files over."""
-    try:
-        folder = open_folder(home.fd, name, where=str(home.path))
-    except (FileNotFoundError, Refused):
-        return False
-    try:
-        return any(x.alive for x in leases_of(folder, now=now))
-    finally:
-        os.close(folder)
-
-
 def checkpoints(home: Home) -> list[str]:
     """Names of the checkpoint folders of a home."""
     return [n for n in names_in(home.fd) if DIGEST.fullmatch(n)]
 
 
-def retired(home: Home) -> list[str]:
-    """Names of what is left of retired checkpoints."""
-    return [n for n in names_in(home.fd) if n.startswith(RETIRED)]
+def remove_abandoned(home: Home, *, now: float, keep: str, even_unexpired: bool = False) -> None:
+    """Remove what is left of retired checkpoints, and each checkpoint but `keep` whose precursors are all dead.
 
-
-def retire_abandoned(home: Home, *, now: float, keep: str = "", even_unexpired: bool = False) -> list[str]:
-    """Retire each checkpoint but `keep` whose holders are all dead and (unless `even_unexpired`) past their lease."""
-    gone: list[str] = []
+    The copy of a dead one stays until its lease ends, for its successor, unless `even_unexpired`.
+    """
     for digest in checkpoints(home):
         if digest == keep:
             continue
@@ -335,5 +301,7 @@ def retire_abandoned(home: Home, *, now: float, keep: str = "", even_unexpired: 
             finally:
                 os.close(slot)
             if not held:
-                gone.append(retire(home, digest))
-    return gone
+                retire(home, digest)
+    for name in names_in(home.fd):
+        if name.startswith(RETIRED):
+            remove_tree(home.fd, name)

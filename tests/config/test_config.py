@@ -79,6 +79,7 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
         ('[trial]\ntime_limit = "4h"\n', 'should be a time such as "4:00:00"'),
         ("[stage]\nroots = []\n", "line 2: 'roots' of [stage]"),
         ("[stage]\nrequests_mb = 8\n", "line 2: [stage] has no key 'requests_mb'; nodes read request sets"),
+        ("[stage]\nlinger_seconds = 0\n", "line 2: [stage] has no key 'linger_seconds'; [stage] prefetch"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(toml, text, says):

@@ -24,9 +24,8 @@ from coordinator.evaluation.state import JobInfo, NodeUse, State
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Pace
-from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.outcomes import Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Release
 from evaljobs.contract.storage import write_outcome
 from evaljobs.staging.capacity import room
 from evaljobs.staging.precursor import MARGIN
@@ -237,55 +236,6 @@ def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None
     coordinator.tick()
     assert (use.lanes, use.status, use.attempts) == (2, "staging", 1)
     assert not later.state.fatal
-
-
-@given(nodes(), candidates(), DIGESTS, st.integers(1, 600))
-def test_pages_are_kept_only_for_one_that_waits_and_fits(
-    there: list[NodeState], waiting: list[prefetch.Candidate], digest: str, size: int
-) -> None:
-    """Another checkpoint of about this size, not there yet, with room for both: else nothing is kept."""
-    node = there[0]
-    kept = prefetch.heir(node, digest, size, waiting, Limits())
-    heirs = [c for c in waiting if c.digest != digest and 0.9 * size <= c.memory_mb <= 1.1 * size]
-    assert kept is any(
-        c.memory_mb <= node.memory_free_mb
-        and node.gpus >= c.demand.gpus_per_trial
-        and node.name not in c.known
-        for c in heirs
-    )
-    assert not prefetch.heir(None, digest, size, waiting, Limits())
-    assert not prefetch.heir(node, digest, size, waiting, Limits(partition="another"))
-
-
-@pytest.mark.parametrize(("waits", "seconds"), [(True, 45.0), (False, 45.0), (True, 0.0)])
-def test_a_released_holder_keeps_its_pages_for_the_next_in_line(
-    tmp_path: Path, waits: bool, seconds: float
-) -> None:
-    """Only where a checkpoint waits that was not staged ahead; and the evaluation ends without waiting for that holder."""
-    coordinator, cluster, (first, second, _) = _two(tmp_path, prefetch=0.0, linger_seconds=seconds)
-    running = coordinator.accept(first)
-    coordinator.tick()
-    (holder,) = (j.name for j in cluster.submitted if j.purpose == "stage")
-    cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
-    cluster.advance(1)
-    if waits:
-        coordinator.accept(second)
-    _staged(running.paths, holder)
-    coordinator.tick()
-    coordinator.cancel(first.evaluation_id, "done with")
-    coordinator.tick()
-    said = Release.model_validate_json(running.paths.release_file(holder).read_bytes())
-    assert said.linger_seconds == (seconds if waits else 0.0)
-    for job in running.state.jobs.values():
-        if job.job.purpose != "stage" and job.live:
-            cluster.end(job.job_id)
-    coordinator.tick()
-    assert running.state.ended_at is None
-    cleared = Cleared(name=holder, node="n1", freed_bytes=0, reason="released", lingers=said.linger_seconds)
-    write_outcome(running.paths, cleared)
-    coordinator.tick()
-    coordinator.tick()
-    assert (running.state.ended_at is not None) is bool(said.linger_seconds)
 
 
 def test_a_copied_checkpoint_has_jobs_of_its_own() -> None:

@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from staging.world import MIB, World, make_checkpoint, names, wait_for
+from staging.world import MIB, World, make_checkpoint, names
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.outcomes import Cleared, Failed
 from evaljobs.staging import clean, copy, precursor, publish, store
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
@@ -24,12 +24,7 @@ def test_stages_holds_and_clears(world: World) -> None:
     checkpoint = world.checkpoint()
     process = world.start(world.spec(checkpoint))
     staged = world.staged()
-    assert (staged.rung, staged.storage_bytes, staged.recycled, staged.why) == (
-        "shm",
-        checkpoint.bytes,
-        False,
-        "",
-    )
+    assert (staged.rung, staged.storage_bytes, staged.why) == ("shm", checkpoint.bytes, "")
     assert world.copy_is_exact(checkpoint)
     assert names(Path(staged.path)) == sorted(f.name for f in checkpoint.files)
     assert not {"optimizer.pt", "trainer_state.json"} & set(names(Path(staged.path)))
@@ -196,7 +191,7 @@ def test_deleted_half_way_publishes_nothing(world: World) -> None:
         return os.preadv(descriptor, buffers, offset)
 
     with pytest.raises(copy.SourceChanged, match="gone"):
-        publish.copy_in(slot, checkpoint, {}, readers=1, read=read)
+        publish.copy_in(slot, checkpoint, readers=1, read=read)
     assert not publish.is_published(slot)
     store.leave(slot)
     assert world.nothing_left()
@@ -261,7 +256,7 @@ def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyP
         precursor.clear(holding, "test")
         slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
         with pytest.raises(copy.TargetFailed, match="No space left"):
-            publish.copy_in(slot, checkpoint, {}, readers=4)
+            publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
         assert list(small.iterdir()) == []
     finally:
@@ -284,50 +279,4 @@ def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None
         precursor.clear(holding, "test")
         clean.clean(world.root)
         world.paths.outcome("staged", "dead").unlink()
-    assert world.nothing_left()
-
-
-def test_lingering_hands_its_pages_over(world: World) -> None:
-    """A released holder that lingers keeps its pages for the next checkpoint, which writes them over in place.
-
-    Its evaluation is told at once; the holder ends as soon as they are taken.
-    """
-    old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    first = world.start(world.spec(old, "a"))
-    model = Path(world.staged("a").path)
-    inodes = {p.stat().st_ino for p in model.glob("*.safetensors")}
-    world.release("a", linger=120.0)
-    wait_for(lambda: world.outcome("cleared", "a"))
-    waits = world.outcome("cleared", "a")
-    assert isinstance(waits, Cleared)
-    assert (waits.lingers, model.exists()) == (120.0, False)
-    assert clean.clean(world.root).removed == ()
-    holding = precursor.stage_only(world.spec(new, "b"))
-    assert holding.staged.recycled
-    assert {p.stat().st_ino for p in Path(holding.staged.path).glob("*.safetensors")} == inodes
-    assert world.copy_is_exact(new)
-    first.communicate(timeout=120)
-    assert first.returncode == 0
-    assert isinstance(world.outcome("staged", "a"), Staged)
-    precursor.clear(holding, "test")
-    assert world.nothing_left()
-
-
-@pytest.mark.parametrize("end", ["time", "SIGTERM", "clean"])
-def test_lingering_for_nobody_leaves_nothing(world: World, end: str) -> None:
-    """Nobody takes the pages over: they go when the time is up, with SIGTERM, and by `clean --all` before that."""
-    process = world.start(world.spec(world.checkpoint(), "a"))
-    world.staged("a")
-    world.release("a", linger=0.3 if end == "time" else 120.0)
-    if end == "clean":
-        wait_for(lambda: world.outcome("cleared", "a"))
-        assert len(clean.clean(world.root, everything=True).removed) == 1
-    elif end == "SIGTERM":
-        wait_for(lambda: world.outcome("cleared", "a"))
-        process.terminate()
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    cleared = world.outcome("cleared", "a")
-    assert isinstance(cleared, Cleared)
-    assert cleared.lingers == 0.0
     assert world.nothing_left()

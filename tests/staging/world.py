@@ -15,7 +15,7 @@ from pathlib import Path
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.contract.storage import write_atomic
 from evaljobs.staging import store
 
@@ -128,10 +128,9 @@ class World:
         assert isinstance(found, Staged), self.outcome("failed", name)
         return found
 
-    def release(self, name: str = "stage-a", *, linger: float | None = None) -> None:
-        """As the coordinator does; without `linger` by an empty file."""
-        said = b"" if linger is None else Release(linger_seconds=linger).model_dump_json().encode()
-        write_atomic(self.paths.release_file(name), said)
+    def release(self, name: str = "stage-a") -> None:
+        """As the coordinator does."""
+        write_atomic(self.paths.release_file(name), b"")
 
     def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
         model = self.home / checkpoint.digest / store.MODEL
