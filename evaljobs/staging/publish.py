@@ -1,11 +1,9 @@
-"""Fill a checkpoint's folder in node memory and publish it whole, or verify the one that is published.
+"""One checkpoint's folder in node memory: make room, copy the files in, publish them whole, or verify a published copy.
 
-Rules: the caller holds the folder's stage lock. Files are written below `incoming`, which nobody reads; `model` and then
-the manifest get their names only when sizes, hashes and identity agree with what was announced. Pages are taken over
-from a retired checkpoint only with no reader's lock on it and the kernel's word (a write lease) that no process has the
-file open or mapped.
+Rules: the caller holds the folder's stage lock. Files are written below `incoming`, which trials do not read. `model`
+and then the manifest get their names only when sizes, hashes and identity are those that were announced.
 
-It does not know: leases' lives, rungs, signals.
+Called by `precursor.py` alone.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def is_published(slot: Slot) -> bool:
 
 
 def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list[str]:
-    """Names of published files that are not what was copied (or not what was announced). Reads every byte."""
+    """Names of published files that differ from what was copied or announced. Reads every byte."""
     manifest = owned_files.read_json(slot.fd, MANIFEST) or {}
     rows = manifest.get("files")
     if not isinstance(rows, dict) or set(rows) != {f.name for f in checkpoint.files}:
@@ -69,14 +67,14 @@ def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list
 
 
 def withdraw(slot: Slot) -> None:
-    """Take a damaged copy out of use: the manifest first. Who has mapped it keeps its pages; they are not reused."""
+    """Remove a damaged copy, its manifest first. A trial that has mapped it keeps its pages."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(MANIFEST, dir_fd=slot.fd)
     owned_files.remove_tree(slot.fd, MODEL)
 
 
 def _target_path(folder: Path, name: str) -> Path:
-    """Where a file goes below `folder` (made if need be). Names that leave it are refused."""
+    """Where a file goes below `folder`, with its parents made. Raises SourceChanged for a name that leaves `folder`."""
     if not is_safe_name(name):
         raise SourceChanged(f"{name!r} is no name of a checkpoint's file")
     path = folder / PurePosixPath(name)
@@ -87,9 +85,9 @@ def _target_path(folder: Path, name: str) -> Path:
 def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: float | None = None) -> None:
     """Remove copies without a living precursor, and the half-written one here; then see that the copy fits.
 
-    A dead precursor's copy stays for its successor until its lease ends, or until its memory is needed. With `share`
-    (a prefetch) it is never needed, and the copy may take only that part of what is free. Raises Refused where there
-    is no room.
+    A dead precursor's copy stays for its successor until its lease ends, or until a checkpoint needs the memory. A
+    prefetch (`share` is set) leaves such copies alone and takes only that part of what is free. Raises Refused where
+    there is no room.
     """
     need = checkpoint.bytes + margin
     with store.locked_home(slot.root) as home:
@@ -145,7 +143,7 @@ def copy_in(
     _check(checkpoint, sums, incoming)
     if stop is not None and stop.is_set():
         raise Stopped("asked to stop before the copy was published")
-    owned_files.remove_tree(slot.fd, MODEL)  # left without a manifest by a killed predecessor
+    owned_files.remove_tree(slot.fd, MODEL)  # a precursor that was killed left it without a manifest
     os.rename(INCOMING, MODEL, src_dir_fd=slot.fd, dst_dir_fd=slot.fd)
     manifest = json.dumps({"digest": checkpoint.digest, "files": sums})
     write_atomic(slot.path / MANIFEST, manifest.encode(), mode=0o600)
@@ -167,7 +165,7 @@ def _create(path: Path, size: int) -> int:
 
 
 def _check(checkpoint: CheckpointSpec, sums: dict[str, str], incoming: Path) -> None:
-    """Raise SourceChanged unless the copy has the announced hashes (where known) and the announced identity."""
+    """Raise SourceChanged unless the copy has the announced identity and the hashes written at save time, if any."""
     for file in checkpoint.files:
         if file.xxh3_128 not in (None, sums[file.name]):
             raise SourceChanged(

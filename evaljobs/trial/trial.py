@@ -29,7 +29,7 @@ from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
-from evaljobs.staging.reader import NotStaged, reading, slot_of
+from evaljobs.staging.store import NotStaged, reading, slot_of
 from evaljobs.trial import engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 

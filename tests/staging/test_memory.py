@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.specs import StageSpec
 from evaljobs.staging import precursor
-from evaljobs.staging.reader import reading
+from evaljobs.staging.store import reading
 
 def anonymous():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])

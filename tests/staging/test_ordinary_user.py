@@ -13,9 +13,9 @@ import pytest
 from staging.world import World, names
 
 from evaljobs.staging import clean, owned_files, precursor, store
-from evaljobs.staging.reader import reading
+from evaljobs.staging.store import reading
 
-USER = 64321  # belongs to nobody
+USER = 64321  # no user has this uid
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 
@@ -96,7 +96,7 @@ def plant_own_link(shared: World) -> None:
 
 
 def plant_file(shared: World) -> None:
-    home(shared).write_text("somebody else's")
+    home(shared).write_text("another user's")
 
 
 def plant_folder(shared: World) -> None:

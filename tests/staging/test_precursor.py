@@ -39,7 +39,7 @@ def test_stages_holds_and_clears(world: World) -> None:
 
 
 def test_two_at_once_copy_once(world: World) -> None:
-    """Two precursors of one checkpoint: storage is read once, and it stays until the second lets go."""
+    """Two precursors of one checkpoint: storage is read once, and it stays until the second leaves."""
     checkpoint = world.checkpoint(size=16 * MIB)
     first = world.start(world.spec(checkpoint, "a"))
     second = world.start(world.spec(checkpoint, "b"))
@@ -56,8 +56,8 @@ def test_two_at_once_copy_once(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_takes_over_from_a_dead_one(world: World) -> None:
-    """A whole copy whose holder was killed is verified and used, not copied again."""
+def test_a_dead_precursors_copy_is_used_again(world: World) -> None:
+    """A whole copy whose precursor was killed is verified and used, not copied again."""
     checkpoint = world.checkpoint()
     first = world.start(world.spec(checkpoint, "a"))
     world.staged("a")
@@ -94,8 +94,8 @@ def test_stopped_while_copying_leaves_nothing(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_ends_when_nobody_will_come_back(world: World) -> None:
-    """The coordinator's lease file stands still for its time: the holder clears and ends by itself."""
+def test_it_ends_when_the_coordinators_lease_ends(world: World) -> None:
+    """The coordinator's lease file does not change for its time: the precursor clears and ends by itself."""
     process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2))
     process.communicate(timeout=120)
     assert process.returncode == 0
@@ -105,8 +105,8 @@ def test_ends_when_nobody_will_come_back(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_copy_removed_under_the_holder_ends_it(world: World) -> None:
-    """`clean --all` while a holder lives: it notices and ends, and nothing is left."""
+def test_a_copy_removed_under_its_precursor_ends_it(world: World) -> None:
+    """`clean --all` while a precursor lives: it sees that and ends, and nothing is left."""
     process = world.start(world.spec(world.checkpoint()))
     world.staged()
     assert clean.clean(world.root).removed == ()
@@ -219,7 +219,7 @@ def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
 
 @root_only
 def test_another_owners_folder_is_never_used(world: World) -> None:
-    """Somebody else made our home's name first: reported, left as it was, the next rung is taken."""
+    """Another user made our home's name first: reported, left as it was, the next rung is taken."""
     checkpoint = world.checkpoint()
     world.home.mkdir(mode=0o777)
     os.chown(world.home, 65534, 65534)
@@ -235,7 +235,7 @@ def test_another_owners_folder_is_never_used(world: World) -> None:
 
 
 def test_a_root_where_others_may_rename_is_refused(world: World) -> None:
-    """A root that is writable by all and not sticky: whoever may rename our home may replace weights."""
+    """A root that is writable by all and not sticky: a user who may rename our home may replace weights."""
     world.root.chmod(0o777)
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     assert holding.staged.rung == "storage"
@@ -264,8 +264,8 @@ def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyP
     assert world.nothing_left()
 
 
-def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None:
-    """Another checkpoint's precursor removes what nobody holds past its lease, and keeps what a successor may want."""
+def test_what_dead_precursors_left_is_removed_after_its_lease(world: World) -> None:
+    """Another checkpoint's precursor removes a dead one's copy past its lease, and keeps it for a successor until then."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
     for seconds, stays in ((600.0, True), (0.0, False)):
         dead = world.start(world.spec(old, "dead", lease_seconds=600.0))

@@ -12,7 +12,7 @@ from staging.world import ROOT, World, wait_for
 
 from evaljobs.contract.specs import CheckpointSpec
 from evaljobs.staging import clean, precursor, store
-from evaljobs.staging.reader import NotStaged, reading
+from evaljobs.staging.store import NotStaged, reading
 
 # Maps the weights as a trial does (the descriptor is closed, only the mapping stays), says so, and checks them at the end.
 TRIAL = """
@@ -20,7 +20,7 @@ import ctypes, ctypes.util, os, sys
 from contextlib import nullcontext
 from pathlib import Path
 from evaljobs.staging.copy import hash_file
-from evaljobs.staging.reader import reading
+from evaljobs.staging.store import reading
 model, locked = Path(sys.argv[1]), sys.argv[2] == "locked"
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -67,7 +67,7 @@ def retire_by_hand(world: World, digest: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["locked", "unlocked"])
-def test_no_checkpoint_is_written_over_one_that_is_mapped(world: World, how: str) -> None:
+def test_no_checkpoint_changes_pages_that_are_mapped(world: World, how: str) -> None:
     """The next checkpoint gets pages of its own, whether the reader of the old one holds the lock or not."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
     first = precursor.stage_only(world.spec(old, "a"))
@@ -94,12 +94,12 @@ def test_cleaning_while_a_trial_reads_lets_it_finish(world: World) -> None:
 
 
 def test_clearing_waits_for_a_reader_that_ends_in_time(world: World) -> None:
-    """A holder that clears gives a reader time: names go only after it has let go."""
+    """A precursor that clears gives a reader time: names go only after the reader has ended."""
     process = world.start(world.spec(world.checkpoint()))
     staged = world.staged()
     with reading(staged.path):
         process.terminate()
-        # the holder has given its lease back before it waits for readers
+        # the precursor has given its lease back before it waits for readers
         wait_for(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
         assert Path(staged.path).is_dir()
     process.communicate(timeout=120)

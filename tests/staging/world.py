@@ -140,5 +140,5 @@ class World:
         )
 
     def nothing_left(self) -> bool:
-        """Nothing of ours is in the root, and the foreign file is as it was."""
+        """Whether the root holds the foreign file alone, as it was."""
         return names(self.root) == ["foreign"] and (self.root / "foreign").read_text() == "not ours"
