@@ -218,10 +218,10 @@ class StageSpec(Record):
     node: str
     checkpoint: CheckpointSpec
     roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order: the first that is usable and large enough
-    lease_file: str  # touched by a living coordinator; unchanged for lease_seconds: it counts as gone
+    lease_file: str  # touched by the coordinator; older than lease_seconds means nobody will come back
     lease_seconds: float = 900.0
     readers: int = 16
-    share: float | None = None  # of a prefetch: the part of a root's free room that it may take
+    share: float | None = None  # of a root's room that may be taken: staged ahead of GPUs, or not at all
     preimport: str | None = (
         None  # engine to import once while waiting, so that trials find it in the page cache
     )
