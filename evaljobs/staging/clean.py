@@ -1,6 +1,6 @@
 """The `clean` verb: remove copies without a living precursor: `python -m evaljobs clean [--root DIR …] [--all]`.
 
-Rules: only names of ours in this user's own home are removed; anything else there is reported and left alone. A copy
+Rules: only names that evalspan makes in this user's own home are removed; all else is reported and left alone. A copy
 whose precursor lives stays, unless `--all`. A trial keeps what it has mapped until it ends.
 
 Called by `python -m evaljobs`. Run as root, it cleans root's own home and no other user's.

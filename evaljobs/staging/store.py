@@ -270,11 +270,12 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
 
 
 @contextlib.contextmanager
-def readers_gone(slot: int, seconds: float) -> Iterator[bool]:
-    """Wait until no process reads this checkpoint, and keep new ones out; whether all had ended within `seconds`."""
+def readers_gone(slot: int, seconds: float) -> Iterator[None]:
+    """Wait until no process reads this checkpoint, `seconds` at most, and keep new readers out."""
     lock = open_lock(slot, READERS_LOCK)
     try:
-        yield flock_within(lock, seconds)
+        flock_within(lock, seconds)
+        yield
     finally:
         os.close(lock)
 
@@ -286,18 +287,13 @@ def retire(home: Home, digest: str) -> str:
     return name
 
 
-def checkpoints(home: Home) -> list[str]:
-    """Names of the checkpoint folders of a home."""
-    return [n for n in names_in(home.fd) if DIGEST.fullmatch(n)]
-
-
 def remove_abandoned(home: Home, *, now: float, keep: str, even_unexpired: bool = False) -> None:
     """Remove what is left of retired checkpoints, and each checkpoint but `keep` whose precursors are all dead.
 
     The copy of a dead one stays until its lease ends, for its successor, unless `even_unexpired`.
     """
-    for digest in checkpoints(home):
-        if digest == keep:
+    for digest in names_in(home.fd):
+        if digest == keep or not DIGEST.fullmatch(digest):
             continue
         with contextlib.suppress(Refused, FileNotFoundError):
             slot = open_folder(home.fd, digest, where=str(home.path))
