@@ -280,3 +280,25 @@ def test_what_dead_precursors_left_is_removed_after_its_lease(world: World) -> N
         clean.clean(world.root)
         world.paths.outcome("staged", "dead").unlink()
     assert world.nothing_left()
+
+
+@root_only
+@pytest.mark.parametrize("size", [4 * MIB, 9 * MIB])
+def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: World, size: int) -> None:
+    """Of two dead precursors' copies the expired one goes first; if that makes room, the other stays."""
+    checkpoint = world.checkpoint(size=size)
+    small = world.folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=700", "tmpfs", str(small)], check=True)
+    try:
+        for digest, seconds in (("a" * 32, 0.0), ("b" * 32, 600.0)):
+            dead = store.join(small, digest, "t", lease_seconds=seconds)
+            (dead.path / "weights").write_bytes(bytes(16 * MIB))
+            dead.close()  # its lock ends as with its process
+        slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
+        publish.make_room(slot, checkpoint, margin=precursor.MARGIN)
+        kept = {n for n in names(slot.path.parent) if store.DIGEST.fullmatch(n)}
+        assert kept == {checkpoint.digest, *(["b" * 32] if size == 4 * MIB else [])}
+        store.leave(slot)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
