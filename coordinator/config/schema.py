@@ -24,6 +24,11 @@ from evaljobs.contract.specs import Record
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
+# settings of earlier versions: what the complaint says in place of a list of keys
+GONE: dict[toml.Location, str] = {
+    ("stage", "requests_mb"): "nodes read request sets through their page cache: delete the setting",
+    ("stage", "linger_seconds"): "[stage] prefetch stages the next checkpoint early: delete the setting",
+}
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -115,10 +120,6 @@ class StageConfig(Record):
     # seconds, renewed six times per lease; longer than any delay of the coordinator, e.g. by Slurm
     lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
-    # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage per shard
-    requests_mb: Count = 0
-    # seconds that a released precursor keeps its pages for a waiting checkpoint of that size; 0: never
-    linger_seconds: Annotated[float, Field(ge=0)] = 60.0
     # share of a node's free memory that the next checkpoint may take while its GPUs are busy; 0: none
     prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 
@@ -246,7 +247,7 @@ def load(
     where: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
     if file is not None:
         data, text = toml.read(file)
-        toml.check(Config, data, toml.in_file(file, text))
+        toml.check(Config, data, toml.in_file(file, text), GONE)
         data = _absolute(data, file.parent)
         where = toml.in_file(file, text)
     said: dict[toml.Location, str] = {}
@@ -257,7 +258,7 @@ def load(
         if value is not None:
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
-    checked = toml.check(Config, data, lambda location: said.get(location) or where(location))
+    checked = toml.check(Config, data, lambda location: said.get(location) or where(location), GONE)
     return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
 
 
@@ -292,11 +293,15 @@ def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
             yield (name,), field
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], str, object]]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Location, str, object]]:
     for location, field in _settings():
         variable = PREFIX + "_".join(location).upper()
         if environ.get(variable):
             yield location, variable, _value(environ[variable], field)
+    for gone in GONE:
+        variable = PREFIX + "_".join(map(str, gone)).upper()
+        if environ.get(variable):
+            yield gone, variable, environ[variable]
 
 
 def _value(text: str, field: FieldInfo) -> object:

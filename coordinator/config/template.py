@@ -119,8 +119,6 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
 # lease_seconds = 900.0       # weights are cleared after so long without the coordinator's renewal: keep it above 90 on Slurm
 # readers = 16                # parallel reads of one file
-# requests_mb = 0             # MiB of request sets kept beside the weights: worth it where shared storage is slow
-# linger_seconds = 60.0       # cleared weights' pages are kept this long for a waiting checkpoint to overwrite; 0: never
 # prefetch = 0.5              # share of a node's free memory that the next checkpoint may take while its GPUs are busy
 
 [redis]

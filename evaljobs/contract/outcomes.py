@@ -44,36 +44,17 @@ class Staged(Record):
     bytes: int
     storage_bytes: int  # bytes read from shared storage: 0 when the copy existed already
     seconds: float
-    recycled: bool = False
     why: str = ""  # why a higher rung was not used
 
 
-class RequestsStaged(Record):
-    """Request sets are in this node's memory beside the weights; its trials read them there."""
-
-    kind: Literal["requests-staged"] = "requests-staged"
-    name: str  # the holder's name and a running number
-    node: str
-    sets: int
-    bytes: int
-    storage_bytes: int
-    seconds: float
-    why: str = ""  # why trials read some sets from storage
-
-
 class Cleared(Record):
-    """The holder has freed its memory, or another evaluation still holds the weights.
-
-    With `lingers` its job stays for at most that many seconds for the next checkpoint to reuse its
-    pages.
-    """
+    """The precursor gave its lease back: the memory is free, or another evaluation's precursor still holds it."""
 
     kind: Literal["cleared"] = "cleared"
     name: str
     node: str
     freed_bytes: int
     reason: str
-    lingers: float = 0.0  # seconds
 
 
 class TrialEnded(Record):
@@ -153,11 +134,11 @@ class Failed(Record):
 
 
 Outcome = Annotated[
-    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
     Field(discriminator="kind"),
 ]
 OUTCOME: TypeAdapter[
-    Built | Converted | Staged | RequestsStaged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
 ] = TypeAdapter(Outcome)
 
 

@@ -221,17 +221,8 @@ class StageSpec(Record):
     lease_file: str  # touched by the coordinator; holders end when it is too old
     lease_seconds: float = 900.0
     readers: int = 16
-    share: float | None = None  # largest part of a root's room to fill, for weights staged ahead
-    requests_mb: int = 0  # most MiB of request sets beside the weights; 0: read from storage
-    request_sets_file: str | None = None  # the coordinator lists the request sets here
+    share: float | None = None  # largest part of a root's room to fill, for prefetched weights
     preimport: str | None = None  # engine to import once, so that trials find it in the page cache
-
-
-class Release(Record):
-    """Content of a release file; an empty file means the defaults."""
-
-    # the holder keeps its pages for so long, for the next checkpoint to overwrite
-    linger_seconds: float = 0.0
 
 
 class LaneSpec(Record):

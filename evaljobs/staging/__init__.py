@@ -1,4 +1,4 @@
-"""Weights from shared storage into a node's memory, the lease on that memory, and its clearing.
+"""Staging of a checkpoint's weights into one node's memory: the copy, the lease on it, and its clearing.
 
-Rule: a file under `/dev/shm` is only touched after its owner and its lock were checked. Start with `precursor.py`.
+Rule: a file under `/dev/shm` is touched only after its owner and its lock were checked. Start with `precursor.py`.
 """

@@ -1,8 +1,8 @@
-"""How much of a node a job may fill: the file system, the machine's memory, the job's own memory limit.
+"""Free room for staging: the file system's, the node's memory, and the job's own memory limit.
 
-Rule: the smallest of all limits counts, and the one that binds is named. What cannot be read does not limit.
+Rule: the smallest limit counts and is named. A limit that cannot be read does not count. Reads /proc and /sys only.
 
-It does not know: checkpoints, leases. Reads /proc and /sys only.
+Called by `publish.py` before a copy, by `node_probe.py`, and by `evalspan doctor` for the file system's type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Room:
 
 
 def fs_type(path: str | Path) -> str:
-    """Type of the file system that holds `path` (proc(5), mountinfo); "unknown" where it cannot be told."""
+    """Type of the file system that holds `path` (proc(5), mountinfo); "unknown" where it is not listed."""
     device = Path(path).stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
@@ -56,7 +56,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Page cache that the kernel gives back before it kills anybody."""
+    """Bytes of page cache, which the kernel frees before it kills a process."""
     try:
         rows = dict(
             line.split()[:2] for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()

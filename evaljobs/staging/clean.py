@@ -1,9 +1,9 @@
-"""Remove from a node's memory what nobody holds any more: `python -m evaljobs clean [--root DIR …] [--all]`.
+"""The `clean` verb: remove copies without a living precursor: `python -m evaljobs clean [--root DIR …] [--all]`.
 
-Rule: only what lies in our own home and has a name that we give; what is not ours is reported and left alone. A
-checkpoint with a living holder stays, unless `--all`. What a trial has mapped stays with it until it ends.
+Rules: only names that evalspan makes in this user's own home are removed; all else is reported and left alone. A copy
+whose precursor lives stays, unless `--all`. A trial keeps what it has mapped until it ends.
 
-It does not know: evaluations. Run as root it cleans root's own home, nobody else's.
+Called by `python -m evaljobs`. Run as root, it cleans root's own home and no other user's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from evaljobs.staging import owned_files, store
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import LOCK, Home
 
-READER_PATIENCE = 2.0  # seconds that a trial which is opening files gets before their names go
+READER_PATIENCE = 2.0  # seconds that a trial gets to finish opening files before the copy is removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What was done below one root. `kept`: checkpoints with living holders; `problems`: what was left alone, and why."""
+    """What was done below one root. `kept`: copies whose precursors live; `problems`: what was left alone, and why."""
 
     root: str
     freed_bytes: int = 0
@@ -37,9 +37,9 @@ class Cleaned:
 
 
 def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> Cleaned:
-    """Remove our checkpoints below `root` that have no living holder; with `everything` those that have one, too.
+    """Remove copies below `root` that have no living precursor; with `everything` those that have one, too.
 
-    Holders that live see that their checkpoint is gone and end.
+    A living precursor sees that its copy is gone, and ends.
     """
     try:
         with store.locked_home(root) as home:
@@ -58,9 +58,9 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
         if name == LOCK:
             continue
         if not ours and not name.startswith(store.RETIRED):
-            problems.append(f"{home.path / name} has no name that we give: it was left alone")
+            problems.append(f"{home.path / name} is none of evalspan's names: it was left alone")
             continue
-        if not everything and store.is_kept(home, name, now=now):
+        if ours and not everything and _is_held(home, name, now=now):
             kept.append(name)
             continue
         try:
@@ -71,6 +71,18 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
     return Cleaned(
         root=root, freed_bytes=freed, removed=tuple(removed), kept=tuple(kept), problems=tuple(problems)
     )
+
+
+def _is_held(home: Home, name: str, *, now: float) -> bool:
+    """Whether a living precursor has a lease in this checkpoint."""
+    try:
+        slot = owned_files.open_folder(home.fd, name, where=str(home.path))
+    except (FileNotFoundError, Refused):
+        return False
+    try:
+        return any(lease.alive for lease in store.leases_of(slot, now=now))
+    finally:
+        os.close(slot)
 
 
 def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:
@@ -86,10 +98,10 @@ def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:
 
 
 def clean_main(argv: Sequence[str]) -> int:
-    """The `clean` verb: prints one JSON object a root. Exit status 1 where something had to be left alone."""
+    """The `clean` verb: prints one JSON object a root. Exit status 1 where something was left alone."""
     parser = argparse.ArgumentParser(prog="python -m evaljobs clean", description=__doc__)
     parser.add_argument("--root", action="append", help="default: /dev/shm")
-    parser.add_argument("--all", action="store_true", help="what living holders hold, too")
+    parser.add_argument("--all", action="store_true", help="copies whose precursors live, too")
     chosen = parser.parse_args(argv)
     status = 0
     for root in chosen.root or ["/dev/shm"]:

@@ -1,8 +1,10 @@
-"""What the coordinator says by files on shared storage, seen from another host: its lease, and whether a job shall end.
+"""The coordinator's signs on shared storage, read from a node: its lease file, and files that tell a job to end.
 
-Rule: the lease has expired once the file's mtime has stood still for long enough by our own clock; clocks need not agree.
-A file that is away stands still, too. A storage error (ESTALE, EIO: a failover) is no news: neither that a file is there nor that it is not.
-It does not know: who holds what under the lease.
+Rules: the lease has expired once the file's mtime has not changed for long enough by the node's own clock, so clocks
+need not agree. A missing file counts as unchanged. A storage error (ESTALE, EIO: a failover) changes nothing: it says
+neither that a file is there nor that it is not.
+
+Called by `precursor.py`, `trial/hosted_trials.py` and `scoring/supervisor.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 
 
 class CoordinatorLease:
-    """`path` is touched by a living coordinator many times in `seconds`."""
+    """The lease file `path`, which a living coordinator touches many times in `seconds`."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path = path
@@ -20,7 +22,7 @@ class CoordinatorLease:
         self._seen, self._since = _mtime(path, None), time.monotonic()
 
     def expired(self) -> str:
-        """Why nobody will come back, or "" while somebody may."""
+        """Why the coordinator counts as gone, in one line; "" while it may be alive."""
         now, stamp = time.monotonic(), _mtime(self._path, self._seen)
         if stamp != self._seen:
             self._seen, self._since = stamp, now
@@ -30,7 +32,7 @@ class CoordinatorLease:
 
 
 def is_there(path: Path) -> bool | None:
-    """Is the file there? None where the storage cannot say: ask again."""
+    """Whether the file is there; None where storage answers with an error: try again."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,11 +1,11 @@
-"""Copy files at the speed of the hardware, hashing on the way.
+"""Copies of files at the speed of the hardware, hashed on the way.
 
-Rule: many readers fetch blocks at once where storage makes them wait (they hide its latency; without it they would only
-get into each other's way), up to `WIDTH` files are written side by side (the
-kernel takes one writer per tmpfs file at a time), and each block is hashed in its file's order while it is still in the
-cache. Targets are open descriptors: whoever opened them answers for where they lie.
+Rules: up to `WIDTH` files are written side by side, since the kernel takes one writer per tmpfs file at a time. Readers
+fetch blocks at once; more are started only while storage makes reads wait, for beyond that they would slow each other.
+Each block is hashed in its file's order while it is still in the processor's cache. Targets are open descriptors that
+the caller made. A source that changes meanwhile is found by size and mtime.
 
-It does not know: checkpoints, layouts, leases. Storage that changes under it is seen by size and mtime, never guessed.
+Called by `publish.py`: `copy_files` for a copy, `hash_file` to verify one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from evaljobs.staging.huge_pages import HugePages
 
 BLOCK = 1 << 20  # bytes: fits the second-level cache between its read, its write and its hash
 WIDTH = 4  # files in flight
-WAIT = 0.0005  # seconds that a read is off the processor before it counts as a wait for storage
-PATIENCE = (
-    2  # such reads in a row of one reader before it calls for another: one may just have been preempted
-)
+WAIT = 0.0005  # seconds off the processor after which a read counts as a wait for storage
+PATIENCE = 2  # waits in a row after which a reader starts another: a single one may be a preemption
 
 ReadBlock = Callable[
     [int, list[memoryview], int], int
@@ -37,7 +35,7 @@ ReadBlock = Callable[
 
 
 class SourceChanged(OperatorError):  # noqa: N818 (a fact about the source)
-    """A file of the source is gone or is no longer the one that was described."""
+    """A file of the source is gone or differs from its description."""
 
 
 class TargetFailed(Exception):  # noqa: N818 (a fact about the target)
@@ -57,12 +55,12 @@ class Copy:
     size: int
     mtime_ns: int
     target: int  # open for writing, already `size` bytes long
-    pages: HugePages | None = None  # told of each write before it is made
+    pages: HugePages | None = None  # prepared before each write
 
 
 @dataclass(slots=True)
 class _File:
-    """A file in flight: blocks that were written but wait for their turn to be hashed."""
+    """A file in flight. `waiting`: blocks that were written and wait for their turn to be hashed."""
 
     copy: Copy
     source: int
@@ -169,28 +167,24 @@ class _Crew:
         blocks = sum(-(-f.copy.size // block) for f in files)
         self.readers = max(1, min(readers, blocks))
         self.threads: list[threading.Thread] = []
-        # A buffer is taken before a ticket: the lowest unhashed block of a file is always in some reader's hands,
-        # so the buffers that wait for it come back and nobody starves.
-        self.buffers: queue.LifoQueue[mmap.mmap] = (
-            queue.LifoQueue()
-        )  # the last one used is still in the cache
+        # A reader takes a buffer before a ticket. So some reader always works on a file's lowest unhashed block, and
+        # the buffers that wait for that block come back. Last in, first out: the last one used is still in the cache.
+        self.buffers: queue.LifoQueue[mmap.mmap] = queue.LifoQueue()
         for _ in range(2 * self.readers):
             self.buffers.put(mmap.mmap(-1, block))
 
     def run(self) -> None:
-        """Start as many readers as there are processors; they call for more while storage keeps them waiting."""
+        """Start a reader for each processor; readers start more while storage makes them wait."""
         for _ in range(min(self.readers, len(os.sched_getaffinity(0)))):
-            self._hire()
-        for (
-            thread
-        ) in self.threads:  # grows while it is walked: whoever is hired is hired by one that is walked to
+            self._start_reader()
+        for thread in self.threads:  # grows meanwhile: only a reader that was not joined yet starts another
             thread.join()
         if self.error is not None:
             raise self.error
         if self.stop.is_set():
             raise Stopped("asked to stop while copying")
 
-    def _hire(self) -> None:
+    def _start_reader(self) -> None:
         with self.lock:
             if len(self.threads) < self.readers:
                 thread = threading.Thread(target=self._work, daemon=True)
@@ -205,20 +199,20 @@ class _Crew:
                 with self.lock:
                     ticket = None if self._ending() else next(self.tickets, None)
                 if ticket is None:
-                    self.buffers.put(buffer)  # the next idle reader sees the end, too
+                    self.buffers.put(buffer)  # so that the next reader that waits for a buffer ends, too
                     return
                 waits = waits + 1 if self._block(*ticket, buffer) else 0
                 if waits >= PATIENCE:
-                    self._hire()
+                    self._start_reader()
         except BaseException as error:  # noqa: BLE001 (carried to the caller's thread)
             self.error = self.error or error
-            self.buffers.put(mmap.mmap(-1, mmap.PAGESIZE))  # wakes whoever waits for a buffer, to see the end
+            self.buffers.put(mmap.mmap(-1, mmap.PAGESIZE))  # so that a reader that waits for a buffer ends
 
     def _ending(self) -> bool:
         return self.error is not None or self.stop.is_set()
 
     def _block(self, file: _File, index: int, buffer: mmap.mmap) -> bool:
-        """Copy one block; whether its read had to wait for storage (and not for a processor's work)."""
+        """Copy one block; whether its read waited for storage, and not for the processor."""
         offset = index * self.block
         length = min(self.block, file.copy.size - offset)
         view = memoryview(buffer)[:length]
@@ -240,7 +234,7 @@ class _Crew:
         return took > WAIT + 2 * worked
 
     def _hash(self, file: _File, index: int, buffer: mmap.mmap, length: int) -> None:
-        """Hash this block if it is its turn, and those that waited for it; otherwise leave it to whoever is before."""
+        """Hash this block if it is its turn, and those that waited for it; else the thread that hashes the file takes it."""
         with file.lock:
             file.waiting[index] = (buffer, length)
             if file.hashing:

@@ -1,9 +1,9 @@
-"""What a checkpoint's files say about themselves: safetensors headers, and the identity of the whole.
+"""Safetensors headers, and a checkpoint's identity: a digest of names, sizes, mtimes, headers and samples.
 
-Rule: a header and a few small samples are read, never a whole file, and with the standard library alone. Identity is
-a function of names, sizes, mtimes, headers and samples; it comes out the same from shared storage and from a copy.
+Rules: a header and a few small samples are read, never a whole file, and with the standard library alone. A checkpoint
+on shared storage and its copy have the same identity.
 
-It does not know: where checkpoints lie, what a model is, who asks.
+Called by `coordinator/intake/checkpoint.py` when a checkpoint is announced, and by `publish.py` for the copy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Huge pages for a file in a tmpfs, asked for by whoever fills it: two MiB at a time, before they are written.
+"""Huge pages for a file in a tmpfs, requested two MiB at a time before the bytes are written.
 
-MADV_COLLAPSE (Linux 6.1, madvise(2)) makes them whatever transparent_hugepage/shmem_enabled says, but for "deny". Getting 512
-small pages is most of what filling a tmpfs costs; a huge one that lies ready costs a fifth of that.
+MADV_COLLAPSE (Linux 6.1, madvise(2)) makes them for any setting of transparent_hugepage/shmem_enabled but "deny". Getting
+512 small pages is most of the cost of filling a tmpfs; a huge page that lies ready costs a fifth of that.
 
-Rule: nothing depends on it. Where the kernel cannot, or finds them only by moving other pages about, small ones are
-used from then on; a file's bytes are the same either way.
+Rule: nothing depends on huge pages. Where the kernel has none, or must move other pages to make one, the rest of the
+copy uses small ones. The file's bytes are the same either way; on other file systems nothing happens.
 
-It does not know: what is written, or by whom. Works on open files of a tmpfs; anywhere else it does nothing.
+Called by `publish.py` for each file, and by `copy.py` before each write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 EXTENT = 2 << 20  # bytes of a huge page (x86-64, and arm64 with 4 KiB pages)
 LAST = 8  # huge pages whose cost says whether the next ones are worth it
-DEAR = 0.0008  # seconds on the processor for one: what its small pages would cost (0.8 ms measured)
+DEAR = 0.0008  # processor seconds for one huge page above which small pages are cheaper (0.8 ms measured)
 _COLLAPSE = 25  # MADV_COLLAPSE; the standard library has no name for it yet
 _NONE, _FIXED, _NORESERVE = 0, 0x10, 0x4000  # PROT_NONE, MAP_FIXED, MAP_NORESERVE
 _FAILED = ctypes.c_void_p(-1).value
@@ -31,9 +31,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 @dataclass(slots=True)
 class Purse:
-    """What the last huge pages of one copy cost, all its files together.
+    """The cost of the last huge pages of one copy, all its files together.
 
-    `closed`: no more of them, for the kernel refused one, or has to make room for each and they are dearer than small ones.
+    `closed`: no more are requested, since the kernel refused one, or the last `LAST` cost more than small pages would.
     """
 
     last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
@@ -56,7 +56,7 @@ class HugePages:
         self.prepared: set[int] = set()
 
     def prepare(self, offset: int, length: int) -> None:
-        """See that the whole extents that these bytes lie in have huge pages. The caller has not written there yet."""
+        """Request huge pages for the extents of these bytes. The caller has not written there yet."""
         if self.purse.closed:
             return
         for start in range(offset // EXTENT * EXTENT, offset + length, EXTENT):
@@ -75,7 +75,7 @@ class HugePages:
 
 @contextmanager
 def huge_pages(descriptor: int, size: int, purse: Purse) -> Iterator[HugePages | None]:
-    """For an empty file of `size` bytes, open for reading and writing; None where there is nothing to be gained."""
+    """For an empty file of `size` bytes, open for reading and writing; None where huge pages cannot help."""
     libc = _libc()
     if libc is None or size < EXTENT or purse.closed:
         yield None

@@ -1,9 +1,9 @@
-"""Folders, locks and files that are ours, in places where others write too.
+"""Folders, locks and files of this user, in places where other users write too.
 
-Rule: everything is opened relative to an open folder and follows no link; what belongs to somebody else, or may be
-written by others, is refused in one line and left alone. Locks are the kernel's (flock): they end with their process.
+Rules: every name is opened relative to an open folder, and links are not followed. What belongs to another user, or is
+writable by others, is refused in one line and left alone. Locks are the kernel's (flock): they end with their process.
 
-It does not know: what the folders are for.
+Called by every module of this room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Refused(Exception):  # noqa: N818 (a fact about the node)
 
 
 def open_root(root: str | Path) -> int:
-    """A descriptor of `root`, a folder in which nobody else can rename or replace what is ours. Raises Refused."""
+    """A descriptor of `root`, where other users can neither rename nor replace our files. Raises Refused."""
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -74,7 +74,7 @@ def names_in(folder: int) -> list[str]:
 
 
 def open_lock(parent: int, name: str) -> int:
-    """Open a lock file in a folder of ours, made if need be."""
+    """Open a lock file in an open folder, made if it is missing."""
     return os.open(name, FILE_FLAGS | os.O_CREAT, 0o600, dir_fd=parent)
 
 
@@ -106,7 +106,10 @@ def flock_within(descriptor: int, seconds: float, *, shared: bool = False) -> bo
 
 
 def remove_tree(parent: int, name: str) -> int:
-    """Remove `name` and all below it. Links are removed, never followed. Somebody else removing it, too, is fine."""
+    """Remove `name` and all below it; gives the bytes freed. Links are removed, never followed.
+
+    Another process may remove the same names meanwhile.
+    """
     freed = 0
     try:
         folder = os.open(name, DIR_FLAGS, dir_fd=parent)
@@ -130,7 +133,7 @@ def remove_tree(parent: int, name: str) -> int:
 
 
 def read_json(parent: int, name: str) -> dict[str, object] | None:
-    """A small JSON object of ours; None where there is none or it is unreadable."""
+    """A small JSON object in an open folder; None where it is missing or unreadable."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         with os.fdopen(descriptor, "rb") as file:

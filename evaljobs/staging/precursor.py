@@ -1,13 +1,14 @@
-"""The precursor: bring a checkpoint into this node's memory once, hold it, and leave nothing behind.
+"""The precursor: the job that stages a checkpoint into its node's memory, holds it there, and clears it.
 
     join (a lease) -> lock -> whole copy there? verify it : copy and publish it -> Staged -> hold -> leave -> Cleared
 
-Rules: bytes leave shared storage once per node, whoever comes second waits for the first or takes over from a dead one.
-Nothing is published before its sizes, hashes and identity are those that were announced. A root that cannot be used
-is named with its reason and the next one is tried; past the last, trials read storage. Files of a retired checkpoint
-are written over only when the kernel says that no process has them open or mapped.
+Rules:
+- The bytes of a checkpoint leave shared storage once per node. A second precursor waits for the first, and copies
+  in its place if the first dies.
+- A copy is published only when its sizes, hashes and identity are those that were announced.
+- A root that cannot be used is named with its reason and the next one is tried. Past the last, trials read storage.
 
-It does not know: Slurm, models, who decides. `reading` is the trial's side of it, `node_requests` what lies beside it.
+Called by `python -m evaljobs stage`. `trial/hosted_trials.py` stages and clears through it inside its own job.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
 from evaljobs.staging import owned_files, publish, store
 from evaljobs.staging.capacity import room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
-from evaljobs.staging.node_requests import Shelf
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import Slot
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # between two looks for the release file
 RELEASED = "released"
-READER_PATIENCE = 10.0  # seconds that a trial gets to end (or to finish opening files) before the names go
-MARGIN = 64 << 20  # bytes left free on a root
+READER_PATIENCE = (
+    10.0  # seconds that trials get to end, or to finish opening files, before the copy is removed
+)
+MARGIN = 64 << 20  # bytes that stay free on a root beside a copy
 ENGINE_MODULES = {
     "hf": ("torch", "transformers", "lm_eval.models.huggingface"),
     "vllm": ("vllm", "lm_eval.models.vllm_causallms"),
@@ -51,21 +52,15 @@ ENGINE_MODULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A staged checkpoint and the lease that keeps it (None: read from storage, nothing is held)."""
+    """A staged checkpoint and the slot with our lease. `slot` is None where trials read the weights from storage."""
 
     spec: StageSpec
     staged: Staged
     slot: Slot | None
 
-    def shelf(self) -> Shelf | None:
-        """Where request sets are kept beside the weights; None where they are not to be."""
-        if self.slot is None or not self.spec.requests_mb:
-            return None
-        return Shelf(spec=self.spec, slot=self.slot)
 
-
-class NoRoomAheadError(RetryError):
-    """The share of this node's memory that may be used before there are GPUs is too small."""
+class NoRoomForPrefetchError(RetryError):
+    """The share of this node's memory that a prefetch may use is too small for the checkpoint."""
 
 
 def say(text: str) -> None:
@@ -77,16 +72,16 @@ def say(text: str) -> None:
 
 
 def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holding:
-    """Stage on the first usable root of `spec.roots`, else leave it to storage. The caller ends it with `clear`.
+    """Stage on the first usable root of `spec.roots`, else leave the weights on storage. The caller ends it with `clear`.
 
-    Raises SourceChanged (operator), Stopped (asked to), OSError (storage could not be read; try again).
+    Raises SourceChanged (an operator must act), Stopped (`stop` was set), OSError (storage cannot be read; try again).
     """
     stop = stop if stop is not None else threading.Event()
     started = time.monotonic()
     reasons: list[str] = []
     for root in spec.roots:
         try:
-            slot, copy = _stage_on(root, spec, stop)
+            slot, copied, notes = _stage_on(root, spec, stop)
         except (Refused, TimeoutError, copying.TargetFailed) as error:
             reasons.append(str(error))
             say(f"cannot stage on {root}: {error}")
@@ -97,16 +92,13 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
             path=str(slot.model),
             rung=room(root).rung,
             bytes=spec.checkpoint.bytes,
-            storage_bytes=copy.storage_bytes,
+            storage_bytes=copied,
             seconds=time.monotonic() - started,
-            recycled=copy.recycled,
-            why="; ".join((*reasons, *copy.notes)),
+            why="; ".join((*reasons, *notes)),
         )
         return Holding(spec=spec, staged=staged, slot=slot)
     if spec.share is not None:
-        raise NoRoomAheadError(
-            "not staged ahead of its GPUs: " + ("; ".join(reasons) or "no root is configured")
-        )
+        raise NoRoomForPrefetchError("not prefetched: " + ("; ".join(reasons) or "no root is configured"))
     check_storage(spec.checkpoint)
     staged = Staged(
         name=spec.name,
@@ -128,21 +120,22 @@ def check_storage(checkpoint: CheckpointSpec) -> None:
         copying.check_source(path, path, file.size, file.mtime_ns)
 
 
-def holder_token(spec: StageSpec) -> str:
-    """Name of a holder's lease: the same for a job and its requeued self, another for any other job."""
+def lease_token(spec: StageSpec) -> str:
+    """Name of a precursor's lease: a requeued job has the same as before, each other job another."""
     return f"{spec.name}@{spec.evaluation_dir}"
 
 
-def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, publish.Published]:
+def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
+    """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
     if not spec.checkpoint.files:
         raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
-        slot = store.join(root, spec.checkpoint.digest, holder_token(spec), lease_seconds=spec.lease_seconds)
+        slot = store.join(root, spec.checkpoint.digest, lease_token(spec), lease_seconds=spec.lease_seconds)
     except OSError as error:
         raise Refused(f"{root}: {error.strerror or error}") from error
     try:
         with _only_stager(slot, stop):
-            return slot, _publish(slot, spec, stop)
+            return slot, *_publish(slot, spec, stop)
     except BaseException:
         store.leave(slot, patience=0.0)
         raise
@@ -150,7 +143,7 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
 
 @contextlib.contextmanager
 def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
-    """Be the one process that copies or verifies here: wait for another, take over from a dead one."""
+    """Hold the stage lock, which one process has at a time: a living one is waited for, a dead one has lost it."""
     lock = owned_files.open_lock(slot.fd, store.STAGE_LOCK)
     try:
         said = False
@@ -166,28 +159,24 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
         os.close(lock)
 
 
-def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> publish.Published:
-    """Verify the copy that is there, or make one. `slot` is locked by us."""
+def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, list[str]]:
+    """Verify the copy that is there, or make one; bytes that left storage, and notes. The caller holds the stage lock."""
     notes: list[str] = []
     if publish.is_published(slot):
         bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
         if not bad:
-            return publish.Published(storage_bytes=0, recycled=False)
+            return 0, notes
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
         say(notes[-1])
         publish.withdraw(slot)
-    spares = publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
+    publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
     progress = _Progress(slot, spec.checkpoint.bytes)
-    copy = publish.copy_in(
-        slot, spec.checkpoint, spares, readers=spec.readers, stop=stop, progress=progress.add
-    )
-    return publish.Published(
-        storage_bytes=copy.storage_bytes, recycled=copy.recycled, notes=(*notes, *copy.notes)
-    )
+    publish.copy_in(slot, spec.checkpoint, readers=spec.readers, stop=stop, progress=progress.add)
+    return spec.checkpoint.bytes, notes
 
 
 class _Progress:
-    """Bytes written so far, said now and then; the lease is renewed on the way (a slow copy is no dead one)."""
+    """Counts the bytes written. Every `every` seconds it logs them and renews the lease, so that a slow copy keeps it."""
 
     def __init__(self, slot: Slot, total: int, every: float = 5.0) -> None:
         self.slot, self.total, self.every = slot, total, every
@@ -209,10 +198,9 @@ class _Progress:
 
 
 def hold(holding: Holding, stop: threading.Event) -> str:
-    """Hold until released, told to stop, or nobody will come back; the reason."""
+    """Hold until the release file is there, `stop` is set, the coordinator's lease ends or the copy is gone; the reason."""
     spec = holding.spec
-    paths, shelf = EvaluationPaths(spec.evaluation_dir), holding.shelf()
-    release = paths.release_file(spec.name)
+    release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
     renewed = time.monotonic()
     while True:
@@ -220,64 +208,22 @@ def hold(holding: Holding, stop: threading.Event) -> str:
             return RELEASED
         if stop.is_set():
             return "terminated"
-        if nobody := lease.expired():
-            return nobody
+        if expired := lease.expired():
+            return expired
         now = time.monotonic()
         if holding.slot is not None:
             if holding.slot.lost():
-                return f"somebody removed {holding.slot.path} or our lease in it"
+                return f"{holding.slot.path} or our lease in it was removed by another process"
             if now - renewed > min(30.0, spec.lease_seconds / 10):
                 holding.slot.renew()
                 renewed = now
-        if shelf is not None:
-            keep_requests(shelf, stop)
         stop.wait(POLL_SECONDS)
 
 
-def keep_requests(shelf: Shelf, stop: threading.Event) -> None:
-    """Bring the request sets that were named since the last time, and tell of it."""
-    done = shelf.refresh(stop)
-    if done is not None:
-        say(f"{done.sets} request sets are beside the weights: {done.bytes} bytes {done.why}")
-        write_outcome(EvaluationPaths(shelf.spec.evaluation_dir), done)
-
-
 def clear(holding: Holding, reason: str) -> Cleared:
-    """Give the lease back; the last holder frees the memory."""
-    freed, shelf = 0, holding.shelf()
-    if holding.slot is not None:
-        freed += shelf.clear() if shelf is not None else 0
-        freed += store.leave(holding.slot, patience=READER_PATIENCE)
+    """Give the lease back; the last precursor of this checkpoint here frees the memory."""
+    freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
-
-
-def released_for(spec: StageSpec) -> float:
-    """Seconds that whoever released this holder wants its pages kept for another checkpoint."""
-    try:
-        said = EvaluationPaths(spec.evaluation_dir).release_file(spec.name).read_bytes()
-        return Release.model_validate_json(said).linger_seconds if said else 0.0
-    except (OSError, ValueError):
-        return 0.0
-
-
-def hand_over(
-    holding: Holding, reason: str, seconds: float, stop: threading.Event, told: Callable[[Cleared], object]
-) -> Cleared:
-    """As `clear`, but the last holder stays for `seconds` with its files retired, for another checkpoint to take over.
-
-    Writing over pages is some 3x faster than getting fresh ones. `told` hears of it once they are retired: the evaluation
-    need not wait for the rest. `stop` cuts it short.
-    """
-    if holding.slot is None or stop.is_set() or seconds <= 0:
-        return clear(holding, reason)
-    shelf = holding.shelf()
-    freed = shelf.clear() if shelf is not None else 0
-    name, node = holding.spec.name, holding.spec.node
-    waits = Cleared(name=name, node=node, freed_bytes=freed, reason=reason, lingers=seconds)
-    freed += publish.linger(
-        holding.slot, seconds, stop, patience=READER_PATIENCE, retired=partial(told, waits)
-    )
-    return Cleared(name=name, node=node, freed_bytes=freed, reason=reason)
 
 
 def preimport_modules(engine: str | None) -> Sequence[str]:
@@ -287,7 +233,7 @@ def preimport_modules(engine: str | None) -> Sequence[str]:
 
 @contextlib.contextmanager
 def preimporting(engine: str | None) -> Iterator[None]:
-    """Import the engine once in a process of its own, so that the files are in the page cache and no memory stays."""
+    """Import the engine once in a child process: trials find its files in the page cache, and no memory stays used."""
     modules = preimport_modules(engine)
     if not modules:
         yield
@@ -308,7 +254,7 @@ def preimporting(engine: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or SIGINT sets; the handlers are put back at the end."""
+    """An event that SIGTERM or SIGINT sets. The earlier handlers are restored at the end."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -322,7 +268,7 @@ def stopping_on_signals() -> Iterator[threading.Event]:
 
 
 def failure(error: Exception, *, name: str, node: str, job: Literal["stage", "host"] = "stage") -> Failed:
-    """What a failed staging says, by who must act."""
+    """The outcome of a failed staging; `blame` says who must act."""
     match error:
         case copying.SourceChanged():
             text = f"the checkpoint changed or vanished while it was staged: {error}; evaluate it again"
@@ -348,15 +294,14 @@ def main(spec: StageSpec) -> int:
             say(failed.error)
             write_outcome(paths, failed)
             return 1
-        reason = "the holder failed"
+        reason = "the precursor failed"
         try:
             say(f"staged: {holding.staged.model_dump_json()}")
             write_outcome(paths, holding.staged)
             with preimporting(spec.preimport):
                 reason = hold(holding, stop)
         finally:
-            seconds = released_for(spec) if reason == RELEASED else 0.0
-            cleared = hand_over(holding, reason, seconds, stop, lambda waits: write_outcome(paths, waits))
+            cleared = clear(holding, reason)
             say(f"cleared {cleared.freed_bytes} bytes: {reason}")
         write_outcome(paths, cleared)
     return 0

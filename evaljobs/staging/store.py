@@ -1,30 +1,33 @@
-"""Our corner of a node's memory: who may use it, who holds what in it, and how it is given back.
+"""Our folder in a node's memory: its layout, its locks, the precursors' leases in it, and the trials' lock on a copy.
 
     <root>/evalspan-<uid>/          0700, ours, no link; `lock` guards every change of names below it
         <digest>/                   a checkpoint
             stage.lock              held (flock) by the one process that copies or verifies
             readers.lock            held shared by each process that maps the weights
-            leases/<token>.json     held (flock) by each holder while it lives; its mtime is renewed
-            incoming/               half-written; never read
+            leases/<token>.json     held (flock) by each precursor while it lives; its mtime is renewed
+            incoming/               half-written; trials do not read it
             model/                  the files, whole once manifest.json exists
             manifest.json           written last: sizes and hashes
-        retired-<digest>-<nonce>/   nobody's: a later checkpoint may take its files over, anybody may remove it
+        retired-<digest>-<nonce>/   out of use: any of our processes may remove it
 
-Rules: names change only under `lock`. A checkpoint with a living lease is not touched by others. What is not ours
-(another owner, a link, a name that others may write to) is refused and left alone. Locks are the kernel's, so a killed
-holder lets go at once; its lease file says until when its copy is kept for a successor.
+Rules: names change only under `lock`. A checkpoint with a living lease is not touched by other jobs. What another
+user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed process
+end at once. A dead precursor's lease file says until when its copy stays for a successor.
 
-It does not know: what is copied, from where, or why. Works on any file system with flock and O_NOFOLLOW.
+Called by `precursor.py`, `publish.py`, `clean.py` and `node_probe.py`; by `trial/trial.py` for `reading`. Needs a file
+system with flock and O_NOFOLLOW.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,7 +76,7 @@ def _lock_home(
 ) -> int | None:
     """Open and lock the home, to be closed with `stack`; None where it was removed meanwhile.
 
-    Whoever empties a home removes it: then the lock that was waited for is no longer its lock.
+    A process that empties a home removes it: a lock that was waited for until then is no longer the home's.
     """
     name = home_name(os.geteuid())
     with contextlib.ExitStack() as attempt:
@@ -85,7 +88,9 @@ def _lock_home(
             return None  # removed between the two openings
         attempt.callback(os.close, lock)
         if not flock_within(lock, deadline - time.monotonic()):
-            raise TimeoutError(f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see who holds it")
+            raise TimeoutError(
+                f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see which process holds it"
+            )
         if not still_there(lock, home, LOCK) or not still_there(home, parent, name):
             return None
         stack.push(attempt.pop_all())
@@ -117,7 +122,7 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A holder of a checkpoint. `alive`: its process lives. `expired`: a dead one's copy is kept for nobody."""
+    """A precursor's lease in a checkpoint. `alive`: its process lives. `expired`: after its death the copy may go."""
 
     token: str
     alive: bool
@@ -126,7 +131,7 @@ class Lease:
 
 
 def boot_id() -> str:
-    """This boot's id: leases on a disk outlive a reboot, their holders do not."""
+    """This boot's id: leases on a disk outlive a reboot, their precursors do not."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -136,7 +141,7 @@ def _pid_start(pid: int) -> int:
 
 
 def lease_record(lease_seconds: float) -> dict[str, object]:
-    """What a lease says of its holder; for people and for `doctor` (life itself is told by the lock)."""
+    """What a lease file says of its precursor, for people and `doctor`. Whether it lives is read from the lock."""
     return {
         "job_id": os.environ.get("SLURM_JOB_ID", ""),
         "boot_id": boot_id(),
@@ -147,7 +152,7 @@ def lease_record(lease_seconds: float) -> dict[str, object]:
 
 
 def _write_lease(leases: int, token: str, record: dict[str, object]) -> int:
-    """Leave a lease and hold its lock. The file is locked before it has its name: nobody sees it unheld."""
+    """Write a lease file and hold its lock. The file is locked before it has its name, so it is never seen unlocked."""
     temp = f".{token}.{secrets.token_hex(4)}"
     descriptor = os.open(temp, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=leases)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -192,7 +197,7 @@ def leases_of(slot: int, *, now: float) -> list[Lease]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A checkpoint's folder that we hold a lease in: it stays until we leave. `lease` is the open lease file."""
+    """A checkpoint's folder with this process's lease in it, which keeps it. `lease` is the open lease file."""
 
     root: Path
     digest: str
@@ -209,7 +214,7 @@ class Slot:
         os.utime(self.lease)
 
     def has_lease(self) -> bool:
-        """Whether the lease file by our name is still the one that we hold."""
+        """Whether the lease file of our token is still the one that this process locked."""
         try:
             named = os.stat(f"{LEASES}/{self.token}.json", dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -217,7 +222,7 @@ class Slot:
         return os.path.samestat(named, os.fstat(self.lease))
 
     def lost(self) -> bool:
-        """Somebody (an operator, an epilog) removed the folder or our lease under us."""
+        """Whether another process (`clean --all`, an epilog) has removed the folder or our lease."""
         return not self.has_lease() or not self.path.exists()
 
     def close(self) -> None:
@@ -246,9 +251,9 @@ def join(root: str | Path, digest: str, token: str, *, lease_seconds: float) -> 
 
 
 def leave(slot: Slot, *, patience: float = 10.0) -> int:
-    """Give the lease back; the last living holder removes the checkpoint. Gives the bytes freed.
+    """Give the lease back; the last living precursor removes the checkpoint. Gives the bytes freed.
 
-    Readers get `patience` seconds to end; then the names go, while what they have mapped stays theirs.
+    Trials get `patience` seconds to end; then the names go, and each trial keeps what it has mapped.
     """
     try:
         with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
@@ -265,11 +270,12 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
 
 
 @contextlib.contextmanager
-def readers_gone(slot: int, seconds: float) -> Iterator[bool]:
-    """Wait until no process reads this checkpoint and keep new ones out; whether that came true within `seconds`."""
+def readers_gone(slot: int, seconds: float) -> Iterator[None]:
+    """Wait until no process reads this checkpoint, `seconds` at most, and keep new readers out."""
     lock = open_lock(slot, READERS_LOCK)
     try:
-        yield flock_within(lock, seconds)
+        flock_within(lock, seconds)
+        yield
     finally:
         os.close(lock)
 
@@ -281,52 +287,13 @@ def retire(home: Home, digest: str) -> str:
     return name
 
 
-def retire_part(home: Home, slot: Slot, part: str) -> None:
-    """Take one folder of our checkpoint (a half-written copy) out of use, like a checkpoint of its own."""
-    name = f"{RETIRED}{slot.digest}-{secrets.token_hex(4)}"
-    with contextlib.suppress(FileNotFoundError):
-        os.stat(part, dir_fd=slot.fd, follow_symlinks=False)
-        os.mkdir(name, 0o700, dir_fd=home.fd)
-        os.rename(part, home.path / name / part, src_dir_fd=slot.fd)
+def remove_abandoned(home: Home, *, now: float, keep: str, even_unexpired: bool = False) -> None:
+    """Remove what is left of retired checkpoints, and each checkpoint but `keep` whose precursors are all dead.
 
-
-def retire_held(slot: Slot, *, patience: float) -> str | None:
-    """Retire a checkpoint of which we are the last holder, keeping our lease in it; None where we are not."""
-    with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
-        others = [x for x in leases_of(slot.fd, now=time.time()) if x.alive and x.token != slot.token]
-        if not others and not slot.lost():
-            with readers_gone(slot.fd, patience):
-                return retire(home, slot.digest)
-    return None
-
-
-def is_kept(home: Home, name: str, *, now: float) -> bool:
-    """Whether a living holder waits for somebody to take a retired checkpoint's files over."""
-    try:
-        folder = open_folder(home.fd, name, where=str(home.path))
-    except (FileNotFoundError, Refused):
-        return False
-    try:
-        return any(x.alive for x in leases_of(folder, now=now))
-    finally:
-        os.close(folder)
-
-
-def checkpoints(home: Home) -> list[str]:
-    """Names of the checkpoint folders of a home."""
-    return [n for n in names_in(home.fd) if DIGEST.fullmatch(n)]
-
-
-def retired(home: Home) -> list[str]:
-    """Names of what is left of retired checkpoints."""
-    return [n for n in names_in(home.fd) if n.startswith(RETIRED)]
-
-
-def retire_abandoned(home: Home, *, now: float, keep: str = "", even_unexpired: bool = False) -> list[str]:
-    """Retire each checkpoint but `keep` whose holders are all dead and (unless `even_unexpired`) past their lease."""
-    gone: list[str] = []
-    for digest in checkpoints(home):
-        if digest == keep:
+    The copy of a dead one stays until its lease ends, for its successor, unless `even_unexpired`.
+    """
+    for digest in names_in(home.fd):
+        if digest == keep or not DIGEST.fullmatch(digest):
             continue
         with contextlib.suppress(Refused, FileNotFoundError):
             slot = open_folder(home.fd, digest, where=str(home.path))
@@ -335,5 +302,82 @@ def retire_abandoned(home: Home, *, now: float, keep: str = "", even_unexpired: 
             finally:
                 os.close(slot)
             if not held:
-                gone.append(retire(home, digest))
-    return gone
+                retire(home, digest)
+    for name in names_in(home.fd):
+        if name.startswith(RETIRED):
+            remove_tree(home.fd, name)
+
+
+# --- the trial's side ------------------------------------------------------------------------------------------------
+
+
+class NotStaged(FileNotFoundError):  # noqa: N818 (a fact about a path)
+    """A staged path without a whole copy (not yet, or no more)."""
+
+
+def slot_of(model_path: str | Path) -> Path | None:
+    """The checkpoint folder that a staged model path lies in; None where the path is not staged."""
+    path = Path(model_path)
+    ours = (
+        path.name == MODEL
+        and DIGEST.fullmatch(path.parent.name)
+        and re.fullmatch(r"evalspan-\d+", path.parent.parent.name)
+    )
+    return path.parent if ours else None
+
+
+@contextlib.contextmanager
+def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Hold the readers' lock on staged weights, so that their names stay until they are loaded; nothing for other paths.
+
+    A trial holds it until it ends. Waits up to `wait_seconds` for a copy under way, with progress in the log. Raises
+    NotStaged.
+    """
+    slot = slot_of(model_path)
+    if slot is None:
+        yield
+        return
+    deadline, said = time.monotonic() + wait_seconds, 0.0
+    while (lock := _reader_lock(slot)) is None:
+        if time.monotonic() >= deadline:
+            raise NotStaged(errno.ENOENT, "no whole staged checkpoint", str(model_path))
+        if time.monotonic() - said > 5.0:
+            said = time.monotonic()
+            said_now = f"waiting for {model_path}: {_copied(slot) / 1e9:.2f} GB are there"
+            print(time.strftime("%H:%M:%S"), said_now, file=sys.stderr, flush=True)  # noqa: T201
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _reader_lock(slot: Path) -> int | None:
+    """A shared lock on a whole copy; None where there is none (yet)."""
+    path = slot / READERS_LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if (
+            os.fstat(lock).st_uid == os.geteuid()
+            and try_flock(lock, shared=True)
+            and os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False))
+            and (slot / MANIFEST).exists()
+        ):
+            kept, lock = lock, -1
+            return kept
+    except FileNotFoundError:
+        return None
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    return None
+
+
+def _copied(slot: Path) -> int:
+    """Bytes of a copy under way (pages that are written, not the files' sizes)."""
+    with contextlib.suppress(OSError):
+        return sum(f.stat().st_blocks * 512 for f in (slot / INCOMING).rglob("*"))
+    return 0

@@ -116,11 +116,8 @@ def _wait(
     """Wait until all trials have ended or `stop` is set, and renew the lease meanwhile."""
     renewed = time.monotonic()
     reported: set[int] = set()
-    shelf = holding.shelf()
     while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
         _report_dead(trial, children, reported)
-        if shelf is not None:
-            precursor.keep_requests(shelf, stop)
         if holding.slot is not None and time.monotonic() - renewed > 30.0:
             holding.slot.renew()
             renewed = time.monotonic()

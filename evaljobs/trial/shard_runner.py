@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
@@ -19,35 +19,19 @@ from evaljobs.contract.storage import read_record
 from evaljobs.lmeval.batches import Batch, decode_batch
 from evaljobs.trial import engine
 
-T = TypeVar("T")
-
 
 class RequestSet:
-    """The batches of one leaf task on disk, at one batch size.
+    """The batches of one leaf task on disk, at one batch size."""
 
-    `copy`: a nearer folder with the same files, checked by its writer; without it `folder` is read.
-    """
-
-    def __init__(self, folder: str | Path, batch_size: int, *, copy: Path | None = None) -> None:
-        self._places = [Path(place) for place in (copy, folder) if place is not None]
-        self._batch_size = batch_size
-        self.index = self._nearest(lambda place: read_record(batch_index_file(place, batch_size), BatchIndex))
+    def __init__(self, folder: str | Path, batch_size: int) -> None:
+        self._file = batch_file(folder, batch_size)
+        self.index = read_record(batch_index_file(folder, batch_size), BatchIndex)
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
         """Batches first..end-1, all read before the first is run: storage does not delay inference."""
         start, stop = self.index.offsets[first], self.index.offsets[end]
-        data = self._nearest(lambda place: _bytes(batch_file(place, self._batch_size), start, stop))
-        for line in data.splitlines():
+        for line in _bytes(self._file, start, stop).splitlines():
             yield decode_batch(line)
-
-    def _nearest(self, read: Callable[[Path], T]) -> T:
-        """What `read` returns for the copy while it exists, then for the folder itself."""
-        while len(self._places) > 1:
-            try:
-                return read(self._places[0])
-            except OSError:
-                del self._places[0]
-        return read(self._places[0])
 
 
 def _bytes(path: Path, start: int, stop: int) -> bytes:

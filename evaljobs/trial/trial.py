@@ -29,8 +29,7 @@ from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
 from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
-from evaljobs.staging import node_requests
-from evaljobs.staging.reader import NotStaged, reading, slot_of
+from evaljobs.staging.store import NotStaged, reading, slot_of
 from evaljobs.trial import engine
 from evaljobs.trial.shard_runner import RequestSet, run_shard
 
@@ -140,7 +139,6 @@ class Trial:
         self._sets: dict[str, str] = dict(spec.request_sets)
         self._open: dict[str, RequestSet] = {}
         self._batch_size = spec.batch_size
-        self._slot = slot_of(spec.model_path)
         self._terminated = False
         self._uninterruptible = False
 
@@ -187,7 +185,7 @@ class Trial:
     # --- the work ------------------------------------------------------------------------------------------------
 
     def _work(self) -> str:
-        slot = self._slot
+        slot = slot_of(self.spec.model_path)
         seen = slot is None or slot.exists()
         patience = STAGING_PATIENCE_SECONDS if seen else UNSEEN_PATIENCE_SECONDS
         with contextlib.ExitStack() as held:
@@ -307,9 +305,7 @@ class Trial:
     def _request_set(self, task: str) -> RequestSet:
         if task not in self._open:
             assert self._batch_size != "auto"
-            folder = self._sets[task]
-            copy = node_requests.copy_of(self._slot, self.spec.evaluation_dir, folder, self._batch_size)
-            self._open[task] = RequestSet(folder, self._batch_size, copy=copy)
+            self._open[task] = RequestSet(self._sets[task], self._batch_size)
         return self._open[task]
 
     # --- queue ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Ratios of staging on this machine, all in one run: against cp, dd and parallel cp, recycled, and behind latency.
+"""Ratios of staging on this machine, all in one run: against cp, dd and parallel cp, and behind latency.
 
 Rule: ways alternate within a round and the best round of each counts, so that a busy machine slows them alike. The
-source is in the page cache; the targets are fresh tmpfs pages unless a row says recycled. Rates are bytes a second.
+source is in the page cache; the targets are fresh tmpfs pages. Rates are bytes a second.
 
 It does not know: your storage. The latency rows add 5 ms to each block read, for one stream and for ours alike.
 """
@@ -26,7 +26,7 @@ from bench.harness import command, option, timed
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.staging import copy as copying
-from evaljobs.staging import precursor, store
+from evaljobs.staging import precursor
 
 MIB = 1 << 20
 LATENCY = 0.005  # seconds a block
@@ -86,13 +86,6 @@ def make(folder: Path, size: int, shards: int) -> CheckpointSpec:
     return inspect(folder)
 
 
-def retouch(checkpoint: CheckpointSpec) -> CheckpointSpec:
-    """The same weights as a later step: another identity, the same sizes."""
-    for file in checkpoint.files:
-        os.utime(Path(checkpoint.source) / file.name)
-    return inspect(checkpoint.source)
-
-
 class Bench:
     """One run below a scratch folder (the storage) and a root (node memory)."""
 
@@ -114,19 +107,12 @@ class Bench:
         finally:
             shutil.rmtree(target)
 
-    def staged(self, *, recycled: bool) -> float:
-        """Stage once, over a retired copy's pages or into fresh ones; seconds, of the whole and not of the copy alone."""
-        if recycled:
-            holding = precursor.stage_only(self.spec(self.checkpoint, "old"))
-            with store.locked_home(self.root) as home:
-                store.retire(home, self.checkpoint.digest)
-            holding.slot.close() if holding.slot else None
-            self.checkpoint = retouch(self.checkpoint)
+    def staged(self) -> float:
+        """Stage once; seconds, of the whole and not of the copy alone."""
         started = time.perf_counter()
         holding = precursor.stage_only(self.spec(self.checkpoint, "new"))
         seconds = time.perf_counter() - started
         assert holding.staged.rung == "shm", holding.staged.why
-        assert holding.staged.recycled is recycled
         precursor.clear(holding, "bench")
         return seconds
 
@@ -139,8 +125,7 @@ class Bench:
             "cp": lambda: self.plain([one], 1),
             "dd": lambda: self.plain(dd, 1),
             "parallel_cp": lambda: self.plain(each, len(os.sched_getaffinity(0))),
-            "fresh": lambda: self.staged(recycled=False),
-            "recycled": lambda: self.staged(recycled=True),
+            "staged": self.staged,
         }
         best = dict.fromkeys(ways, float("inf"))
         order = list(ways)
@@ -254,8 +239,7 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             "shards": said.shards,
             "rates": rates,
             "latency_rates": slow,
-            "fresh_over_best": rates["fresh"] / best,
-            "recycled_over_cp": rates["recycled"] / rates["cp"],
+            "staged_over_best": rates["staged"] / best,
             "latency_ours_over_single": slow["ours"] / slow["single_stream"],
             "storage_over_model_bytes": bench.storage_ratio(),
         }

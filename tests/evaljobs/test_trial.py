@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from served import served_work
 
-from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
 from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
@@ -25,7 +24,6 @@ from evaljobs.contract.specs import (
     BuildSpec,
     LaneSpec,
     ModelOptions,
-    StageSpec,
     SuiteSpec,
     TaskEntry,
     TrialSpec,
@@ -33,7 +31,6 @@ from evaljobs.contract.specs import (
 from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic, write_record
 from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 from evaljobs.requests import build as requests
-from evaljobs.staging import precursor
 from evaljobs.trial import engine
 from evaljobs.trial import trial as trial_module
 from evaljobs.trial.shard_runner import RequestSet, run_shard
@@ -274,36 +271,6 @@ def test_a_trial_gives_its_gpu_back_where_redis_stays_away(evaluation: Evaluatio
     assert trial.run() == 0
     assert 580.0 < slept[0] <= 600.0
     assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "queue-lost"
-
-
-@pytest.mark.model
-def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_path: Path) -> None:
-    """With copies beside the staged weights, every shard runs although storage lacks the sets."""
-    told = evaluation.paths.request_sets
-    write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
-    root = tmp_path / "memory"
-    root.mkdir(mode=0o700)
-    spec = StageSpec(
-        name="stage",
-        evaluation_dir=str(evaluation.paths.root),
-        node="here",
-        checkpoint=inspect(evaluation.model),
-        roots=(str(root),),
-        lease_file=str(tmp_path / "lease"),
-        requests_mb=1,
-        request_sets_file=str(told),
-    )
-    holding = precursor.stage_only(spec)
-    shelf = holding.shelf()
-    assert shelf is not None
-    assert shelf.refresh() is not None
-    shutil.rmtree(evaluation.sets[TASK])
-    evaluation.fill()
-    trial = evaluation.spec(model_path=holding.staged.path)
-    assert Trial(trial, trial.lanes[0]).run() == 0
-    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
-    precursor.clear(holding, "test")
-    assert list(root.iterdir()) == []
 
 
 @pytest.mark.model

@@ -272,7 +272,7 @@ def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: Node, fits: 
         failed = world.outcome("failed")
         assert isinstance(failed, Failed)
         assert failed.blame == "retry"
-        assert "not staged ahead of its GPUs" in failed.error
+        assert "not prefetched" in failed.error
     assert world.nothing_left()
 
 

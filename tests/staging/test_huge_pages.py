@@ -34,11 +34,11 @@ def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
     spec = world.spec(checkpoint, roots=(str(place),))
     path = world.paths.spec(spec.name)
     path.write_text(spec.model_dump_json())
-    holder = subprocess.Popen([*own, sys.executable, "-m", "evaljobs", "stage", str(path)], cwd=ROOT)
+    precursor = subprocess.Popen([*own, sys.executable, "-m", "evaljobs", "stage", str(path)], cwd=ROOT)
     try:
         staged = world.staged()
         assert (staged.rung, staged.storage_bytes) == ("shm", checkpoint.bytes)
-        seen = Path(f"/proc/{holder.pid}/root{place}")  # as the precursor sees it
+        seen = Path(f"/proc/{precursor.pid}/root{place}")  # as the precursor sees it
         home = seen / store.home_name(os.geteuid())
         slot = home / checkpoint.digest
         assert (slot / store.MODEL / "config.json").stat().st_blksize > 4096, "huge pages"
@@ -50,10 +50,10 @@ def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
             assert (slot / store.MODEL / file.name).read_bytes() == source.read_bytes()
         world.release()
         wait_for(lambda: world.outcome("cleared"))
-        assert holder.wait(120) == 0
+        assert precursor.wait(120) == 0
     finally:
-        holder.kill()
-        holder.wait()
+        precursor.kill()
+        precursor.wait()
     assert not list(place.iterdir())
     place.rmdir()
     assert world.nothing_left()

@@ -1,4 +1,4 @@
-"""A precursor that is killed leaves nothing that anybody could mistake for a checkpoint, and nothing for ever."""
+"""A precursor that is killed leaves nothing that a trial could take for a checkpoint, and nothing for ever."""
 
 from __future__ import annotations
 

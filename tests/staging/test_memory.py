@@ -15,9 +15,9 @@ import json, sys, torch, transformers
 from pathlib import Path
 from safetensors.torch import save_file
 from coordinator.intake.checkpoint import inspect
-from evaljobs import stage
 from evaljobs.contract.specs import StageSpec
-from evaljobs.staging.reader import reading
+from evaljobs.staging import precursor
+from evaljobs.staging.store import reading
 
 def anonymous():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
@@ -34,14 +34,14 @@ save_file({k: torch.zeros(s, dtype=torch.bfloat16) for k, s in shapes.items()}, 
           metadata={"format": "pt"})
 (folder / "tokenizer.json").write_text("{}")
 checkpoint = inspect(folder)
-holding = stage.stage_only(StageSpec.model_validate(fields | {"checkpoint": checkpoint.model_dump()}))
+holding = precursor.stage_only(StageSpec.model_validate(fields | {"checkpoint": checkpoint.model_dump()}))
 assert holding.staged.rung == "shm", holding.staged.why
 before = anonymous()
 with reading(holding.staged.path):
     model = transformers.LlamaForCausalLM.from_pretrained(holding.staged.path, dtype="auto")
     extra = anonymous() - before
 size = sum(p.numel() * p.element_size() for p in model.parameters())
-stage.clear(holding, "test")
+precursor.clear(holding, "test")
 print(json.dumps({"extra": extra, "size": size, "dtype": str(model.dtype)}))
 """
 

@@ -51,7 +51,7 @@ def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_clean_leaves_what_has_a_holder_and_what_is_not_ours(
+def test_clean_leaves_what_has_a_precursor_and_what_is_not_ours(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A held checkpoint and a file by a name that we do not give stay; the first is listed, the second reported."""

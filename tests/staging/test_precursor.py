@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from staging.world import MIB, World, make_checkpoint, names, wait_for
+from staging.world import MIB, World, make_checkpoint, names
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.outcomes import Cleared, Failed
 from evaljobs.staging import clean, copy, precursor, publish, store
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
@@ -24,12 +24,7 @@ def test_stages_holds_and_clears(world: World) -> None:
     checkpoint = world.checkpoint()
     process = world.start(world.spec(checkpoint))
     staged = world.staged()
-    assert (staged.rung, staged.storage_bytes, staged.recycled, staged.why) == (
-        "shm",
-        checkpoint.bytes,
-        False,
-        "",
-    )
+    assert (staged.rung, staged.storage_bytes, staged.why) == ("shm", checkpoint.bytes, "")
     assert world.copy_is_exact(checkpoint)
     assert names(Path(staged.path)) == sorted(f.name for f in checkpoint.files)
     assert not {"optimizer.pt", "trainer_state.json"} & set(names(Path(staged.path)))
@@ -44,7 +39,7 @@ def test_stages_holds_and_clears(world: World) -> None:
 
 
 def test_two_at_once_copy_once(world: World) -> None:
-    """Two precursors of one checkpoint: storage is read once, and it stays until the second lets go."""
+    """Two precursors of one checkpoint: storage is read once, and it stays until the second leaves."""
     checkpoint = world.checkpoint(size=16 * MIB)
     first = world.start(world.spec(checkpoint, "a"))
     second = world.start(world.spec(checkpoint, "b"))
@@ -61,8 +56,8 @@ def test_two_at_once_copy_once(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_takes_over_from_a_dead_one(world: World) -> None:
-    """A whole copy whose holder was killed is verified and used, not copied again."""
+def test_a_dead_precursors_copy_is_used_again(world: World) -> None:
+    """A whole copy whose precursor was killed is verified and used, not copied again."""
     checkpoint = world.checkpoint()
     first = world.start(world.spec(checkpoint, "a"))
     world.staged("a")
@@ -99,8 +94,8 @@ def test_stopped_while_copying_leaves_nothing(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_ends_when_nobody_will_come_back(world: World) -> None:
-    """The coordinator's lease file stands still for its time: the holder clears and ends by itself."""
+def test_it_ends_when_the_coordinators_lease_ends(world: World) -> None:
+    """The coordinator's lease file does not change for its time: the precursor clears and ends by itself."""
     process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2))
     process.communicate(timeout=120)
     assert process.returncode == 0
@@ -110,8 +105,8 @@ def test_ends_when_nobody_will_come_back(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_copy_removed_under_the_holder_ends_it(world: World) -> None:
-    """`clean --all` while a holder lives: it notices and ends, and nothing is left."""
+def test_a_copy_removed_under_its_precursor_ends_it(world: World) -> None:
+    """`clean --all` while a precursor lives: it sees that and ends, and nothing is left."""
     process = world.start(world.spec(world.checkpoint()))
     world.staged()
     assert clean.clean(world.root).removed == ()
@@ -196,7 +191,7 @@ def test_deleted_half_way_publishes_nothing(world: World) -> None:
         return os.preadv(descriptor, buffers, offset)
 
     with pytest.raises(copy.SourceChanged, match="gone"):
-        publish.copy_in(slot, checkpoint, {}, readers=1, read=read)
+        publish.copy_in(slot, checkpoint, readers=1, read=read)
     assert not publish.is_published(slot)
     store.leave(slot)
     assert world.nothing_left()
@@ -224,7 +219,7 @@ def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
 
 @root_only
 def test_another_owners_folder_is_never_used(world: World) -> None:
-    """Somebody else made our home's name first: reported, left as it was, the next rung is taken."""
+    """Another user made our home's name first: reported, left as it was, the next rung is taken."""
     checkpoint = world.checkpoint()
     world.home.mkdir(mode=0o777)
     os.chown(world.home, 65534, 65534)
@@ -240,7 +235,7 @@ def test_another_owners_folder_is_never_used(world: World) -> None:
 
 
 def test_a_root_where_others_may_rename_is_refused(world: World) -> None:
-    """A root that is writable by all and not sticky: whoever may rename our home may replace weights."""
+    """A root that is writable by all and not sticky: a user who may rename our home may replace weights."""
     world.root.chmod(0o777)
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     assert holding.staged.rung == "storage"
@@ -261,7 +256,7 @@ def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyP
         precursor.clear(holding, "test")
         slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
         with pytest.raises(copy.TargetFailed, match="No space left"):
-            publish.copy_in(slot, checkpoint, {}, readers=4)
+            publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
         assert list(small.iterdir()) == []
     finally:
@@ -269,8 +264,8 @@ def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyP
     assert world.nothing_left()
 
 
-def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None:
-    """Another checkpoint's precursor removes what nobody holds past its lease, and keeps what a successor may want."""
+def test_what_dead_precursors_left_is_removed_after_its_lease(world: World) -> None:
+    """Another checkpoint's precursor removes a dead one's copy past its lease, and keeps it for a successor until then."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
     for seconds, stays in ((600.0, True), (0.0, False)):
         dead = world.start(world.spec(old, "dead", lease_seconds=600.0))
@@ -287,47 +282,23 @@ def test_what_dead_holders_left_is_removed_after_its_lease(world: World) -> None
     assert world.nothing_left()
 
 
-def test_lingering_hands_its_pages_over(world: World) -> None:
-    """A released holder that lingers keeps its pages for the next checkpoint, which writes them over in place.
-
-    Its evaluation is told at once; the holder ends as soon as they are taken.
-    """
-    old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    first = world.start(world.spec(old, "a"))
-    model = Path(world.staged("a").path)
-    inodes = {p.stat().st_ino for p in model.glob("*.safetensors")}
-    world.release("a", linger=120.0)
-    wait_for(lambda: world.outcome("cleared", "a"))
-    waits = world.outcome("cleared", "a")
-    assert isinstance(waits, Cleared)
-    assert (waits.lingers, model.exists()) == (120.0, False)
-    assert clean.clean(world.root).removed == ()
-    holding = precursor.stage_only(world.spec(new, "b"))
-    assert holding.staged.recycled
-    assert {p.stat().st_ino for p in Path(holding.staged.path).glob("*.safetensors")} == inodes
-    assert world.copy_is_exact(new)
-    first.communicate(timeout=120)
-    assert first.returncode == 0
-    assert isinstance(world.outcome("staged", "a"), Staged)
-    precursor.clear(holding, "test")
-    assert world.nothing_left()
-
-
-@pytest.mark.parametrize("end", ["time", "SIGTERM", "clean"])
-def test_lingering_for_nobody_leaves_nothing(world: World, end: str) -> None:
-    """Nobody takes the pages over: they go when the time is up, with SIGTERM, and by `clean --all` before that."""
-    process = world.start(world.spec(world.checkpoint(), "a"))
-    world.staged("a")
-    world.release("a", linger=0.3 if end == "time" else 120.0)
-    if end == "clean":
-        wait_for(lambda: world.outcome("cleared", "a"))
-        assert len(clean.clean(world.root, everything=True).removed) == 1
-    elif end == "SIGTERM":
-        wait_for(lambda: world.outcome("cleared", "a"))
-        process.terminate()
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    cleared = world.outcome("cleared", "a")
-    assert isinstance(cleared, Cleared)
-    assert cleared.lingers == 0.0
-    assert world.nothing_left()
+@root_only
+@pytest.mark.parametrize("size", [4 * MIB, 9 * MIB])
+def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: World, size: int) -> None:
+    """Of two dead precursors' copies the expired one goes first; if that makes room, the other stays."""
+    checkpoint = world.checkpoint(size=size)
+    small = world.folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=700", "tmpfs", str(small)], check=True)
+    try:
+        for digest, seconds in (("a" * 32, 0.0), ("b" * 32, 600.0)):
+            dead = store.join(small, digest, "t", lease_seconds=seconds)
+            (dead.path / "weights").write_bytes(bytes(16 * MIB))
+            dead.close()  # its lock ends as with its process
+        slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
+        publish.make_room(slot, checkpoint, margin=precursor.MARGIN)
+        kept = {n for n in names(slot.path.parent) if store.DIGEST.fullmatch(n)}
+        assert kept == {checkpoint.digest, *(["b" * 32] if size == 4 * MIB else [])}
+        store.leave(slot)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

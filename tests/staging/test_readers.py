@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from staging.world import ROOT, World, wait_for
 
 from evaljobs.contract.specs import CheckpointSpec
 from evaljobs.staging import clean, precursor, store
-from evaljobs.staging.reader import NotStaged, reading
+from evaljobs.staging.store import NotStaged, reading
 
 # Maps the weights as a trial does (the descriptor is closed, only the mapping stays), says so, and checks them at the end.
 TRIAL = """
@@ -21,7 +20,7 @@ import ctypes, ctypes.util, os, sys
 from contextlib import nullcontext
 from pathlib import Path
 from evaljobs.staging.copy import hash_file
-from evaljobs.staging.reader import reading
+from evaljobs.staging.store import reading
 model, locked = Path(sys.argv[1]), sys.argv[2] == "locked"
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -68,30 +67,15 @@ def retire_by_hand(world: World, digest: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["locked", "unlocked"])
-def test_no_checkpoint_is_written_over_one_that_is_mapped(world: World, how: str) -> None:
-    """Recycling spares mapped files, by the reader's lock and, for a reader without it, by the kernel's own word."""
+def test_no_checkpoint_changes_pages_that_are_mapped(world: World, how: str) -> None:
+    """The next checkpoint gets pages of its own, whether the reader of the old one holds the lock or not."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
     first = precursor.stage_only(world.spec(old, "a"))
     trial = start_trial(first.staged.path, how)
     retire_by_hand(world, old.digest)
     second = precursor.stage_only(world.spec(new, "b"))
-    assert not second.staged.recycled
     assert world.copy_is_exact(new)
     assert end_trial(trial) == ["True"] * 3
-    precursor.clear(first, "test")
-    precursor.clear(second, "test")
-    assert world.nothing_left()
-
-
-def test_recycles_once_the_last_reader_has_unmapped(world: World) -> None:
-    """The same, after the trial has ended: now the pages are written over."""
-    old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    first = precursor.stage_only(world.spec(old, "a"))
-    end_trial(start_trial(first.staged.path))
-    retire_by_hand(world, old.digest)
-    second = precursor.stage_only(world.spec(new, "b"))
-    assert second.staged.recycled
-    assert world.copy_is_exact(new)
     precursor.clear(first, "test")
     precursor.clear(second, "test")
     assert world.nothing_left()
@@ -110,32 +94,15 @@ def test_cleaning_while_a_trial_reads_lets_it_finish(world: World) -> None:
 
 
 def test_clearing_waits_for_a_reader_that_ends_in_time(world: World) -> None:
-    """A holder that clears gives a reader time: names go only after it has let go."""
+    """A precursor that clears gives a reader time: names go only after the reader has ended."""
     process = world.start(world.spec(world.checkpoint()))
     staged = world.staged()
     with reading(staged.path):
         process.terminate()
-        # the holder has given its lease back before it waits for readers
+        # the precursor has given its lease back before it waits for readers
         wait_for(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
         assert Path(staged.path).is_dir()
     process.communicate(timeout=120)
-    assert world.nothing_left()
-
-
-def test_a_hard_link_is_never_written_through(world: World) -> None:
-    """A retired file that has a second name somewhere is not taken over."""
-    old, new = world.checkpoint("old", shards=1, seed=1), world.checkpoint("new", shards=1, seed=2)
-    first = precursor.stage_only(world.spec(old, "a"))
-    kept = world.root / "kept"
-    os.link(Path(first.staged.path) / "model.safetensors", kept)
-    before = kept.read_bytes()
-    retire_by_hand(world, old.digest)
-    second = precursor.stage_only(world.spec(new, "b"))
-    assert not second.staged.recycled
-    assert kept.read_bytes() == before
-    precursor.clear(first, "test")
-    precursor.clear(second, "test")
-    kept.unlink()
     assert world.nothing_left()
 
 

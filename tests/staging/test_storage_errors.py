@@ -1,4 +1,4 @@
-"""A moment in which shared storage answers with an error is no news: holders hold on, workers work on."""
+"""A moment in which shared storage answers with an error changes nothing: precursors hold on, workers work on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_fixture_is_an_error_and_no_absence(storage: Storage) -> None:
     assert is_there(storage.path) is True
 
 
-def test_a_holder_holds_on_until_storage_shows_its_release(storage: Storage, tmp_path: Path) -> None:
+def test_a_precursor_holds_on_until_storage_shows_its_release(storage: Storage, tmp_path: Path) -> None:
     """Weights stay where they are while the release file cannot be looked for."""
     lease = tmp_path / "lease"
     lease.touch()

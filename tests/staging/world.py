@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.intake.checkpoint import inspect
-from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, RequestsStaged, Staged
+from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import CheckpointSpec, Release, StageSpec
+from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.contract.storage import write_atomic
 from evaljobs.staging import store
 
@@ -114,12 +114,12 @@ class World:
             stderr=subprocess.PIPE,
         )
 
-    def outcome(self, kind: str, name: str = "stage-a") -> Staged | RequestsStaged | Cleared | Failed | None:
+    def outcome(self, kind: str, name: str = "stage-a") -> Staged | Cleared | Failed | None:
         place = self.paths.outcome(kind, name)
         if not place.exists():
             return None
         found = OUTCOME.validate_json(place.read_bytes())
-        assert isinstance(found, Staged | RequestsStaged | Cleared | Failed)
+        assert isinstance(found, Staged | Cleared | Failed)
         return found
 
     def staged(self, name: str = "stage-a") -> Staged:
@@ -128,10 +128,9 @@ class World:
         assert isinstance(found, Staged), self.outcome("failed", name)
         return found
 
-    def release(self, name: str = "stage-a", *, linger: float | None = None) -> None:
-        """As the coordinator does; without `linger` by an empty file."""
-        said = b"" if linger is None else Release(linger_seconds=linger).model_dump_json().encode()
-        write_atomic(self.paths.release_file(name), said)
+    def release(self, name: str = "stage-a") -> None:
+        """As the coordinator does."""
+        write_atomic(self.paths.release_file(name), b"")
 
     def copy_is_exact(self, checkpoint: CheckpointSpec) -> bool:
         model = self.home / checkpoint.digest / store.MODEL
@@ -141,5 +140,5 @@ class World:
         )
 
     def nothing_left(self) -> bool:
-        """Nothing of ours is in the root, and the foreign file is as it was."""
+        """Whether the root holds the foreign file alone, as it was."""
         return names(self.root) == ["foreign"] and (self.root / "foreign").read_text() == "not ours"
