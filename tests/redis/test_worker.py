@@ -274,19 +274,22 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
-def test_what_a_dead_worker_had_taken_returns_at_once(shared_work: WorkPaths) -> None:
-    """A job that was popped by a worker whose parent saw it die is queued by the next look; another worker's is not."""
+def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) -> None:
+    """The running job of a worker whose parent saw it die is queued by the next look; another worker's is not."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     client = redis_client.connect(shared_work.redis_address)
     queue = rq_jobs.open_queue(client, bench.evaluation)
     for name, worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
         bench.enqueue(name)
-        client.lmove(queue.key, queue.intermediate_queue_key)
-        client.hset(f"rq:job:{rq_jobs.job_id(bench.evaluation, name)}", "worker_name", worker)
+        rq_id = rq_jobs.job_id(bench.evaluation, name)
+        client.lrem(queue.key, 1, rq_id)
+        client.hset(f"rq:job:{rq_id}", "worker_name", worker)
+        client.zadd(rq_jobs.started_registry(queue).key, {f"{rq_id}:e1": 9e9})
+        client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
     rq_jobs.give_up(queue, "host-crew-1-")
     bench.queue.recover()
     assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
-    assert [rq_jobs.job_name(bench.evaluation, i) for i in rq_jobs.popped_ids(queue)] == ["alive"]
+    assert bench.queue.status().running == ("alive",)
     bench.queue.remove()
 
 
@@ -301,7 +304,7 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
 
 
 IMPATIENT = (
-    "import sys; from evaljobs import items; items.FIRST_SECONDS = 0.0; "
+    "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
     "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
 )
 
