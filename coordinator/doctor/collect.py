@@ -120,7 +120,7 @@ def ask_interpreter(facts: Facts, site: Site) -> None:
 
 @contextlib.contextmanager
 def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None]:
-    """The address file of a Redis to try: the site's, or a server started for this checkup. None where neither answers."""
+    """The address file of a Redis to try: the site's, or a server started for this checkup. None where it does not answer."""
     config = facts.config
     started: RedisServer | None = None
     file: Path | None = None
