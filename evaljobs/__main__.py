@@ -39,7 +39,7 @@ PASSED_ON = {
     "worker": ("evaljobs.scoring.worker", "main"),
     "sandbox": ("evaljobs.sandbox.cli", "main"),
     "clean": ("evaljobs.staging.clean", "clean_main"),
-    "probe": ("evaljobs.staging.node_probe", "probe_main"),
+    "probe": ("evaljobs.staging.node_probe", "main"),
 }
 
 

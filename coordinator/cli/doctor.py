@@ -1,4 +1,4 @@
-"""`evalspan doctor`: checks of this site, and what to change before the first evaluation."""
+"""`evalspan doctor`: prints what this site allows, and what to change before the first evaluation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
-from coordinator.doctor import checkup
-from coordinator.doctor.doctor import Checkup
+from coordinator.doctor import collect
+from coordinator.doctor.findings import Checkup
 from coordinator.report.render import NARROW
 from coordinator.runtime import wiring
 
@@ -43,7 +43,7 @@ def doctor(
     settings = wiring.load(
         config, {"work_dir": work_dir, "cluster.kind": cluster, "cluster.partition": partition}
     )
-    made = checkup.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)
+    made = collect.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)
     if as_json:
         stdout().print_json(made.model_dump_json())
     else:

@@ -1,4 +1,5 @@
-"""Checks of the site before an evaluation meets it: `evalspan doctor`.
+"""Checks of the site before the first evaluation: `evalspan doctor`, and the refusal of folders that nodes cannot see.
 
-Rule: each finding names what was checked, what was seen, and what to type. Start with `doctor.py`.
+Rule: a finding names what was checked, what was seen, and what to type. `collect` reads and measures, with small jobs on
+nodes (`node_jobs`); `findings` holds the table of checks, which is pure. Start with `findings.py`.
 """

@@ -1,8 +1,8 @@
 """Refuses folders that the nodes of a Slurm cluster cannot see, as far as this machine can prove it.
 
-Rule: node memory (tmpfs, ramfs) and the folders that each machine has for itself (/tmp, ...) are seen by this machine alone, unless a
-network file system is mounted there or every node of the cluster is this machine. A local disk anywhere else may be exported to
-the nodes: `evalspan doctor` asks the nodes themselves.
+Rule: only this machine sees its memory (tmpfs, ramfs) and folders such as /tmp, unless a network file system is mounted
+there or every node of the cluster is this machine. A local disk anywhere else may be exported to the nodes: only their
+answers to `evalspan doctor` prove it.
 Called by `evalspan eval` and `submit` before anything is staged.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from glob import has_magic
 from pathlib import Path
 
-from coordinator.doctor.doctor import SHARED_FS
+from coordinator.doctor.findings import SHARED_FS
 from coordinator.errors import OperatorError
 from evaljobs.staging.capacity import MEMORY_FS, fs_type
 
@@ -25,7 +25,7 @@ ADDRESSES = ("sinfo", "--noheader", "--Node", "--Format=NodeAddr:256")
 
 
 def check_shared(paths: Iterable[str]) -> None:
-    """OperatorError with the first path that only this machine sees. Slurm is asked only where there is one."""
+    """OperatorError with the first path that only this machine sees. Slurm is asked only if there is such a path."""
     for path in paths:
         fs = fs_type(_existing(path))
         if not is_own(Path(path).resolve(), fs):
@@ -46,14 +46,14 @@ def _existing(path: str) -> Path:
 
 
 def is_own(place: Path, fs: str) -> bool:
-    """Whether a path lies where each machine has its own. `place`: absolute, without links; `fs`: its file system's type."""
+    """Whether each machine has a folder of its own there. `place`: absolute, without links; `fs`: its file system's type."""
     if fs.startswith(SHARED_FS):
         return False
     return fs in MEMORY_FS or any(place.is_relative_to(folder) for folder in OWN_FOLDERS)
 
 
 def all_here(addresses: Sequence[str], host: str) -> bool:
-    """Whether every node is this machine, as on a cluster of one; also where Slurm named no node, which proves nothing."""
+    """Whether every node is this machine, as on a cluster of one. True also without addresses: they prove nothing."""
     own = {"localhost", host, host.partition(".")[0]}
     return all(address in own or _loopback(address) for address in addresses)
 

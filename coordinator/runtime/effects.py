@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
@@ -57,7 +57,7 @@ from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import write_results
-from coordinator.services.metric_queue import MetricQueue
+from coordinator.services.metric_queue import METRIC_KINDS, MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueUnavailable, WorkQueue
@@ -271,9 +271,13 @@ class Performer:
         return []
 
     def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
+        kind = action.spec.kind
+        if kind not in METRIC_KINDS:
+            raise ValueError(
+                f"{action.name} is a {kind} job; metric workers run {' and '.join(METRIC_KINDS)} jobs"
+            )
         path = self._paths(state).spec(action.name)
         write_atomic(path, action.spec.model_dump_json(indent=1).encode())
-        kind: Literal["execute", "score"] = "execute" if action.spec.kind == "execute" else "score"
         try:
             self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, seconds=action.seconds)
         except QueueUnavailable as error:

@@ -1,9 +1,9 @@
-"""The coordinator's side of the metric jobs: enqueue by name, look, recover. The only importer of RQ here.
+"""The coordinator's side of the metric jobs: enqueue by name, list, recover. The only module here that imports RQ.
 
-Rule: RQ is no truth. A job has a deterministic id and one argument, the path of its spec; enqueuing a job that is
-queued or running changes nothing, and enqueuing one that RQ has finished, failed or half lost starts it afresh (a job
-whose outcome is on disk returns at once). Outcomes are files; what RQ says of a job is only a reason to look.
-It does not know: what a job computes, when it is due.
+Rule: RQ is no truth. A job has a deterministic id and one argument, the path of its spec. Enqueuing a queued or running
+job changes nothing. Enqueuing a job that RQ has finished, failed or partly lost starts it afresh; a job whose outcome
+is on disk returns at once. Outcomes are files: RQ's word on a job is only a reason to look at them.
+Called by `runtime`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import redis
 from rq import Retry
@@ -25,25 +25,24 @@ from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
 from evaljobs.scoring import rq_jobs
 
-__all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
+__all__ = ["METRIC_KINDS", "MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRIES = 2  # after a work-horse or its worker died; a job's own errors are outcomes and not retried
-RESULT_SECONDS = 600
-FAILURE_SECONDS = 24 * 3600
-# RQ's own limit; the worker sets the real one from the spec that it reads (evaljobs/scoring/worker.py)
+METRIC_KINDS = rq_jobs.FUNCTIONS  # kind of a metric spec -> the name of its RQ job
+RETRIES = 2  # further attempts after a work-horse or its worker died; a job's own errors are outcomes and not retried
+RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
+FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
+# RQ's limit of a job; the worker sets the real one from the spec that it reads (evaljobs/scoring/worker.py)
 TIMEOUT_SECONDS = 7 * 24 * 3600
-WORKER_SILENT_SECONDS = 30.0
-
-FUNCTION: Mapping[str, str] = {"execute": rq_jobs.EXECUTE, "score": rq_jobs.SCORE}
+WORKER_SILENT_SECONDS = 30.0  # without a sign, after which a worker counts no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricQueueStatus:
-    """Metric jobs of an evaluation, by our names. `failed`: RQ's reason, one line (their outcome says more)."""
+    """Metric jobs of an evaluation, by the names of their specs. `failed`: RQ's reason, one line (their outcome says more)."""
 
     queued: int
     running: tuple[str, ...]
@@ -60,10 +59,8 @@ class MetricQueue:
         self._address: RedisAddress | None = None
         self._queue: Any = None
 
-    def enqueue(
-        self, kind: Literal["execute", "score"], name: str, spec: Path, *, seconds: float = 0.0
-    ) -> None:
-        """Queue a job once, behind those that are predicted to take as long or longer: the longest tails go first."""
+    def enqueue(self, kind: str, name: str, spec: Path, *, seconds: float = 0.0) -> None:
+        """Queue a job once, behind the jobs that are predicted to take as long or longer. `kind`: of METRIC_KINDS."""
         self._with(lambda queue: self._enqueue(queue, kind, name, spec, seconds))
 
     def recover(self) -> None:
@@ -71,20 +68,20 @@ class MetricQueue:
         self._with(rq_jobs.recover)
 
     def known(self) -> tuple[str, ...]:
-        """Names of all jobs that are queued, about to start, or running: those from which an outcome may come."""
+        """Names of all jobs that are queued, popped or running: an outcome may still come from each."""
         return tuple(sorted(self._with(self._known)))
 
     def status(self) -> MetricQueueStatus:
         return self._with(self._status)
 
     def remove(self) -> None:
-        """Take every job of the evaluation out of Redis. No worker should be running one."""
+        """Delete every job of the evaluation from Redis. To be called once no worker runs one."""
         self._with(self._remove)
 
     # --- with a queue ------------------------------------------------------------------------------------------------
 
     def _with(self, effect: Callable[[Any], T]) -> T:
-        """Once more after a broken connection (a restarted server breaks idle ones), at the address of now."""
+        """Try again once after a broken connection, at the address as it is published now: a restart breaks idle ones."""
         try:
             return self._once(effect)
         except QueueUnavailable as error:
@@ -115,11 +112,11 @@ class MetricQueue:
 
     def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
         queue.enqueue_call(
-            FUNCTION[kind],
+            METRIC_KINDS[kind],
             args=(str(spec),),
             job_id=rq_id,
             unique=True,
-            # it had its turn
+            # ahead of the queued jobs, which it preceded at its first attempt
             retry=Retry(max=RETRIES, enqueue_at_front=True),
             timeout=TIMEOUT_SECONDS,
             result_ttl=RESULT_SECONDS,
@@ -159,7 +156,7 @@ class MetricQueue:
 
 
 def _forget(queue: Any, rq_id: str) -> None:
-    """Take a job out of Redis, by RQ where RQ can read it: of a wiped Redis a heartbeat leaves records in part."""
+    """Delete a job from Redis. RQ cannot read the partial record that a heartbeat leaves in an emptied Redis."""
     try:
         queue.job_class.fetch(rq_id, connection=queue.connection, serializer=queue.serializer).delete()
     except NoSuchJobError:

@@ -1,7 +1,4 @@
-"""The embedded server's files: its configuration and its ACL. Pure.
-
-It does not know: where they lie, or whether the server runs.
-"""
+"""The text of the embedded server's configuration file and ACL file. Pure; `redis_server` writes the files."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from evaljobs.queue.redis_client import RedisAddress
 
 USER = "evalspan"
 
-# What RQ 2.x, its unique jobs, our work queue and the trigger stream were tested under (tests/redis/test_server.py).
+# The rules under which RQ 2.x, its unique jobs, the work queue and the trigger stream were tested (tests/redis).
 ACL_RULES = (
     "~rq:* ~evalspan:* &rq:* &evalspan:* "
     "-@all +@read +@write +@transaction +@connection +@pubsub +@list +@hash +@set +@sortedset +@string +@stream "
@@ -21,7 +18,7 @@ ACL_RULES = (
 
 
 def acl_text(password: str) -> str:
-    """The ACL file: nobody but our user, whose password is kept as its SHA-256."""
+    """The ACL file: one user, whose password is kept as its SHA-256; the default user is off."""
     digest = hashlib.sha256(password.encode()).hexdigest()
     return f"user default off resetpass resetkeys resetchannels -@all\nuser {USER} on #{digest} {ACL_RULES}\n"
 
@@ -32,12 +29,12 @@ def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
         f"dir {_quoted(folder.absolute() / 'data')}",
         f"aclfile {_quoted(folder.absolute() / 'users.acl')}",
         f"pidfile {_quoted(folder.absolute() / 'valkey.pid')}",
-        "set-proc-title no",  # its command line stays ours, and says whose it is
+        "set-proc-title no",  # its command line goes on naming the configuration file, and so the work folder
         f"logfile {_quoted(folder.absolute() / 'valkey.log')}",
         "loglevel notice",
         "daemonize no",
         "appendonly yes",
-        "appendfsync everysec",  # what a second loses is rebuilt
+        "appendfsync everysec",  # writes of the last second may be lost; the coordinator repeats them
         "aof-load-truncated yes",
         'save ""',
         "maxmemory-policy noeviction",
@@ -52,6 +49,6 @@ def config_text(folder: Path, address: RedisAddress, listen: list[str]) -> str:
 
 
 def _quoted(path: str | Path) -> str:
-    """A path as the format's double-quoted string. Letters are not escaped: the server knows no JSON escapes."""
+    """A path as the format's double-quoted string. Letters are not escaped: the server reads no JSON escapes."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
     return f'"{"".join(escapes.get(char, char) for char in str(path))}"'

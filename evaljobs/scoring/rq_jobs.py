@@ -1,10 +1,10 @@
-"""Metric jobs as RQ keeps them: names, the guarded job class, and recovery of jobs whose worker died.
+"""Metric jobs as RQ keeps them: their names, the guarded job class, and recovery of jobs whose worker died.
 
-Rule: whoever can write to Redis must not thereby run code as us. A job read from Redis is data: one of our function
-names with one path, no callbacks, no webhooks, no repeats; anything else is refused where it is read, and nothing is
-imported on its behalf. One queue per evaluation: RQ moves a job of a single queue to an intermediate list while it is
-popped, so that one dying worker cannot lose it.
-It does not know: what a job computes.
+Rule: write access to Redis must not be a way to run code. A job read from Redis is data: one function name of `FUNCTIONS`
+with one path, no callbacks, no webhooks, no repeats. Anything else is refused where it is read, before any import.
+One queue per evaluation: RQ pops a job of a single queue through an intermediate list, so a worker that dies while it
+pops loses no job.
+Called by the metric workers, their supervisor, and the coordinator's metric queue.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -23,28 +24,29 @@ from rq.serializers import JSONSerializer
 
 EXECUTE = "evaljobs.scoring.worker.execute"
 SCORE = "evaljobs.scoring.worker.score"
-FUNCTIONS = (EXECUTE, SCORE)
+# kind of a metric spec -> the name of its RQ job. The names are labels: nothing is imported by them.
+FUNCTIONS: Mapping[str, str] = {"execute": EXECUTE, "score": SCORE}
 
-# A job is given up HEARTBEAT_TTL after its worker's last sign; with a look every RECOVER_SECONDS that is below 15 s.
+# seconds between two signs of a busy worker; a job is queued again HEARTBEAT_TTL seconds after its worker's last sign
 HEARTBEAT_SECONDS = 2
 HEARTBEAT_TTL = 10
-RECOVER_SECONDS = 3.0
-POPPED_MS = 5_000  # a popped job that nobody started by then was lost with its worker
-SEEN_MS = 30_000
+RECOVER_SECONDS = 3.0  # between two looks for such jobs: with HEARTBEAT_TTL, recovery takes less than 15 s
+POPPED_MS = 5_000  # ms after which a popped job that no worker has started is queued again
+SEEN_MS = 30_000  # ms that the mark "seen popped" lives
 _GIVEN_UP = (
-    1.0  # the score of a running job that is to be queued again; a worker's sign gives it a time of today
+    1.0  # score of a running job that is to be queued again; a worker's sign sets it to a time of today
 )
 
-MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; ours have a few hundred
+MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; evalspan's own have a few hundred
 _REFUSED = json.dumps(["refused", None, [], {}]).encode()
 
 
 class GuardedJob(Job):  # type: ignore[misc]
-    """A job from Redis, disarmed: it never imports, calls back or sends anything of its own choosing."""
+    """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says."""
 
     @property
     def func(self) -> Any:
-        """Nobody but our worker (which overrides this) runs jobs."""
+        """PermissionError: RQ must never import a function by a job's name for it."""
         raise PermissionError(f"job {self.id} may not be run here")
 
     @property
@@ -73,22 +75,23 @@ class GuardedJob(Job):  # type: ignore[misc]
         self._dependency_ids: list[str] = []
 
     def order(self) -> tuple[str, str]:
-        """(function name, path); ValueError with the reason where it is not one of ours."""
+        """(kind of spec, path of the spec); ValueError with the reason where the job is no metric job."""
         try:
             name, instance, args, kwargs = self.func_name, self.instance, self.args, self.kwargs
         except Exception as error:
-            raise ValueError("its payload is not JSON of ours") from error
-        if name not in FUNCTIONS:
+            raise ValueError("its payload is not a metric job's JSON") from error
+        kinds = [kind for kind, function in FUNCTIONS.items() if function == name]
+        if not kinds:
             raise ValueError(f"its function {str(name)[:80]!r} is not on the list")
         if instance is not None or kwargs != {} or not isinstance(args, list) or len(args) != 1:
             raise ValueError("it does not have exactly one argument")
         if not isinstance(args[0], str) or "\0" in args[0]:
             raise ValueError("its argument is not a path")
-        return name, args[0]
+        return kinds[0], args[0]
 
 
 def _bounded(raw: Any) -> dict[Any, Any]:
-    """Compressed fields that would grow beyond reason are replaced before RQ unpacks them."""
+    """The record with compressed fields of more than MAX_DATA bytes replaced, before RQ unpacks them."""
     bounded = dict(raw)
     for field, substitute in ((b"data", _REFUSED), (b"exc_info", b"")):
         value = bounded.get(field, b"")
@@ -138,12 +141,12 @@ def started_registry(queue: Any) -> Any:
 
 
 def popped_ids(queue: Any) -> list[str]:
-    """Jobs on their way from the queue into a worker."""
+    """Ids of the jobs that a worker has popped and not started yet."""
     return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
 
 
 def is_idle(queue: Any) -> bool:
-    """Nothing is queued, on its way or running."""
+    """Whether no job is queued, popped or running."""
     with queue.connection.pipeline(transaction=True) as pipe:
         pipe.llen(queue.key)
         pipe.llen(queue.intermediate_queue_key)
@@ -164,11 +167,15 @@ for place = #waiting, 1, -1 do
   end
 end
 redis.call('lpush', queue, job)
-"""  # in one go: a worker that has it already keeps it, and none looks while it is in no list
+"""  # one script: a job that a worker has popped stays popped, and no worker looks while the job is in no list
 
 
 def to_its_place(queue: Any, rq_id: str, seconds: float) -> None:
-    """Move a queued job behind the last that is predicted to take as long or longer. RQ itself knows front and back only."""
+    """Move a queued job behind the last one that is predicted to take as long or longer.
+
+    RQ's own ways are no order by length: it enqueues at the front or at the back, and with several queues it pops
+    without the intermediate list.
+    """
     queue.connection.eval(_TO_ITS_PLACE, 1, queue.key, rq_id, seconds, queue.job_class.key_for(""))
 
 
@@ -176,19 +183,17 @@ def to_its_place(queue: Any, rq_id: str, seconds: float) -> None:
 
 
 def recover(queue: Any) -> None:
-    """Put jobs of dead workers back, within HEARTBEAT_TTL + RECOVER_SECONDS; any number of processes may call it.
-    Jobs of workers that were given up (`give_up`) are put back at once.
+    """Queue the jobs of dead workers again, HEARTBEAT_TTL + RECOVER_SECONDS after the death at the latest.
 
-    RQ's own clean-up does the same after 1 to 11 minutes, and compares the clocks of two hosts: where ours is ahead of a
-    worker's it would take every running job for lost. Here Redis alone says whose last sign is too old.
+    Any number of processes may call it. RQ's own clean-up takes 1 to 11 minutes and compares the clocks of two hosts:
+    where the looking host's clock is ahead, RQ would queue every running job again. Here the expiry of keys in Redis
+    decides.
     """
     guard = f"{queue.key}:recovering"
     if not queue.connection.set(guard, "1", nx=True, px=5_000):
-        return  # another process is at it: two at once would queue a job twice
+        return  # another process does it at this moment: two at once would queue a job twice
     try:
-        silent = _silent(queue)
-        if silent:  # unless its worker gives a sign first
-            queue.connection.zadd(started_registry(queue).key, dict.fromkeys(silent, 0), xx=True)
+        _mark_given_up(queue, _silent(queue))
         started_registry(queue).cleanup(_GIVEN_UP)
         for popped in popped_ids(queue):
             _recover_popped(queue, popped)
@@ -197,30 +202,24 @@ def recover(queue: Any) -> None:
 
 
 def give_up(queue: Any, worker: str) -> None:
-    """Have `recover` queue again at once what a worker was at whose name begins so: its parent has seen it dead."""
-    connection, registry = queue.connection, started_registry(queue)
-    running = connection.zrange(registry.key, 0, -1)
-    popped = popped_ids(queue)
-    with connection.pipeline(transaction=False) as pipe:
-        for job in (*(entry.decode().rpartition(":")[0] for entry in running), *popped):
-            pipe.hget(queue.job_class.key_for(job), "worker_name")
-        its = [bool(name) and name.startswith(worker.encode()) for name in pipe.execute()]
-    with connection.pipeline(transaction=False) as pipe:
-        for entry, mine in zip(running, its, strict=False):
-            if mine:
-                pipe.zadd(registry.key, {entry: 0}, xx=True)
-        for job, mine in zip(popped, its[len(running) :], strict=True):
-            if mine:  # as one that was seen long ago
-                pipe.set(_seen_key(queue, job), "1", px=SEEN_MS - POPPED_MS)
-        pipe.execute()
+    """Have the next `recover` queue the running job of a dead worker. `worker`: how the worker's name begins."""
+    running = queue.connection.zrange(started_registry(queue).key, 0, -1)
+    with queue.connection.pipeline(transaction=False) as pipe:
+        for entry in running:
+            pipe.hget(queue.job_class.key_for(entry.decode().rpartition(":")[0]), "worker_name")
+        names = pipe.execute()
+    mine = [e for e, name in zip(running, names, strict=True) if (name or b"").startswith(worker.encode())]
+    _mark_given_up(queue, mine)
 
 
-def _seen_key(queue: Any, job: str) -> str:
-    return f"{queue.intermediate_queue_key}:seen:{job}"
+def _mark_given_up(queue: Any, entries: list[bytes]) -> None:
+    """Entries of RQ's registry of running jobs ("job:execution"); a sign of the worker undoes the mark."""
+    if entries:
+        queue.connection.zadd(started_registry(queue).key, dict.fromkeys(entries, 0), xx=True)
 
 
 def _silent(queue: Any) -> list[bytes]:
-    """Running jobs (RQ's "job:execution") whose execution record has expired: its life is HEARTBEAT_TTL after each sign."""
+    """Running jobs ("job:execution") whose execution record has expired, HEARTBEAT_TTL seconds after the last sign."""
     running = queue.connection.zrange(started_registry(queue).key, 0, -1)
     with queue.connection.pipeline(transaction=False) as pipe:
         for entry in running:
@@ -237,7 +236,7 @@ def _recover_popped(queue: Any, popped: str) -> None:
     if job is None or job.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
         connection.lrem(intermediate, 1, popped)
         return
-    seen = _seen_key(queue, popped)
+    seen = f"{intermediate}:seen:{popped}"
     if connection.set(seen, "1", nx=True, px=SEEN_MS):
         return
     if SEEN_MS - connection.pttl(seen) < POPPED_MS:

@@ -1,8 +1,9 @@
-"""The process that keeps metric workers alive: forks them, recovers dead ones' jobs, ends in time.
+"""The process that keeps metric workers alive: forks them, queues the jobs of dead ones again, ends them in time.
 
-Rule: it runs no job itself, so it is there whatever a job does. A worker that dies (with Redis, say) is replaced, after
-a pause where that happens again and again. Told to end, it lets jobs in hand finish, then drops them: others retry.
-It does not know: what a worker does.
+Rule: the supervisor runs no job, so no job can end it. It replaces a worker that dies (with Redis, say), after a pause
+where deaths follow each other quickly. When it has to end, it lets running jobs finish for a while and then drops them:
+they are run again elsewhere.
+Called by `worker.main`.
 """
 
 from __future__ import annotations
@@ -23,61 +24,61 @@ from typing import Any
 import redis
 
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
 from evaljobs.scoring import rq_jobs
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2
-NEWS_SECONDS = 0.5  # between two tries to give up what a dead worker was at
-FINISH_SECONDS = 15.0  # for the job in hand, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
-DROP_SECONDS = 5.0
-LOST_SECONDS = 900.0  # a worker job whose Redis is gone for so long has nobody to work for
-SHORT_LIFE_SECONDS = 5.0
+POLL_SECONDS = 0.2  # between two looks at the children
+NEWS_SECONDS = 0.5  # between two attempts to have a dead worker's job queued again
+FINISH_SECONDS = (
+    15.0  # that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
+)
+DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
+SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
 MAX_PAUSE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: signal.Signals, parent: int) -> None:
-    """Have the kernel send us `number` when `parent`, whose child we are, dies (Linux)."""
+    """Have the kernel send this process the signal `number` when its parent dies (Linux). `parent`: the parent's pid."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew what we want
+    if os.getppid() != parent:  # the parent died before the call above
         os.kill(os.getpid(), number)
 
 
 class Supervisor:
-    """Keeps `count` workers alive, recovers the jobs of dead ones, and ends when told to or when there is no work."""
+    """Keeps `count` workers alive, recovers the jobs of dead ones, and ends on a signal, a file or for lack of work."""
 
     def __init__(
-        self, options: argparse.Namespace, work: Callable[[], int], name: Callable[[int], str]
+        self, options: argparse.Namespace, work: Callable[[], None], name: Callable[[int], str]
     ) -> None:
-        """`work`: be one worker, in a forked child, until told to end; its exit code. `name`: how a worker's name in Redis
-        begins, given its pid.
-        """
+        """`work`: be one worker, in a forked child, until it ends. `name`: how a worker's name in Redis begins, by pid."""
         self.options = options
         self.work = work
         self.name = name
         self.children: dict[int, float] = {}  # pid -> started at, monotonic seconds
         self.stopping_since: float | None = None
-        self.told = 0
-        self._dead: list[int] = []  # whose jobs are still to be given up
+        self.pressed = 0  # signals that the children have got since `stopping_since`
+        self._dead: list[int] = []  # pids of workers whose jobs are still to be queued again
         self._short_lives = 0
         self._start_after = 0.0
         self._recovered_at = 0.0
         self._worked_at = time.monotonic()
         self._answered_at = time.monotonic()
+        self._address: RedisAddress | None = None
         self._queue: Any = None
         idle = options.burst_idle
         self._every = rq_jobs.RECOVER_SECONDS
-        if idle is not None:  # how long nothing was to do is known as exactly as the queue is looked at
+        if idle is not None:  # idleness is measured from look to look
             self._every = max(NEWS_SECONDS, min(idle, self._every))
         lease: Path | None = options.lease_file
         self._lease = None if lease is None else CoordinatorLease(lease, options.lease_seconds)
 
-    def run(self) -> int:
-        """Until the end; 0, or 1 where Redis never came back."""
+    def run(self) -> None:
+        """Keep workers until the end."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         while True:
@@ -85,12 +86,12 @@ class Supervisor:
             at = time.monotonic()
             if self.stopping_since is not None:
                 if not self.children:
-                    return 0 if at - self._answered_at < LOST_SECONDS else 1
+                    return
                 self._press(at - self.stopping_since)
             else:
                 self._fork_missing(at)
                 self._look(at)
-                if self._over(at):
+                if self._over():
                     self.stopping_since = at
             time.sleep(POLL_SECONDS)
 
@@ -98,20 +99,16 @@ class Supervisor:
         if self.stopping_since is None:
             self.stopping_since = time.monotonic()
 
-    def _over(self, at: float) -> bool:
+    def _over(self) -> bool:
         options = self.options
         if options.stop_file is not None and is_there(options.stop_file):
             return True
-        idle = (
-            self._answered_at - self._worked_at
-        )  # by the last look: since then a job may have come, or begun
+        # as the last look at the queue saw it: a job may have come since
+        idle = self._answered_at - self._worked_at
         if options.burst_idle is not None and idle > 0 and idle >= options.burst_idle:
             return True
-        if at - self._answered_at >= LOST_SECONDS:
-            log.error("Redis has been away for %.0f s: giving up", LOST_SECONDS)
-            return True
-        if self._lease is not None and (nobody := self._lease.expired()):
-            log.error("%s: nobody waits for these metrics", nobody)
+        if self._lease is not None and (expired := self._lease.expired()):
+            log.error("%s: no coordinator waits for these metrics", expired)
             return True
         return False
 
@@ -129,13 +126,13 @@ class Supervisor:
 
     def _be_a_worker(self, parent: int) -> None:
         """In the child; never returns."""
-        code = 1
         try:
             die_with_parent(signal.SIGTERM, parent)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
-            # told to end while the parent's handler was still ours: nobody says it again for FINISH_SECONDS
-            code = self.work() if self.stopping_since is None else 0
+            # a signal may have come while the supervisor's handler was still this process's, too
+            if self.stopping_since is None:
+                self.work()
         except QueueUnavailable as error:
             log.warning("worker %d: %s", os.getpid(), error)
         except BaseException:
@@ -143,7 +140,7 @@ class Supervisor:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            os._exit(0)
 
     def _reap(self) -> None:
         while self.children:
@@ -162,13 +159,16 @@ class Supervisor:
                 log.warning("worker %d ended after %.1f s; starting another in %.1f s", pid, lived, pause)
 
     def _press(self, seconds: float) -> None:
-        """SIGTERM: finish the job in hand. Again: drop it (others retry it). SIGKILL: whatever it was."""
+        """SIGTERM: finish the running job. SIGTERM again: drop it, it is run elsewhere. Then SIGKILL."""
         due = sum(seconds >= at for at in (0.0, FINISH_SECONDS, FINISH_SECONDS + DROP_SECONDS))
-        if due > self.told:
-            self.told = due
-            for pid in self.children:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM if due < 3 else signal.SIGKILL)
+        if due > self.pressed:
+            self.pressed = due
+            self._signal_children(signal.SIGTERM if due < 3 else signal.SIGKILL)
+
+    def _signal_children(self, number: signal.Signals) -> None:
+        for pid in self.children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     # --- the queue -----------------------------------------------------------------------------------------------------
 
@@ -178,9 +178,7 @@ class Supervisor:
             return
         self._recovered_at = at
         try:
-            if self._queue is None:
-                address = redis_client.read(self.options.redis_file)
-                self._queue = rq_jobs.open_queue(redis_client.client(address), self.options.queue)
+            self._follow(redis_client.read(self.options.redis_file))
             while self._dead:
                 rq_jobs.give_up(self._queue, self.name(self._dead[-1]))
                 self._dead.pop()
@@ -190,4 +188,12 @@ class Supervisor:
             self._answered_at = at
         except (QueueUnavailable, redis.RedisError, OSError) as error:
             log.warning("Redis: %s", error)
-            self._queue = None
+
+    def _follow(self, address: RedisAddress) -> None:
+        """Use the published address. Workers of an earlier one end after their running job: RQ would ask there for ever."""
+        if address == self._address:
+            return
+        if self._address is not None:
+            self._signal_children(signal.SIGTERM)
+        self._address = address
+        self._queue = rq_jobs.open_queue(redis_client.client(address), self.options.queue)

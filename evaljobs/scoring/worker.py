@@ -1,10 +1,10 @@
-"""Metric workers: RQ workers that run `execute` and `score` and nothing else, and the process that keeps them.
+"""Metric workers: RQ workers that run `execute` and `score` jobs and nothing else, and the command that starts them.
 
-Rule: a job is checked before anything is imported or opened on its behalf (metric_jobs.py), and its one argument must
-be a spec file of this work folder that validates. Outcomes are files: a job whose outcome is on disk returns at once,
-so a job may be run any number of times. The supervisor imports lm-eval once; workers and their work-horses are
-forked from it. Redis being away is waited out; the password is read from the address file and is on no command line.
-It does not know: what a score is, who enqueued.
+Rule: a job is checked before anything is imported or opened for it: its name is on the list of rq_jobs.py, and its one
+argument is a spec file of this work folder that validates. Outcomes are files, and a job whose outcome is on disk
+returns at once, so a job may run any number of times. The supervisor imports lm-eval once; it forks the workers, and
+they fork the work-horses. A work-horse survives an absence of Redis. The password is read from the address file and is
+on no command line.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import socket
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from pydantic import ValidationError
-from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import Worker
@@ -39,26 +38,26 @@ from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
 from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import one_line
 from evaljobs.queue import redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
+from evaljobs.queue.redis_client import explained
 from evaljobs.scoring import rq_jobs
 from evaljobs.scoring.item_deadlines import Watch
-from evaljobs.scoring.rq_jobs import EXECUTE, HEARTBEAT_SECONDS, HEARTBEAT_TTL, SCORE, GuardedJob
+from evaljobs.scoring.rq_jobs import HEARTBEAT_SECONDS, HEARTBEAT_TTL, GuardedJob
 from evaljobs.scoring.supervisor import Supervisor, die_with_parent
 
 log = logging.getLogger(__name__)
 
-KIND: Mapping[str, Literal["execute", "score"]] = {EXECUTE: "execute", SCORE: "score"}
 MAX_SPEC_BYTES = 1 << 28
 AWAY = (redis.ConnectionError, redis.TimeoutError)
-JUDGE_SECONDS = 24 * 3600
-BLOCK_SECONDS = 5  # an idle worker asks Redis this often
+JUDGE_SECONDS = 24 * 3600  # deadline of a job that asks a judge
+BLOCK_SECONDS = 5  # that an idle worker waits in Redis for a job
+NEVER_SECONDS = 10**9  # between two of RQ's own clean-ups: `rq_jobs.recover` does their work
 
 
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 
 class RefusedJobError(Exception):
-    """A job that we did not enqueue, or whose spec is no spec: it is not run. The message is one line."""
+    """A job that the coordinator did not enqueue, or whose spec is no spec: it is not run. The message is one line."""
 
 
 def checked_path(path: str, work_dir: Path) -> Path:
@@ -92,10 +91,10 @@ def read_spec(path: Path, kind: str) -> ExecuteSpec | ScoreSpec:
 
 
 def deadline_seconds(spec: ExecuteSpec | ScoreSpec) -> int:
-    """Seconds after which a work-horse is ended: far more than a sound job takes, so that a hung one is not for ever.
+    """Seconds after which a work-horse is ended: far more than a sound job takes.
 
-    Items have deadlines of their own (`item_seconds`), and run in parallel. A judge's have too, but may be kept waiting
-    by the caps that all workers share.
+    Items have deadlines of their own (`item_seconds`), and run in parallel. A judge's requests have them too, but wait
+    for the caps that all workers share.
     """
     if spec.judge is not None:
         return JUDGE_SECONDS
@@ -114,7 +113,7 @@ def outcome_on_disk(spec: ExecuteSpec | ScoreSpec) -> str | None:
 
 
 def leave_failed(spec: ExecuteSpec | ScoreSpec, *, error: str, detail: str = "") -> None:
-    """A job's own words for its failure, where it left none."""
+    """Write a failed outcome, unless the job has an outcome."""
     if outcome_on_disk(spec) is not None:
         return
     failed = Failed(
@@ -135,50 +134,38 @@ def run_spec(spec: ExecuteSpec | ScoreSpec) -> str:
     if there is not None:
         return there
     try:
-        metric = importlib.import_module("evaljobs.scoring.score")  # imported by `warm` long ago, in a worker
+        metric = importlib.import_module("evaljobs.scoring.score")  # the supervisor has imported it already
         return str(metric.perform(spec).kind)
-    except Exception as error:  # the job's deadline, or an import: whatever it is, somebody must be told
+    except Exception as error:  # the job's deadline, or an import: whatever it is, the outcome says so
         log.exception("%s", spec.name)
         leave_failed(spec, error=one_line(error), detail=traceback.format_exc())
         return "failed"
-
-
-def execute(path: str, work_dir: str) -> str:
-    """RQ job: the programs (or judges) of an ExecuteSpec."""
-    return run_spec(read_spec(checked_path(path, Path(work_dir)), "execute"))
-
-
-def score(path: str, work_dir: str) -> str:
-    """RQ job: a ScoreSpec."""
-    return run_spec(read_spec(checked_path(path, Path(work_dir)), "score"))
-
-
-RUN: Mapping[str, Callable[[str, str], str]] = {EXECUTE: execute, SCORE: score}
 
 
 # --- RQ --------------------------------------------------------------------------------------------------------------
 
 
 class MetricJob(GuardedJob):
-    """A guarded job that may run: its function comes from `RUN`, never from an import by name."""
+    """A guarded job that may run: what runs is `run_spec` on its spec, never a function that the job names."""
 
     work_dir = ""  # set by the process that works
 
     def _execute(self) -> str:
-        name, path = self.order()
-        return RUN[name](path, self.work_dir)
+        kind, path = self.order()
+        return run_spec(read_spec(checked_path(path, Path(self.work_dir)), kind))
 
 
 class MetricWorker(Worker):  # type: ignore[misc]
-    """RQ's forking worker: checks before it forks, takes deadlines from specs, outlives an absent Redis.
+    """RQ's forking worker with four differences: jobs are checked before a fork, deadlines come from specs, a work-horse
+    survives an absence of Redis, and nothing in Redis commands the worker.
 
-    It takes no commands over Redis, and cannot be suspended through it.
+    A worker without a work-horse ends where Redis fails it; its supervisor starts another.
     """
 
     max_connection_wait_time = 2.0
     log_result_lifespan = False
 
-    def __init__(self, queue: Any, *, work_dir: Path, file: Path, address: RedisAddress, crew: str) -> None:
+    def __init__(self, queue: Any, *, work_dir: Path, crew: str) -> None:
         super().__init__(
             [queue],
             name=worker_name(crew, os.getpid()) + uuid.uuid4().hex[:8],
@@ -187,159 +174,116 @@ class MetricWorker(Worker):  # type: ignore[misc]
             serializer=JSONSerializer,
             worker_ttl=BLOCK_SECONDS + 15,
             job_monitoring_interval=HEARTBEAT_SECONDS,
-            maintenance_interval=3600,
+            maintenance_interval=NEVER_SECONDS,
             log_job_description=False,
+            work_horse_killed_handler=self._on_killed_horse,
         )
+        self.last_cleaned_at = now()
         self.work_dir = work_dir
-        self.file = file
-        self.address = address
         self._spec: ExecuteSpec | ScoreSpec | None = None
         self._watch: Watch | None = None
-        self._ended_by_us = ""
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
     def execute_job(self, job: MetricJob, queue: Any) -> None:
         try:
-            name, path = job.order()
-            self._spec = read_spec(checked_path(path, self.work_dir), KIND[name])
+            kind, path = job.order()
+            self._spec = read_spec(checked_path(path, self.work_dir), kind)
         except (ValueError, OSError, RefusedJobError) as error:
             self._refuse(job, queue, one_line(error))
             return
         job.timeout = deadline_seconds(self._spec)
         self._watch = Watch(self._spec)
-        self._ended_by_us = ""
-        try:
-            # RQ's work-horse says so later: were both killed before, nobody would know whose job it was
-            self.connection.hset(job.key, "worker_name", self.name)
-            super().execute_job(job, queue)
-        except AWAY as error:
-            self.log.warning("Redis went away at the end of %s (%s): its outcome is on disk", job.id, error)
-        finally:
-            self._spec = self._watch = None
+        super().execute_job(job, queue)
 
     def _refuse(self, job: MetricJob, queue: Any, why: str) -> None:
-        """Not run. Where it is ours all the same (its own spec file is unreadable), its failure is an outcome."""
+        """Fail a job unrun. A job of this evaluation whose own spec cannot be read gets a failed outcome."""
         self.log.warning("job %s is refused: %s", job.id, why)
         with suppress(ValueError, OSError, RefusedJobError):
             kind, path = job.order()
             self._leave_refused(job, queue, kind, checked_path(path, self.work_dir), why)
-        with self.connection.pipeline() as pipe:
-            pipe.lrem(queue.intermediate_queue_key, 1, job.id)
-            job.set_status("failed", pipeline=pipe)
-            job._handle_failure(f"refused: {why}", pipeline=pipe, worker_name=self.name)  # noqa: SLF001
-            pipe.execute()
+        job.retries_left = 0
+        self.handle_job_failure(job, queue, exc_string=f"refused: {why}")
+        self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
 
     def _leave_refused(self, job: MetricJob, queue: Any, kind: str, path: Path, why: str) -> None:
         paths = EvaluationPaths(path.parent.parent)
         name = rq_jobs.job_name(queue.name.removeprefix(rq_jobs.queue_name("")), job.id)
         if path == paths.spec(name).resolve() and not paths.outcome("failed", name).exists():
-            failed = Failed(name=name, job=KIND[kind], blame="bug", error=why, node=socket.gethostname())
+            failed = Failed(name=name, job=kind, blame="bug", error=why, node=socket.gethostname())
             write_outcome(paths, failed)
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
-        # else a job whose worker died runs on beside its own retry
+        # without this, a job whose worker died runs on beside its own retry
         die_with_parent(signal.SIGKILL, self.pid)
         super().main_work_horse(job, queue)
+
+    def monitor_work_horse(self, job: MetricJob, queue: Any) -> None:
+        """RQ's watch over the work-horse, begun again after each failure of Redis while the work-horse lives."""
+        while True:
+            try:
+                super().monitor_work_horse(job, queue)
+            except AWAY as error:
+                if not _runs(self.horse_pid):
+                    raise
+                self.log.warning("Redis is away (%s); the job goes on", error)
+            else:
+                return
 
     def get_heartbeat_ttl(self, _job: MetricJob) -> int:
         return HEARTBEAT_TTL
 
-    def set_current_job_working_time(self, current_job_working_time: float, pipeline: Any = None) -> None:
-        if pipeline is not None:
-            super().set_current_job_working_time(current_job_working_time, pipeline)
-            return
-        with suppress(*AWAY):
-            super().set_current_job_working_time(current_job_working_time)
-        self.current_job_working_time = current_job_working_time
-
-    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        if pipeline is not None:
-            super().heartbeat(timeout, pipeline)
-            return
-        try:
-            super().heartbeat(timeout)
-        except AWAY as error:
-            # An idle worker would ask the old place for ever: the supervisor starts one at the new.
-            if not self.horse_pid and self._moved():
-                raise StopRequested from error
-
-    def _moved(self) -> bool:
-        try:
-            return redis_client.read(self.file) != self.address
-        except QueueUnavailable:
-            return False
-
-    def teardown(self) -> None:
-        with suppress(*AWAY):
-            super().teardown()
-
-    def set_shutdown_requested_date(self) -> None:
-        """Called in a signal handler, where Redis may be in the middle of another answer."""
-
     def maintain_heartbeats(self, job: MetricJob) -> None:
         hung = self._watch.overdue(time.monotonic()) if self._watch is not None else ""
-        if hung:  # the next process takes it for deadly, and goes on with the others
+        if hung:  # the job's next attempt sees that this item ended a process, and goes on with the others
             self.log.warning("%s: the metric of %s hangs where no signal reaches it: ended", job.id, hung)
-            super().kill_horse()
-        try:
-            super().maintain_heartbeats(job)
-        except AWAY as error:
-            self.log.warning("Redis is away (%s); the job goes on", error)
+            self.kill_horse()
+        super().maintain_heartbeats(job)
 
-    def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        if not self._shutdown_requested_date:
-            self._ended_by_us = f"it took longer than {self._limit()} s and was ended"
-        super().kill_horse(sig)
+    def _on_killed_horse(self, job: MetricJob, _pid: object, status: int | None, _usage: object) -> None:
+        """RQ calls this where a work-horse died. After the last attempt the worker writes the outcome in its place."""
+        assert self._spec is not None
+        limit = deadline_seconds(self._spec)
+        why = f"its process died three times (out of memory?); wait status {status}"
+        if (job.ended_at - job.started_at).total_seconds() > limit:
+            job.retries_left = 0  # the next attempt would take as long
+            why = f"it took longer than {limit} s and was ended"
+        if not job.should_retry:
+            leave_failed(self._spec, error=f"{self._spec.name}: {why}")
 
-    def _limit(self) -> int:
-        return deadline_seconds(self._spec) if self._spec is not None else 0
-
-    def handle_job_failure(
-        self, job: MetricJob, queue: Any, started_job_registry: Any = None, exc_string: str = ""
-    ) -> None:
-        """A work-horse died. The last time, somebody must say so in a file: the horse could not."""
-        if self._ended_by_us:
-            job.retries_left = 0  # it would take as long again
-        if not job.should_retry and self._spec is not None and not self.is_horse:
-            why = self._ended_by_us or "its process died three times (out of memory?)"
-            leave_failed(
-                self._spec, error=f"{self._spec.name}: {why}: {one_line(Exception(exc_string))}"[:400]
-            )
-        super().handle_job_failure(job, queue, started_job_registry, exc_string)
-
-    # --- what Redis shall not decide ---------------------------------------------------------------------------------
+    # --- what Redis must not decide ------------------------------------------------------------------------------------
 
     def subscribe(self) -> None:
-        """No commands are taken over Redis."""
-
-    def unsubscribe(self) -> None:
-        """See `subscribe`."""
+        """Take no commands over Redis."""
 
     def check_for_suspension(self, burst: bool) -> None:
-        """Nobody suspends our workers: on a site's Redis `rq suspend` is for others."""
+        """Ignore `rq suspend`: on a site's Redis it is meant for other workers."""
 
-    def run_maintenance_tasks(self) -> None:
-        """The supervisor recovers jobs; here only the list of workers is kept clean."""
-        for queue in self.queues:
-            clean_worker_registry(queue)
-        self.last_cleaned_at = now()
+    def set_shutdown_requested_date(self) -> None:
+        """Write nothing: RQ calls this in a signal handler, where Redis may be amid another answer, or away."""
+
+
+def _runs(pid: int) -> bool:
+    """Whether a child process still runs. `pid` 0: none was forked, or RQ has seen its end."""
+    try:
+        return pid > 0 and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def worker_name(crew: str, pid: int) -> str:
-    """How the name of a crew's worker in Redis begins. `crew`: a supervisor's own, whatever other hosts are called."""
+    """How the name in Redis of a supervisor's worker begins. `crew`: the supervisor's own, unlike those of other hosts."""
     return f"{socket.gethostname()}-{crew}-{pid}-"
 
 
-def work(redis_file: Path, work_dir: Path, evaluation_id: str, crew: str) -> int:
-    """One worker, until it is told to stop; 1 where Redis took it down (the supervisor starts another)."""
+def work(redis_file: Path, work_dir: Path, evaluation_id: str, crew: str) -> None:
+    """Be one worker until a signal, or Redis, ends it. QueueUnavailable where Redis ended it."""
     MetricJob.work_dir = str(work_dir)
     address = redis_client.read(redis_file)
     queue = rq_jobs.open_queue(redis_client.client(address), evaluation_id, MetricJob)
     with explained(address.where):
-        worker = MetricWorker(queue, work_dir=work_dir, file=redis_file, address=address, crew=crew)
-        worker.work(logging_level="INFO")
-    return 0 if worker._shutdown_requested_date else 1  # noqa: SLF001
+        clean_worker_registry(queue)  # names of workers that died, of which RQ keeps a list
+        MetricWorker(queue, work_dir=work_dir, crew=crew).work(logging_level="INFO")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -357,7 +301,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-file", type=Path, help="its existence ends the workers")
     made.add_argument("--lease-file", type=Path, help="what a living coordinator touches")
     made.add_argument(
-        "--lease-seconds", type=float, default=900.0, help="the workers end once it stood still for so long"
+        "--lease-seconds", type=float, default=900.0, help="without a touch, after which the workers end"
     )
     made.add_argument("--burst-idle", type=float, metavar="SECONDS", help="end after so long without a job")
     made.add_argument("--count", type=int, default=1, help="worker processes")
@@ -365,15 +309,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m evaljobs worker …`; exit code 0 when told to end or idle, 1 where Redis stayed away."""
+    """`python -m evaljobs worker …`; ends with exit code 0, on a signal, the stop file, the lease or --burst-idle."""
     options = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
         importlib.import_module("evaljobs.scoring.score").warm()
-    except Exception:  # every job will leave an outcome that says so
+    except Exception:  # each job will leave an outcome that says so
         log.exception("the metric code cannot be imported")
     gc.collect()
-    gc.freeze()  # what was imported stays shared: a work-horse's collections would otherwise copy its pages
+    gc.freeze()  # keeps imported modules shared: collections in a work-horse would copy their pages
     crew = uuid.uuid4().hex[:8]
     work_here = functools.partial(work, options.redis_file, options.work_dir, options.queue, crew)
-    return Supervisor(options, work_here, functools.partial(worker_name, crew)).run()
+    Supervisor(options, work_here, functools.partial(worker_name, crew)).run()
+    return 0

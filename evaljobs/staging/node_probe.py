@@ -1,14 +1,15 @@
-"""What a node offers for staging, as one JSON object: `python -m evaljobs probe [--root DIR …] [--sample-mb N]`.
+"""What a node offers, measured by a job on it: `python -m evaljobs probe [--out FILE] [--root DIR …]`, for `evalspan doctor`.
 
-Rule: measured or read on the node itself, at the time; what cannot be told is null. A probe leaves nothing behind.
-
-It does not know: what other nodes say. Whether /dev/shm is shared between jobs is told by comparing two jobs: each
-gives the mount's identity, and `nonce` leaves or looks for a file that another job left.
+Rule: the values are of this node at this moment, read in the interpreter of a trial or worker; null is a value that
+cannot be read. With --out the record is a file in the work folder: that it arrives proves that the folder is shared.
+A probe leaves nothing behind but, with --leave, a nonce: another job on the node that finds it proves that the node's
+jobs share the memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import mmap
 import os
@@ -19,20 +20,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.storage import write_atomic
 from evaljobs.staging import owned_files, store
 from evaljobs.staging.capacity import cgroup_limits, memory_available, room
 from evaljobs.staging.owned_files import Refused
 
+PACKAGES = ("lm_eval", "torch", "transformers", "vllm", "sglang", "redis", "rq")
+REDIS_SECONDS = 5.0
 SAMPLE_MB = 256
-_BLOCK = 8 << 20
+_BLOCK = 8 << 20  # bytes
 LOGIND = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/lib/systemd/logind.conf")
 
 
 def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
-    """All that `doctor` wants to know of this node. Sizes in bytes, rates in bytes a second."""
+    """The node's record. Sizes in bytes, rates in bytes a second."""
     limits = cgroup_limits()
     return {
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -41,6 +46,7 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "python": platform.python_version(),
         "executable": sys.executable,
+        "versions": versions(),
         "cpus": len(os.sched_getaffinity(0)),
         "boot_id": store.boot_id(),
         "memory_available": memory_available(),
@@ -52,11 +58,20 @@ def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_
     }
 
 
+def versions() -> dict[str, str | None]:
+    """The installed version of each of PACKAGES, without importing it; None where it is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
 def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
-    """One root: its size, its kind, whether we may use it, and how fast a sample goes in and out of it."""
+    """One root: its size, its kind, whether weights may go there, and how fast a sample is written and read."""
     record: dict[str, Any] = {"root": root, "usable": False, "why": ""}
     try:
-        disk, there = os.statvfs(root), room(root)
+        disk, there, at = os.statvfs(root), room(root), Path(root).stat()
         record |= {
             "fs": there.fs,
             "rung": there.rung,
@@ -64,30 +79,24 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
             "free": disk.f_bavail * disk.f_frsize,
             "room": there.free,
             "room_limited_by": there.limit,
-            "mount": mount_of(root),
-            "private_hint": private_hint(root),
+            "mount": {
+                "device": at.st_dev,
+                "mount_namespace": Path("/proc/self/ns/mnt").stat().st_ino,
+                "inode": at.st_ino,
+            },
+            "private_hint": _differs_from_init(root),
         }
         os.close(owned_files.open_root(root))
         with store.locked_home(root, create=True) as home:
-            sample = min(sample_mb << 20, there.free // 4)
-            record |= measure(home.fd, sample)
+            record |= measure(home.fd, min(sample_mb << 20, there.free // 4))
         record["usable"] = True
     except (Refused, OSError, TimeoutError) as error:
         record["why"] = str(error)
     return record
 
 
-def mount_of(root: str) -> dict[str, Any]:
-    """The mount's identity: two jobs on a node that see the same device and namespace share it."""
-    return {
-        "device": Path(root).stat().st_dev,
-        "mount_namespace": Path("/proc/self/ns/mnt").stat().st_ino,
-        "inode": Path(root).stat().st_ino,
-    }
-
-
-def private_hint(root: str) -> bool | None:
-    """Whether this process sees another mount at `root` than pid 1 does; None where pid 1 may not be asked."""
+def _differs_from_init(root: str) -> bool | None:
+    """Whether this process sees another mount at `root` than pid 1 does; None without the right to look."""
     try:
         return not os.path.samestat(Path(root).stat(), Path(f"/proc/1/root/{root}").stat())
     except OSError:
@@ -95,7 +104,7 @@ def private_hint(root: str) -> bool | None:
 
 
 def remove_ipc() -> bool | None:
-    """Whether logind wipes a user's /dev/shm when his last session ends (logind.conf(5): by default it does)."""
+    """Whether logind deletes a user's files in /dev/shm when the user's last session ends (logind.conf(5): the default)."""
     places = [Path(p) for p in LOGIND]
     parts = [part for p in places for part in sorted(Path(f"{p}.d").glob("*.conf"))]
     answer: bool | None = None
@@ -114,17 +123,15 @@ def remove_ipc() -> bool | None:
 
 def user_namespaces() -> bool:
     """Whether an unprivileged user namespace can be made here."""
+    argv = ["unshare", "--user", "--map-root-user", "true"]
     try:
-        done = subprocess.run(
-            ["unshare", "--user", "--map-root-user", "true"], capture_output=True, timeout=10, check=False
-        )
+        return subprocess.run(argv, capture_output=True, timeout=10, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
 
 
 def measure(folder: int, size: int) -> dict[str, Any]:
-    """Write and read `size` bytes in an open folder of ours; rates in bytes a second. Nothing stays."""
+    """Write and read `size` bytes in a folder, given by its descriptor; rates in bytes a second. Nothing stays."""
     size -= size % _BLOCK
     if size <= 0:
         return {"sample": 0, "write_rate": None, "read_rate": None}
@@ -147,14 +154,11 @@ def measure(folder: int, size: int) -> dict[str, Any]:
     return {"sample": size, "write_rate": size / (written - started), "read_rate": size / (ended - written)}
 
 
-def nonce(root: str, name: str, *, leave: bool) -> bool:
-    """Leave a nonce in our home for another job to see (True), or look for one and take it away (whether it was there).
-
-    The proof of a shared /dev/shm: one job leaves it, another one on the same node finds it.
-    """
+def nonce(root: str, name: str, *, leave: bool) -> bool | None:
+    """Leave a nonce for another job (True), or find and remove another job's (whether it was there). None: no usable root."""
     if Path(name).name != name or not name.isalnum():
         raise ValueError(f"{name!r} is no nonce")
-    place = f"{store.RETIRED}nonce-{name}"  # a name that anybody of ours removes, if nobody ever looks
+    place = f"{store.RETIRED}nonce-{name}"  # the next job that cleans the folder removes a name of this kind
     try:
         with store.locked_home(root, create=leave) as home:
             if leave:
@@ -163,24 +167,58 @@ def nonce(root: str, name: str, *, leave: bool) -> bool:
                 os.rmdir(place, dir_fd=home.fd)
     except FileNotFoundError:
         return False
+    except (Refused, OSError, TimeoutError):
+        return None
     return True
 
 
-def probe_main(argv: Sequence[str]) -> int:
-    """The `probe` verb: prints the record; with --leave or --look, whether the nonce was left or found."""
+def sandbox_levels() -> list[dict[str, Any]]:
+    """Each level of the sandbox, best first, with whether it holds here and why not."""
+    from evaljobs.sandbox import probe_levels  # noqa: PLC0415 (takes a second: imported only on request)
+
+    return [{"level": str(r.level), "holds": r.holds, "reason": r.reason} for r in probe_levels()]
+
+
+def redis_trouble(file: Path) -> str:
+    """Why Redis does not answer from here; empty where it does. `file`: the published address."""
+    try:
+        from evaljobs.queue import redis_client  # noqa: PLC0415 (a missing package is an answer)
+    except ImportError as error:
+        return f"this interpreter cannot talk to Redis: {error}"
+    try:
+        address = redis_client.read(file)
+        with (
+            redis_client.explained(address.where),
+            redis_client.client(address, seconds=REDIS_SECONDS) as client,
+        ):
+            client.ping()
+    except redis_client.QueueUnavailable as error:
+        return str(error)
+    return ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The `probe` verb: writes or prints the record; with --look alone whether the nonce was found."""
     parser = argparse.ArgumentParser(prog="python -m evaljobs probe", description=__doc__)
-    parser.add_argument("--root", action="append", help="default: /dev/shm")
+    parser.add_argument("--out", type=Path, help="file for the record; default: standard output")
+    parser.add_argument("--root", action="append", help="a folder to stage into, in order; default: /dev/shm")
     parser.add_argument("--sample-mb", type=int, default=SAMPLE_MB)
+    parser.add_argument("--redis-file", type=Path, help="the published address of a Redis to reach")
+    parser.add_argument("--sandbox", action="store_true", help="try the sandbox's levels")
     parser.add_argument("--leave", metavar="NONCE", help="leave a nonce on the first root for another job")
-    parser.add_argument(
-        "--look", metavar="NONCE", help="look for a nonce that another job left, and take it away"
-    )
+    parser.add_argument("--look", metavar="NONCE", help="only find and remove a nonce of another job")
     chosen = parser.parse_args(argv)
     roots = chosen.root or ["/dev/shm"]
-    record = probe_node(roots, sample_mb=chosen.sample_mb)
-    if chosen.leave:
-        record["nonce_left"] = nonce(roots[0], chosen.leave, leave=True)
     if chosen.look:
-        record["nonce_seen"] = nonce(roots[0], chosen.look, leave=False)
-    sys.stdout.write(json.dumps(record) + "\n")
+        record: dict[str, Any] = {"nonce_seen": nonce(roots[0], chosen.look, leave=False)}
+    else:
+        record = probe_node(roots, sample_mb=chosen.sample_mb)
+        record["redis_trouble"] = chosen.redis_file and redis_trouble(chosen.redis_file)
+        record["sandbox"] = sandbox_levels() if chosen.sandbox else None
+        record["nonce_left"] = bool(chosen.leave) and nonce(roots[0], chosen.leave, leave=True)
+    text = json.dumps(record)
+    if chosen.out is None:
+        sys.stdout.write(text + "\n")
+    else:
+        write_atomic(chosen.out, text.encode())
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import logging
 import random
 import time
@@ -54,6 +55,18 @@ def import_engine(engine: str) -> Any:
         raise OperatorError(
             f"lm-eval has no model class {engine!r}: choose another engine ({one_line(error)})"
         ) from error
+
+
+def engine_trouble(engine: str) -> str:
+    """Why this interpreter cannot import lm-eval's class of an engine, or the hf class that builds the requests of every
+    engine; empty where it can. Takes as long as importing them.
+    """
+    try:
+        import_engine(engine)
+        importlib.import_module("lm_eval.models.huggingface")
+    except Exception as error:  # noqa: BLE001 (whatever a library raises while it is imported is the answer)
+        return one_line(error)
+    return ""
 
 
 def load(

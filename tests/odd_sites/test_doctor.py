@@ -14,8 +14,9 @@ from dev_cluster.testing import unfinished, wait_until
 
 from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import Config
-from coordinator.doctor import checkup, doctor
-from coordinator.doctor.survey import Answer, Target
+from coordinator.doctor import collect, findings
+from coordinator.doctor.findings import Facts, Finding
+from coordinator.doctor.node_jobs import Answer, Target
 from coordinator.evaluation.job_specs import Site
 
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
@@ -148,21 +149,66 @@ def answer(**record: Any) -> Answer:
 )
 def test_what_is_seen_on_a_node_is_judged(facts: dict[str, Any], hosting: bool, status: set[str]) -> None:
     """Only what would stop an evaluation fails; a lower rung is a warning; what could not be told is never ok."""
-    findings = doctor.judge_node(answer(**facts), Config(), hosting=hosting)
-    assert {f.status for f in findings} == status
-    assert all(f.todo for f in findings if f.status != "ok")
+    found = list(findings.judge_node(answer(**facts), Config(), hosting=hosting))
+    assert {f.status for f in found} == status
+    assert all(f.todo for f in found if f.status != "ok")
+
+
+def judged(**facts: Any) -> dict[str, Finding]:
+    """The findings of a local site whose own checks are all ok, but for these facts."""
+    calm: dict[str, Any] = {
+        "config": Config(),
+        "python": "3.11",
+        "versions": {"lm_eval": "0.4.13", "torch": "2.9", "transformers": "5.1", "redis": "6"},
+        "work_fs": "ext4",
+        "work_free": 1 << 40,
+        "redis": "answers",
+    }
+    return {f.what: f for f in findings.judge(Facts(**{**calm, **facts}))}
+
+
+def statuses(**facts: Any) -> set[str]:
+    return {f.status for f in judged(**facts).values()}
+
+
+def test_what_cannot_be_read_is_never_ok() -> None:
+    """Each fact that is missing for a reason shows as a finding with that reason and what to do."""
+    assert statuses() == {"ok"}
+    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+    for what, facts in {
+        "trial interpreter": {"interpreter_error": "no such file"},
+        "Redis": {"redis_error": "connection refused"},
+        "cluster": {"cluster_error": "sinfo is not there"},
+        "Slurm's settings": {"config": slurm, "rules_error": "the controller is away"},
+        "trial jobs": {"config": slurm, "job_kinds": {"trial": ("warn", "the controller is away", True)}},
+        "metric jobs": {"config": slurm, "job_kinds": {"metric": ("fail", "refused: no CPUs", False)}},
+    }.items():
+        found = judged(**facts)[what]
+        assert found.status in {"warn", "fail"}
+        assert found.todo
+        assert found.found in {
+            str(fact) for fact in (*facts.values(), "the controller is away", "refused: no CPUs")
+        }
+
+
+def test_a_work_folder_on_a_local_disk_is_proved_by_the_answers_of_nodes() -> None:
+    """Nodes write their answers there: whatever its file system, those that answered see it."""
+    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+    lost = answer()
+    lost.trouble = "left no answer"
+    assert judged(config=slurm)["work folder"].status == "warn"
+    assert judged(config=slurm, answers=[answer(), lost])["work folder"].status == "warn"
+    assert judged(config=slurm, answers=[answer()])["work folder"].status == "ok"
+    assert judged(config=slurm, work_fs="tmpfs", answers=[answer()])["work folder"].status == "fail"
 
 
 def test_one_busy_node_warns_and_no_answer_at_all_fails() -> None:
     """A node that does not answer in time is passed over; where every one was refused, no evaluation would run."""
     busy, lost = answer(), answer()
     busy.trouble, lost.trouble, lost.refused = "no answer within 60 s", "its job is FAILED", True
-    assert {f.status for f in doctor.judge_survey([busy, answer()], Config(), hosting=False)} == {
-        "ok",
-        "warn",
-    }
-    assert "fail" in {f.status for f in doctor.judge_survey([lost], Config(), hosting=False)}
-    assert "fail" not in {f.status for f in doctor.judge_survey([lost, busy], Config(), hosting=False)}
+    assert statuses(answers=[busy, answer()]) == {"ok", "warn"}
+    assert "fail" in statuses(answers=[lost])
+    assert "fail" not in statuses(answers=[lost, busy])
 
 
 def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
@@ -172,7 +218,7 @@ def test_a_sandbox_that_does_not_hold_is_named_with_its_reason() -> None:
         {"level": "landlock", "holds": False, "reason": "kernel 5.4"},
         {"level": "rlimits", "holds": True, "reason": ""},
     ]
-    found = doctor.judge_sandbox(levels, "on c1", allow_unsafe=False)
+    found = findings.judge_sandbox(levels, "on c1", allow_unsafe=False)
     assert found.status == "warn"
     assert "no user namespaces" in found.found
     assert "kernel 5.4" in found.found
@@ -192,6 +238,9 @@ def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Pat
         worker_command=(sys.executable,),
         trial_env={"PYTHONPATH": path},
     )
-    finding = checkup._interpreter(site, engine)
+    config = Config.model_validate({"trial": {"engine": engine}})
+    facts = Facts(config=config, python="", work_fs="", work_free=0)
+    collect.ask_interpreter(facts, site)
+    finding = {f.what: f for f in findings.judge(facts)}["trial interpreter"]
     assert finding.status == ("ok" if engine == "hf" else "fail"), finding
     assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")

@@ -10,16 +10,18 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import rq.registry
+from rq.utils import now
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import ScoreSpec
 from evaljobs.queue import redis_client
-from evaljobs.scoring import rq_jobs
+from evaljobs.scoring import rq_jobs, worker
 from evaljobs.scoring.item_deadlines import NOTE_BYTES, note_file
 from tests.redis.jobs import Bench, children, kill, move, running, until, zombie
 
@@ -235,6 +237,28 @@ def test_enqueuing_twice_is_once_and_the_longest_go_first(shared_work: WorkPaths
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work: WorkPaths, late: bool) -> None:
+    """It would take as long again: its failure is an outcome at once. One that died in time keeps its attempts."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    path = bench.write_spec("slow")
+    bench.queue.enqueue("score", "slow", path)
+    queue = rq_jobs.open_queue(
+        redis_client.connect(shared_work.redis_address), bench.evaluation, worker.MetricJob
+    )
+    made = worker.MetricWorker(queue, work_dir=shared_work.root, crew="c")
+    made._spec = ScoreSpec.model_validate_json(path.read_bytes())
+    job = queue.fetch_job(rq_jobs.job_id(bench.evaluation, "slow"))
+    job.started_at = now()
+    job.ended_at = now() + timedelta(seconds=worker.deadline_seconds(made._spec) * 1.1 if late else 1.0)
+    made._on_killed_horse(job, None, signal.SIGKILL, None)
+    failed = bench.failed("slow")
+    assert job.should_retry is not late
+    assert (failed is not None) is late
+    assert failed is None or "took longer" in failed.error
+    bench.queue.remove()
+
+
 def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> None:
     """A worker that died with a job popped and not begun: the job is known all the while, and queued again once."""
     bench = Bench(shared_work, uuid.uuid4().hex)
@@ -274,19 +298,22 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
     assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
 
 
-def test_what_a_dead_worker_had_taken_returns_at_once(shared_work: WorkPaths) -> None:
-    """A job that was popped by a worker whose parent saw it die is queued by the next look; another worker's is not."""
+def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) -> None:
+    """The running job of a worker whose parent saw it die is queued by the next look; another worker's is not."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     client = redis_client.connect(shared_work.redis_address)
     queue = rq_jobs.open_queue(client, bench.evaluation)
-    for name, worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
+    for name, its_worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
         bench.enqueue(name)
-        client.lmove(queue.key, queue.intermediate_queue_key)
-        client.hset(f"rq:job:{rq_jobs.job_id(bench.evaluation, name)}", "worker_name", worker)
+        rq_id = rq_jobs.job_id(bench.evaluation, name)
+        client.lrem(queue.key, 1, rq_id)
+        client.hset(f"rq:job:{rq_id}", "worker_name", its_worker)
+        client.zadd(rq_jobs.started_registry(queue).key, {f"{rq_id}:e1": 9e9})
+        client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
     rq_jobs.give_up(queue, "host-crew-1-")
     bench.queue.recover()
     assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
-    assert [rq_jobs.job_name(bench.evaluation, i) for i in rq_jobs.popped_ids(queue)] == ["alive"]
+    assert bench.queue.status().running == ("alive",)
     bench.queue.remove()
 
 
@@ -301,7 +328,7 @@ def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
 
 
 IMPATIENT = (
-    "import sys; from evaljobs import items; items.FIRST_SECONDS = 0.0; "
+    "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
     "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
 )
 

@@ -92,13 +92,12 @@ def test_workers_work_on_until_storage_shows_their_stop(storage: Storage) -> Non
         lease_file=storage.path / "lease",
         lease_seconds=900.0,
     )
-    supervisor = Supervisor(options, lambda: 0, str)
-    at = supervisor._answered_at
-    assert not supervisor._over(at)
+    supervisor = Supervisor(options, lambda: None, str)
+    assert not supervisor._over()
     storage.back()
-    assert not supervisor._over(at)
+    assert not supervisor._over()
     options.stop_file.touch()
-    assert supervisor._over(at)
+    assert supervisor._over()
 
 
 def test_a_lease_that_cannot_be_read_stands_still(storage: Storage) -> None:

@@ -1,0 +1,216 @@
+"""Reads the facts of `evalspan doctor` from this machine, Redis, Slurm and small jobs on nodes.
+
+Rule: nothing that it makes outlives it: its jobs, its Redis and its folder below the work folder are removed. What
+cannot be read becomes a finding, never an exception.
+Called by the `doctor` command; `findings` judges the facts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
+from coordinator.cluster.local import LocalCluster, gpu_names
+from coordinator.config.schema import Config
+from coordinator.doctor.findings import Checkup, Facts, Status, judge
+from coordinator.doctor.node_jobs import Target, survey
+from coordinator.errors import EvalspanError
+from coordinator.evaluation.job_specs import Site
+from coordinator.intake import validate
+from coordinator.runtime import wiring
+from coordinator.services import redis_server
+from coordinator.services.redis_server import RedisServer, local_address_towards
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue.redis_client import QueueUnavailable, read
+from evaljobs.staging.capacity import fs_type
+
+INTERPRETER_SECONDS = 120.0  # to import torch and an engine from slow storage
+SACCTMGR_SECONDS = 30.0
+
+
+def check_up(
+    config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
+) -> Checkup:
+    """All findings about what an evaluation needs. `most_nodes`: that are probed of each partition; 0: all."""
+    site = wiring.site_of(config)
+    disk = os.statvfs(config.work_dir)
+    facts = Facts(
+        config=config,
+        python=platform.python_version(),
+        work_fs=fs_type(config.work_dir),
+        work_free=disk.f_bavail * disk.f_frsize,
+    )
+    ask_interpreter(facts, site)
+    with _folder(config) as folder:
+        try:
+            cluster = _cluster(config, folder)
+            nodes = cluster.nodes()
+        except (EvalspanError, ClusterError) as error:
+            facts.cluster_error = str(error)
+            return Checkup(cluster=config.cluster.kind, findings=judge(facts))
+        if facts.slurm:
+            _ask_slurm(facts, cluster, nodes)
+        else:
+            facts.gpus = gpu_names()
+        targets, facts.left_out = _targets(config, cluster, nodes, hosting=facts.hosting, most=most_nodes)
+        with _redis(facts, cluster, folder) as redis_file:
+            facts.answers = survey(
+                targets,
+                site=site,
+                folder=folder,
+                redis_file=redis_file,
+                wait_seconds=wait_seconds,
+                sample_mb=sample_mb,
+            )
+    answers = {a.target.node: {**a.record, "shared": a.shared, "trouble": a.trouble} for a in facts.answers}
+    return Checkup(cluster=config.cluster.kind, findings=judge(facts), nodes=answers)
+
+
+@contextlib.contextmanager
+def _folder(config: Config) -> Iterator[Path]:
+    """A folder that nodes see, deleted at the end."""
+    folder = WorkPaths(config.work_dir).cache / "doctor" / secrets.token_hex(4)
+    folder.mkdir(parents=True, mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cluster(config: Config, folder: Path) -> Cluster:
+    """The configured cluster. A local one gets a folder of its own: a coordinator may use the work folder's."""
+    if config.cluster.kind == "local":
+        gpus = gpu_names()
+        return LocalCluster(folder / "jobs", slots=config.cluster.slots or len(gpus) or 1, gpus=gpus)
+    return wiring.cluster_of(config)
+
+
+def _run(argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """(standard output, why the command failed); one of the two is empty."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds, check=False, env=env)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    if done.returncode != 0:
+        return "", (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return done.stdout, ""
+
+
+def ask_interpreter(facts: Facts, site: Site) -> None:
+    """Versions in the trials' interpreter, and whether it can import the engine."""
+    question = (
+        "import json, sys; from evaljobs.staging.node_probe import versions; "
+        "from evaljobs.trial.engine import engine_trouble; found = versions(); "
+        "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
+    )
+    argv = [*site.trial_command, "-c", question, facts.config.trial.engine]
+    printed, facts.interpreter_error = _run(argv, INTERPRETER_SECONDS, {**os.environ, **site.trial_env})
+    if not facts.interpreter_error:
+        facts.versions, facts.engine_trouble = json.loads(printed.strip().splitlines()[-1])
+
+
+@contextlib.contextmanager
+def _redis(facts: Facts, cluster: Cluster, folder: Path) -> Iterator[Path | None]:
+    """The address file of a Redis to try: the site's, or a server started for this checkup. None where it does not answer."""
+    config = facts.config
+    started: RedisServer | None = None
+    file: Path | None = None
+    try:
+        if config.redis.url:
+            wiring.keeper_of(config, cluster).ensure()
+            place, whose = WorkPaths(config.work_dir), "the site's"
+        else:
+            bind = config.redis.bind or "127.0.0.1"
+            if config.redis.bind is None and facts.slurm:
+                bind = local_address_towards(wiring.controller_host())
+            place, whose = WorkPaths(folder), "of our own, started for this checkup"
+            started = RedisServer(place, bind)
+            started.ensure()
+        address = read(place.redis_address)
+        facts.redis = f"answers at {address.where} ({whose})"
+        facts.redis_warnings = redis_server.check(address)
+        file = place.redis_address
+    except (EvalspanError, QueueUnavailable, OSError) as error:
+        facts.redis_error = str(error)
+    try:
+        yield file
+    finally:
+        if started is not None:
+            started.stop()
+
+
+# --- the cluster -----------------------------------------------------------------------------------------------------
+
+
+def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> None:
+    """The site's rules, the jobs that it would take, and whether trials must be hosted."""
+    config = facts.config
+    rules = slurm_rules.SiteRules(config={})
+    try:
+        rules = facts.rules = slurm_rules.ask_rules()
+    except ClusterError as error:
+        facts.rules_error = str(error)
+    facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
+    if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
+        user = f"user={getpass.getuser()}"
+        argv = ["sacctmgr", "-nP", "show", "assoc", user, "format=MaxSubmitJobs,MaxJobs"]
+        facts.associations, _ = _run(argv, SACCTMGR_SECONDS)
+    facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
+    with contextlib.suppress(ClusterError):
+        refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
+        facts.host_reason = slurm_rules.host_reason(
+            rules, config.cluster.partition, refusal, stage=config.stage.enabled
+        )
+
+
+def _job_kinds(
+    config: Config, cluster: Cluster, nodes: Sequence[NodeState]
+) -> Iterator[tuple[str, tuple[Status, str, bool]]]:
+    """Each kind of job but the precursor, whose refusal is a reason to host trials: as in Facts."""
+    for kind, job in validate.probes(wiring.run_options(config)).items():
+        if kind == "stage":
+            continue
+        try:
+            refused = next((words for _, words in validate.refusals(cluster, {kind: job}, nodes)), None)
+        except ClusterError as error:
+            yield kind, ("warn", str(error), bool(job.gpus))
+        else:
+            found = "would be taken" if refused is None else f"refused: {refused}"
+            yield kind, ("ok" if refused is None else "fail", found, bool(job.gpus))
+
+
+def _targets(
+    config: Config, cluster: Cluster, nodes: Sequence[NodeState], *, hosting: bool, most: int
+) -> tuple[list[Target], int]:
+    """GPU nodes, and the CPU partition's nodes for metric workers: the freest `most` of each (0: all), and how many others."""
+    freest = sorted((n for n in nodes if n.usable), key=lambda n: (-n.gpus_free, -n.cpus_free, n.name))
+    gpu = [n.name for n in freest if n.gpus]
+    local, cpu_partition = config.cluster.kind == "local", config.cluster.cpu_partition
+    cpu = [n.name for n in freest if not n.gpus] if cpu_partition is not None else []
+    targets = [
+        Target(
+            node=name,
+            cluster=cluster,
+            partition="" if local else config.cluster.partition or "",
+            gpus=config.trial.gpus_per_trial if hosting else 0,
+            sandbox=local or cpu_partition is None,
+        )
+        for name in gpu[: most or None]
+    ]
+    if cpu_partition is not None:
+        section = config.cluster.model_copy(update={"partition": cpu_partition})
+        workers = wiring.cluster_of(config.model_copy(update={"cluster": section}))
+        targets += [
+            Target(node=name, cluster=workers, partition=cpu_partition, stages=False)
+            for name in cpu[: most or None]
+        ]
+    return targets, len(gpu) + len(cpu) - len(targets)

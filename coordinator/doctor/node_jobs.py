@@ -1,0 +1,176 @@
+"""Small jobs on nodes, and what they answer, for `evalspan doctor`.
+
+Rule: the first job on a node measures and leaves a nonce in the node's memory; a second job looks for the nonce. Only
+that proves that the node's jobs share its memory. A job that does not start in time is cancelled, and the answer says
+that it was waiting; no job outlives the survey.
+Called by `collect`; `findings` judges the answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
+from coordinator.evaluation.job_specs import Site
+
+FILE_SECONDS = 0.2  # between two looks for answers
+LISTING_SECONDS = 5.0  # between two listings of the cluster's jobs
+GRACE_SECONDS = 5.0  # after a job's end, in which its answer may still arrive (NFS)
+PROBE_MEMORY_MB = 1024
+TIME_LIMIT_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A node to ask, and where its jobs go. `gpus`: that a job must ask for to be taken there at all."""
+
+    node: str
+    cluster: Cluster
+    partition: str = ""
+    gpus: int = 0
+    stages: bool = True  # weights are staged there (it has GPUs)
+    sandbox: bool = True  # metric workers run there
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What a node's jobs have answered; `trouble` says why there is no record."""
+
+    target: Target
+    record: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool | None = None  # whether a second job saw what the first one left on the first root
+    trouble: str = ""
+    refused: bool = False  # the trouble is a fault, not a busy node
+
+
+@dataclass(slots=True, kw_only=True)
+class _NodeJob:
+    """A job, and the answer that it fills."""
+
+    answer: Answer
+    job: Job
+    out: Path
+    job_id: str = ""
+    ended_at: float | None = None  # monotonic seconds
+    state: str = "it was not seen to start"
+
+    @property
+    def open(self) -> bool:
+        return not (self.answer.record or self.answer.trouble)
+
+
+def survey(
+    targets: Sequence[Target],
+    *,
+    site: Site,
+    folder: Path,
+    redis_file: Path | None,
+    wait_seconds: float,
+    sample_mb: int,
+) -> list[Answer]:
+    """Ask all targets, side by side, for up to two times `wait_seconds`. `folder`: for answers and logs, seen by nodes and
+    of a new name of letters and digits.
+    """
+    roots = [word for root in site.stage_roots for word in ("--root", root)]
+    first, second = [], []
+    for number, target in enumerate(targets):
+        words = [*roots, "--sample-mb", str(sample_mb), "--leave", f"{folder.name}{number}"]
+        words += ["--redis-file", str(redis_file)] if redis_file is not None else []
+        words += ["--sandbox"] if target.sandbox else []
+        first.append(_node_job(target, site, folder, "measure", words))
+    _ask(first, wait_seconds)
+    for number, target in enumerate(targets):
+        if first[number].answer.record.get("nonce_left"):
+            words = [*roots, "--look", f"{folder.name}{number}"]
+            second.append(_node_job(target, site, folder, "look", words))
+    _ask(second, wait_seconds)
+    seen = {asked.answer.target.node: asked.answer.record.get("nonce_seen") for asked in second}
+    for asked in first:
+        asked.answer.shared = seen.get(asked.answer.target.node)
+    return [asked.answer for asked in first]
+
+
+def _node_job(target: Target, site: Site, folder: Path, what: str, words: Sequence[str]) -> _NodeJob:
+    out = folder / f"{target.node}.{what}.json"
+    job = Job(
+        name=f"es-doctor-{folder.name}-{target.node}-{what}",
+        argv=(*site.trial_command, "-m", "evaljobs", "probe", "--out", str(out), *words),
+        log=str(out.with_suffix(".log")),
+        node=target.node,
+        gpus=target.gpus,
+        memory_mb=PROBE_MEMORY_MB,
+        time_limit_seconds=TIME_LIMIT_SECONDS,
+        comment="doctor",
+        env=site.trial_env,
+        purpose="probe",
+    )
+    return _NodeJob(answer=Answer(target=target), job=job, out=out)
+
+
+def _ask(asked: Sequence[_NodeJob], wait_seconds: float) -> None:
+    """Submit, wait for the answers, cancel the jobs without one."""
+    for one in asked:
+        try:
+            one.job_id = one.answer.target.cluster.submit(one.job)
+        except RefusedError as error:
+            one.answer.trouble, one.answer.refused = f"the cluster refuses a job there: {error}", True
+        except ClusterError as error:
+            one.answer.trouble = f"no job could be submitted: {error}"
+    try:
+        deadline = time.monotonic() + wait_seconds
+        listed = float("-inf")
+        while any(one.open for one in asked) and time.monotonic() < deadline:
+            if time.monotonic() - listed > LISTING_SECONDS:
+                listed = time.monotonic()
+                _look_at_jobs([one for one in asked if one.open])
+            for one in asked:
+                _look_for_answer(one)
+            time.sleep(FILE_SECONDS)
+    finally:
+        for one in asked:
+            if one.open:
+                one.answer.trouble = f"no answer within {wait_seconds:.0f} s: {one.state}"
+                if one.job_id:
+                    with contextlib.suppress(ClusterError):
+                        one.answer.target.cluster.cancel([one.job_id])
+
+
+def _look_at_jobs(waiting: Sequence[_NodeJob]) -> None:
+    """One listing for all: the targets' partitions are of one cluster."""
+    try:
+        states = {job.name: job for job in waiting[0].answer.target.cluster.jobs()}
+    except ClusterError:
+        return
+    for one in waiting:
+        state = states.get(one.job.name)
+        if state is None:
+            continue
+        one.state = f"its job is {state.state}"
+        one.state += f" ({state.reason})" if state.reason not in ("", "None") else ""
+        if state.phase == "ended" and one.ended_at is None:
+            one.ended_at = time.monotonic()
+
+
+def _look_for_answer(one: _NodeJob) -> None:
+    if not one.open:
+        return
+    try:
+        one.answer.record = json.loads(one.out.read_bytes())
+    except FileNotFoundError:
+        if one.ended_at is not None and time.monotonic() - one.ended_at > GRACE_SECONDS:
+            one.answer.refused = True
+            one.answer.trouble = f"{one.state} and left no answer: {_last_words(Path(one.job.log))}"
+
+
+def _last_words(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "it left no log either; is the work folder shared with the nodes, and python there?"
+    return lines[-1] if lines else "its log is empty"
