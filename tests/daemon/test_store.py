@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from world_parts import record
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted, CancelAsked, ResultsWritten
