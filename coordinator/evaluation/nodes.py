@@ -20,7 +20,7 @@ from coordinator.evaluation.events import (
 )
 from coordinator.evaluation.job_specs import Site, host_job, precursor_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State
+from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State, Trial
 from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import Failed, Staged
 
@@ -251,11 +251,11 @@ def in_doubt(node: NodeUse) -> int:
     return node.failures + sum(node.doubts.values())
 
 
-def lane_works(state: State, lane: str) -> None:
-    """A trial on this lane has done a shard, whatever the lane's earlier trials died of."""
-    node = state.nodes.by_name.get(LaneId.parse(lane).node)
+def lane_works(state: State, trial: Trial) -> None:
+    """This trial has done a shard, whatever earlier trials on its lane died of."""
+    node = state.nodes.by_name.get(state.jobs.by_name[trial.job].job.node or "")
     if node is not None:
-        node.doubts.pop(lane, None)
+        node.doubts.pop(trial.lane, None)
 
 
 def hosts_trials(state: State, name: str | None) -> None:

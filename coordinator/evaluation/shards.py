@@ -29,7 +29,7 @@ from coordinator.evaluation.events import (
     ShardsStray,
 )
 from coordinator.evaluation.state import EntryState, IllegalEventError, LeafState, ShardState, State
-from evaljobs.contract.names import LaneId, ShardId
+from evaljobs.contract.names import LaneId
 from evaljobs.contract.specs import FrameRef
 
 MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
@@ -65,7 +65,9 @@ def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float
     places: dict[int, list[int]] = {}
     for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
         lane, rank, seconds = where[shard]
-        state.shards.by_name[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
+        state.shards.by_name[shard] = ShardState(
+            task=leaf.task, rank=rank, seconds=seconds, lane=lane, documents=documents
+        )
         for document in documents:
             places.setdefault(document, []).append(place)
     waiting = {document: len(its) for document, its in places.items()}
@@ -154,14 +156,14 @@ def dumped(state: State, event: ShardsDumped) -> list[Action]:
         _done(state, name, frame)
         trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
         if trial is not None:
-            nodes.lane_works(state, trial.lane)
+            nodes.lane_works(state, trial)
     state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
     return []
 
 
 def leaf_of(state: State, shard: str) -> LeafState:
     """The leaf task that a planned shard is part of."""
-    return state.shards.leaves[ShardId.parse(shard).task]
+    return state.shards.leaves[state.shards.by_name[shard].task]
 
 
 def _done(state: State, name: str, frame: FrameRef) -> None:

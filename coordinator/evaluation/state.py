@@ -74,6 +74,7 @@ class LeafState:
 
 @dataclass(slots=True, kw_only=True)
 class ShardState:
+    task: str = ""  # the leaf task that it is part of
     rank: float
     seconds: float
     lane: str

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from large import Large, plain_step
+from large import SITE, Large, plain_step
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
@@ -58,7 +58,7 @@ def replay(nodes: int, count: int) -> dict[str, Any]:
             if isinstance(event, ev.Accepted):
                 state, _ = machine.start(event)
             elif state is not None:
-                plain_step(state, event)
+                machine.step(state, SITE, event, replaying=True)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         size = path.stat().st_size
     assert state is not None

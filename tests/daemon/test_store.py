@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from world_parts import record
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import CancelAsked, ResultsWritten
+from coordinator.evaluation.events import Accepted, CancelAsked, ResultsWritten
 from coordinator.runtime import journal as store
-from coordinator.runtime.journal import Journal, UnreadableEventError, WorkLock, read_events
+from coordinator.runtime.journal import Journal, JournalError, UnreadableEventError, WorkLock, read_events
 
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
 
@@ -143,3 +144,16 @@ def test_who_asks_whether_it_is_held_is_taken_for_no_owner(
     owner.join()
     assert lock.held()
     lock.release()
+
+
+def test_an_unfinished_journal_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It does not say which jobs were submitted: the message says what to type."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append([Accepted(at=0.0, record=record(1))])
+    journal.close()
+    assert list(read_events(path))
+    path.write_bytes(path.read_bytes().replace(b',"journal_format":1', b""))
+    with pytest.raises(JournalError, match="`evalspan submit` it again") as refused:
+        list(read_events(path))
+    assert "\n" not in str(refused.value)
