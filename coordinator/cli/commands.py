@@ -1,4 +1,4 @@
-"""`evalspan cancel | retry | release`: what a person asks of evaluations that run, or have ended."""
+"""`evalspan cancel | retry | release`: commands to evaluations that run or have ended, and to nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from coordinator.runtime import wiring
 from coordinator.runtime.journal import JournalError, WorkLock, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command
-from coordinator.runtime.parked import read_fault
+from coordinator.runtime.status_file import Parked, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365
@@ -75,12 +75,12 @@ def _say(text: str) -> None:
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
-    """None where nobody can tell, or more than its journal tells: one that is set aside may have jobs, and be mended."""
+    """None where its journal cannot be read, or is not the whole truth: a parked evaluation may have jobs."""
     try:
         state = replay(list(read_events(folder.journal)), config)
     except JournalError:
         return None
-    return state if state.ended_at is not None or read_fault(folder) is None else None
+    return None if state.ended_at is None and isinstance(read_status(folder), Parked) else state
 
 
 def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
@@ -190,4 +190,6 @@ def _given_back(node: str, used: Sequence[demand.Use], minutes: float) -> str:
     if not minutes:
         return f"{node} may be taken again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
-    return f"{node} is asked back ({'; '.join(there) or 'not in use'}) and not taken again for {seconds(60 * minutes)}"
+    return (
+        f"{node} is given back ({'; '.join(there) or 'not in use'}) and cordoned for {seconds(60 * minutes)}"
+    )

@@ -12,8 +12,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,7 +27,7 @@ from rich.text import Text
 from coordinator.evaluation.state import EntryState, State
 from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.render import by_reason, seconds
-from coordinator.runtime.runner import Running
+from evaljobs.queue.work_queue import QueueSnapshot
 
 MAX_LANES = 16  # beyond that a line is a node
 MAX_ENTRIES = 12
@@ -33,6 +35,23 @@ LINE_SECONDS = 5.0
 WIDE = 100  # columns from which on two lanes share a line
 OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
 STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
+
+
+class Watched(Protocol):
+    """An evaluation to show: its state, and its work queue now (None: there is none, or Redis is away)."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def snapshot(self) -> QueueSnapshot | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An evaluation that another process runs."""
+
+    state: State
+    snapshot: QueueSnapshot | None
 
 
 def stage_of(state: State) -> str:
@@ -97,7 +116,7 @@ def _value(score: ScoreValue) -> str:
     return f"{score.metric}{'' if score.filter == 'none' else ',' + score.filter} {score.value:.4f}{error}"
 
 
-def _lanes(running: Running, width: int) -> Table | None:
+def _lanes(running: Watched, width: int) -> Table | None:
     """What each trial does now; with many of them, what those of a node do."""
     trials = running.snapshot.trials if running.snapshot is not None else {}
     lanes = {lane: t for t, lane in running.state.trial_lane.items() if t in running.state.live_trials}
@@ -203,7 +222,7 @@ def _open_word(state: State, entry: EntryState) -> str:
     return OPEN[entry.status]
 
 
-def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
+def _block(running: Watched, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
     state = running.state
     age = seconds(now - state.record.accepted_at)
     yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
@@ -233,7 +252,7 @@ def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator
 
 
 def screen(
-    runnings: Sequence[Running], trouble: str, width: int, *, now: float, scores: Scores
+    runnings: Sequence[Watched], trouble: str, width: int, *, now: float, scores: Scores
 ) -> RenderableType:
     """The whole screen."""
     parts: list[RenderableType] = []
@@ -278,7 +297,7 @@ class Watcher:
         if self._live is not None:
             self._live.start()
 
-    def show(self, runnings: Sequence[Running], trouble: str) -> None:
+    def show(self, runnings: Sequence[Watched], trouble: str) -> None:
         now = time.time()
         if self._live is not None:
             self._live.update(screen(runnings, trouble, self.console.width, now=now, scores=self._scores))

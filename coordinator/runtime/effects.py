@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -59,7 +60,7 @@ from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import Release
 from evaljobs.contract.storage import write_atomic
-from evaljobs.queue.work_queue import QueuedShard, QueueUnavailable, WorkQueue
+from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,26 @@ class Performer:
         self.linger: Callable[[State, str], float] = lambda _state, _node: 0.0
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
-        self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
+        self._uncancelled: set[str] = (
+            set()
+        )  # job ids whose cancellation failed; the state machine asks only once
+        self._effects: dict[type[Action], Callable[[State, Any], list[AnyEvent]]] = {
+            EnqueueMetric: self._enqueue_metric,
+            FillQueue: self._fill_queue,
+            FindRequestSets: self._find_request_sets,
+            FindResponses: self._find_responses,
+            InspectConverted: self._inspect_converted,
+            MakePlan: self._make_plan,
+            MarkSlow: self._mark_slow,
+            PublishSets: self._publish_sets,
+            QueueShards: self._queue_shards,
+            ReleaseClaims: self._release_claims,
+            ReleaseHolder: self._release_holder,
+            RemoveQueue: self._remove_queue,
+            StopWorkers: self._stop_workers,
+            WithdrawShards: self._withdraw_shards,
+            WriteResults: self._write_results,
+        }
 
     def queue(self, evaluation_id: str) -> WorkQueue:
         """The evaluation's work queue; QueueUnavailable while Redis is away."""
@@ -104,9 +124,16 @@ class Performer:
         self._metric_queues.pop(evaluation_id, None)
 
     def perform(self, state: State, action: Action) -> list[AnyEvent]:
-        """Do it; the events of what came of it."""
-        handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")
-        return handler(state, action)
+        """Do it; the events that say what came of it. The runner collects SubmitJob and CancelJob itself."""
+        return self._effects[type(action)](state, action)
+
+    def snapshot(self, state: State) -> QueueSnapshot | None:
+        """The work queue now; None where the evaluation has none, or Redis is away."""
+        if not state.leaves or state.winding_down:
+            return None
+        with suppress(QueueUnavailable):
+            return self.queue(state.evaluation_id).snapshot()
+        return None
 
     def _paths(self, state: State) -> EvaluationPaths:
         return self.site.of(state)
@@ -195,10 +222,6 @@ class Performer:
             log.warning("submitting %s: %s", name, error)
             return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
         return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
-
-    def _cancel_job(self, _state: State, action: CancelJob) -> list[AnyEvent]:
-        self.cancel([action])
-        return []
 
     def cancel(self, actions: Sequence[CancelJob]) -> None:
         """All of these with one command: a cluster under load takes its time for each."""
@@ -295,7 +318,3 @@ class Performer:
 def _queued(shard: tuple[str, float, float]) -> QueuedShard:
     name, rank, seconds = shard
     return QueuedShard(shard=name, priority=rank, seconds=seconds)
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

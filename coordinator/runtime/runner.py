@@ -7,7 +7,6 @@ It does not know: other evaluations, nodes' allocation.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 
 from coordinator.allocation import stragglers
 from coordinator.base import clock
+from coordinator.base.throttle import Throttle
 from coordinator.cluster import JobState
 from coordinator.evaluation import machine
 from coordinator.evaluation.messages import (
@@ -44,7 +44,7 @@ from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal
-from coordinator.runtime.summary import write_ended
+from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths
@@ -77,13 +77,10 @@ class Running:
         self.snapshot: QueueSnapshot | None = None
         self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
         self._consumed: dict[str, int] = {}
-        self._scanned_at = 0.0
-        self._audited_at = 0.0
-        self._paced_at = 0.0
+        self._throttle = Throttle()
         self._cancels: list[CancelJob] = []
         self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, stragglers.Pace] = {}
-        self._metrics_audited_at = 0.0
         self._refilled_at: float | None = None  # while the queue is known to be lost
         self._queued_again: set[str] = set()  # shards that lay nowhere, and were queued then
         self._refused: tuple[
@@ -148,18 +145,6 @@ class Running:
         if state.ended_at is None:
             clock.not_before(last)
             running.take([Restarted(at=clock.now())])
-        return running
-
-    @classmethod
-    def view(cls, state: State, performer: Performer, grace: detect.Grace) -> Running:
-        """For showing only: a state read from its journal, with what the queue says of it now."""
-        running = cls.__new__(cls)
-        running.state, running.performer, running.grace = state, performer, grace
-        running.paths = performer.site.of(state)
-        running.snapshot = None
-        with contextlib.suppress(QueueUnavailable):
-            if state.leaves and not state.winding_down:
-                running.snapshot = performer.queue(state.evaluation_id).snapshot()
         return running
 
     # --- the loop's body -------------------------------------------------------------------------------------------
@@ -229,14 +214,11 @@ class Running:
         self._cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         self.take(detect.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
         self.take(detect.rests_over(self.state, now))
-        if now - self._paced_at >= PACE_SECONDS:
-            self._paced_at = now
+        if self._throttle.due("compare trials", PACE_SECONDS, now):
             self._compare_trials(now)
-        if now - self._audited_at >= AUDIT_SECONDS:
-            self._audited_at = now
+        if self._throttle.due("audit", AUDIT_SECONDS, now):
             self._audit(now)
-        if now - self._metrics_audited_at >= METRIC_AUDIT_SECONDS:
-            self._metrics_audited_at = now
+        if self._throttle.due("audit metrics", METRIC_AUDIT_SECONDS, now):
             self._audit_metrics(now)
 
     def _cancel(self, job_ids: Sequence[str]) -> None:
@@ -290,13 +272,8 @@ class Running:
         return list(events.values())
 
     def _look_at_queue(self, now: float) -> None:
-        if not self.state.leaves or self.state.winding_down:
-            self.snapshot = None
-            return
-        try:
-            self.snapshot = self.performer.queue(self.state.evaluation_id).snapshot()
-        except QueueUnavailable:
-            self.snapshot = None
+        self.snapshot = self.performer.snapshot(self.state)
+        if self.snapshot is None:
             return
         if self.snapshot.epoch == self.state.queue_epoch:
             self._refilled_at = None
@@ -318,8 +295,8 @@ class Running:
             for t, p in hints.items()
             if p.response_bytes > self._consumed.get(self.paths.response_file(t).name, 0)
         }
-        if thorough or self.snapshot is None or now - self._scanned_at > FULL_SCAN_SECONDS:
-            self._scanned_at = now
+        every = 0.0 if thorough or self.snapshot is None else FULL_SCAN_SECONDS
+        if self._throttle.due("scan", every, now):
             with os.scandir(self.paths.responses) as entries:
                 names |= {
                     e.name

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from world import World, replay
-from world_parts import SITE, Faults, record
+from world_parts import SITE, Faults
 
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.evaluation import machine
 from coordinator.evaluation import messages as m
 from coordinator.runtime.effects import Performer
 
@@ -21,11 +20,10 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     performer = Performer(
         site=SITE, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
     )
-    state, _ = machine.start(m.Accepted(at=0.0, record=record(1)))
     job_id = cluster.submit(Job(name="es-x", argv=("true",), log="/dev/null"))
     cluster.advance()
     cluster.fail("cancel", ClusterError("away"), times=2)
-    assert performer.perform(state, m.CancelJob(job_id=job_id)) == []
+    performer.cancel([m.CancelJob(job_id=job_id)])
     with pytest.raises(ClusterError):
         performer.cancel_again()
     assert cluster.member(job_id).phase != "ended"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.test_gate import SUITE, daemon, small, taken
+from daemon.test_pending import SUITE, daemon, small, taken
 from staging.test_ordinary_user import as_user
 from typer.testing import CliRunner
 
