@@ -19,12 +19,11 @@ class CommandError(Exception):
     """A command did not succeed. The message is one line without the command; `stderr` is all that it printed there."""
 
     def __init__(
-        self, message: str, *, stderr: str = "", stdout: str = "", ran: bool = True, timed_out: bool = False
+        self, message: str, *, stderr: str = "", code: int | None = None, timed_out: bool = False
     ) -> None:
         super().__init__(message)
         self.stderr = stderr
-        self.stdout = stdout
-        self.ran = ran  # False: it could not be started
+        self.code = code  # exit status; None: it did not start, or timed out
         self.timed_out = timed_out
 
 
@@ -49,7 +48,7 @@ def run_command(
             start_new_session=True,
         )
     except OSError as error:
-        raise CommandError(f"cannot be run: {error.strerror}", ran=False) from error
+        raise CommandError(f"cannot be run: {error.strerror}") from error
     try:
         out, err = child.communicate(stdin.encode("utf-8", "surrogateescape"), timeout=seconds)
     except BaseException as error:
@@ -57,11 +56,11 @@ def run_command(
         if isinstance(error, subprocess.TimeoutExpired):
             raise CommandError(f"timed out after {seconds:g} s", timed_out=True) from error
         raise
-    stdout, stderr = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
     if child.returncode != 0:
+        stderr = err.decode("utf-8", "replace")
         last = (stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-        raise CommandError(last, stderr=stderr, stdout=stdout)
-    return stdout
+        raise CommandError(last, stderr=stderr, code=child.returncode)
+    return out.decode("utf-8", "replace")
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from types import FrameType
+
+from coordinator.base.run_command import CommandError, run_command
 
 SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after KillWait, 30 s by default
 
@@ -40,12 +41,11 @@ def cancelled_by_slurm(environment: Mapping[str, str]) -> bool:
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
         return False
-    argv = ["scontrol", "--oneliner", "show", "job", job]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SCONTROL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        text = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=SCONTROL_SECONDS)
+    except CommandError:
         return False
-    return shows_cancelled(done.stdout, int(environment.get("SLURM_RESTART_COUNT") or 0))
+    return shows_cancelled(text, int(environment.get("SLURM_RESTART_COUNT") or 0))
 
 
 def shows_cancelled(text: str, restarts: int) -> bool:

@@ -7,11 +7,11 @@ It does not know: evaluations.
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.errors import OperatorError
 from coordinator.evaluation.records import Inputs
 from coordinator.evaluation.specs import Site
@@ -77,14 +77,8 @@ def _build(spec: BuildSpec, site: Site) -> None:
         file.write(spec.model_dump_json())
         file.flush()
         argv = [*site.trial_command, "-m", "evaljobs", "build", file.name]
-        done = subprocess.run(
-            argv,
-            env={**os.environ, **site.trial_env},
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise OperatorError(f"{spec.suite.tasks[spec.entry].name} could not be built: {last}")
+        try:
+            run_command(argv, env={**os.environ, **site.trial_env})
+        except CommandError as error:
+            name = spec.suite.tasks[spec.entry].name
+            raise OperatorError(f"{name} could not be built: {error}") from error

@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import urllib.parse
@@ -26,6 +25,7 @@ from pathlib import Path
 import evaljobs
 import priors
 from coordinator.allocation.allocate import Limits
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, RefusedError, slurm_parse
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.sbatch_text import SlurmOptions
@@ -338,18 +338,17 @@ def controller_host() -> str:
     RetryError while it is away, OperatorError where it does not say.
     """
     argv = ["scontrol", "show", "config"]
+    said, away = "it names no SlurmctldHost", False
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RetryError(f"{' '.join(argv)}: no answer in {error.timeout:g} s") from error
-    match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", done.stdout, re.MULTILINE)
-    if match is None:
-        why = (done.stderr.strip().splitlines() or ["it names no SlurmctldHost"])[-1]
-        said = f"{' '.join(argv)}: {why}"
-        if slurm_parse.says(why, slurm_parse.AWAY):
-            raise RetryError(said)
-        raise OperatorError(f"{said}; set redis.bind to this host's cluster address")
-    return match.group(2) or match.group(1)
+        config = run_command(argv, seconds=30)
+        match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", config, re.MULTILINE)
+        if match is not None:
+            return match.group(2) or match.group(1)
+    except CommandError as error:
+        said, away = str(error), error.timed_out or slurm_parse.says(str(error), slurm_parse.AWAY)
+    if away:
+        raise RetryError(f"{' '.join(argv)}: {said}")
+    raise OperatorError(f"{' '.join(argv)}: {said}; set redis.bind to this host's cluster address")
 
 
 def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:
