@@ -1,7 +1,6 @@
-"""Which process is meant, whether it lives, and ending it.
+"""Identity of a process, whether it lives, and how to end it. Reads Linux's /proc.
 
-Rule: a process is (pid, start time, boot); a pid alone may be anybody's.
-It does not know: what the process does. It reads Linux's /proc.
+Rule: a process is (pid, start time, boot id); the kernel gives the same pid to another process later.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from evaljobs.staging.store import boot_id as boot_id  # noqa: PLC0414 (one definition for both sides)
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -26,13 +27,13 @@ class Process:
 
     @property
     def age_seconds(self) -> float:
-        """Since its start, by a clock that nobody sets."""
+        """Seconds since its start; setting the wall clock does not change them."""
         return uptime() - self.birth / TICKS_A_SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """What /proc/PID/stat says."""
+    """Fields of /proc/PID/stat."""
 
     pid: int
     state: str
@@ -53,12 +54,8 @@ def uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def stat(pid: int) -> Stat | None:
-    """None where no such process is."""
+    """None where there is no such process."""
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):

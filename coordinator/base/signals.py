@@ -1,6 +1,6 @@
-"""Signals that ask a loop to end, and what SIGTERM means within a Slurm job.
+"""Signals that end a loop, and the cause of a SIGTERM within a Slurm job.
 
-Rule: a signal is noted and nothing else, so that no write is torn by an exception; the loop asks between two ticks.
+Rule: a handler only notes its signal, so that no exception interrupts a write; the loop looks between two ticks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after Kill
 
 
 class Signals:
-    """SIGINT and SIGTERM as a count to be asked for, so that no write is torn by an exception."""
+    """SIGINT and SIGTERM, noted in the order in which they came."""
 
     def __init__(self, watched: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self.received: list[int] = []

@@ -14,10 +14,10 @@ import os
 import platform
 import secrets
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.slurm_rules import SiteRules
@@ -107,14 +107,20 @@ def _interpreter(site: Site, engine: str) -> Finding:
         "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
     )
     try:
-        told = run_command(
+        done = subprocess.run(
             [*site.trial_command, "-c", question, engine],
-            seconds=INTERPRETER_SECONDS,
+            capture_output=True,
+            text=True,
+            timeout=INTERPRETER_SECONDS,
+            check=False,
             env={**os.environ, **site.trial_env},
         )
-    except CommandError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return fail(what, str(error), "see [trial] python, prologue and container")
-    found, trouble = json.loads(told.strip().splitlines()[-1])
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return fail(what, said, "see [trial] python, prologue and container")
+    found, trouble = json.loads(done.stdout.strip().splitlines()[-1])
     return doctor.judge_versions(found, engine, trouble=trouble)
 
 
@@ -211,9 +217,10 @@ def _associations(rules: SiteRules) -> str | None:
         return None
     argv = ["sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=MaxSubmitJobs,MaxJobs"]
     try:
-        return run_command(argv, seconds=30)
-    except CommandError:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _targets(

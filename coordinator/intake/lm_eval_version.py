@@ -1,7 +1,7 @@
-"""Version of lm_eval that trials run: part of request sets' names, and needed before an evaluation begins.
+"""Which lm_eval trials run: of request sets' names, and asked before anything of an evaluation is begun.
 
-Rule: the trial interpreter is asked when the version is first needed. While it does not answer, it is not asked at every
-tick.
+Rule: asked once it is needed, never kept over the process; what does not answer is not asked at every turn.
+It does not know: what the answer is for.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, clus
     paths.ended.write_text(json.dumps(old))
     paths.status.unlink()
     assert read_status(paths) == ended
-    paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
+    paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
     assert shown(before)[GOOD]["stage"] == "cancelled"
     write_parked(paths, Parked(evaluation_id=GOOD, at=1.0, error="no disk", until=2.0))
     assert shown(before)[GOOD]["stage"] == "parked"

@@ -113,14 +113,14 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
 ) -> None:
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
-    make = service.intake.make_record
+    make = service.validate.make_record
 
     def faulty(checkpoint: str, *args: object, **more: object) -> object:
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a rule of ours")
         return make(checkpoint, *args, **more)
 
-    monkeypatch.setattr(service.intake, "make_record", faulty)
+    monkeypatch.setattr(service.validate, "make_record", faulty)
     for name in ("bad", "good"):
         announce(ears, small(tmp_path / name))
     ears.tick()
