@@ -1,8 +1,8 @@
-"""Actions to effects, effects to events: the only place that touches cluster, queue and files on the machine's behalf.
+"""Effects of actions on cluster, queues and files, and the events that come of them.
 
-Rule: every effect may be repeated without harm, and whatever comes of it returns as an event. An effect that failed
-because something is away (Redis, the controller) is not an error here: the loop sees the lack and asks again.
-It does not know: why an action was asked for.
+Rule: every effect may be repeated without harm. An effect that failed while Redis or the controller was away is no
+error: a later audit or listing shows what is missing, and the state machine asks again. Called by
+`coordinator.runtime.runner`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Performer:
     ) -> None:
         self.site = site
         self.cluster = cluster
-        self.at_once = at_once  # submissions that the cluster is asked for side by side
+        self.at_once = at_once  # submissions side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
         # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
@@ -119,7 +119,7 @@ class Performer:
         return self._metric_queues[evaluation_id]
 
     def forget(self, evaluation_id: str) -> None:
-        """Let go of what is kept for an evaluation that is over; it is made again where it is asked for."""
+        """Close the queues of an ended evaluation; a later call opens them again."""
         self._queues.pop(evaluation_id, None)
         self._metric_queues.pop(evaluation_id, None)
 
@@ -235,7 +235,7 @@ class Performer:
             self._uncancelled.update(targets)
 
     def end(self, evaluation_id: str, job_ids: Sequence[str]) -> None:
-        """End jobs of an evaluation that nobody goes on with (asked again while there are any), and take it out of Redis."""
+        """Cancel these jobs of an evaluation that was given up; without any, remove its queues from Redis."""
         if job_ids:
             try:
                 self.cluster.cancel(job_ids)
@@ -250,7 +250,7 @@ class Performer:
         self.forget(evaluation_id)
 
     def cancel_again(self) -> None:
-        """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""
+        """Repeat cancellations that failed. ClusterError where the cluster is still away."""
         if self._uncancelled:
             self.cluster.cancel(sorted(self._uncancelled))
             self._uncancelled.clear()
@@ -265,7 +265,7 @@ class Performer:
         write_atomic(Path(workers_stop_file(self._paths(state))), b"")
         return []
 
-    # --- queues: what Redis lacks is seen by the loop and asked for again -------------------------------------------
+    # --- queues: an audit finds what Redis lost, and asks for it again ----------------------------------------------
 
     def _fill_queue(self, state: State, action: FillQueue) -> list[AnyEvent]:
         lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}

@@ -1,8 +1,7 @@
-"""What is written when an evaluation ends: results.json, report.json, and what the priors learn from it.
+"""Files written when an evaluation ends: results.json, report.json, and new observations for the priors.
 
-Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. What
-else is told of an evaluation may fail for any reason, and then says so in place of itself: scores are never held up.
-It does not know: how scores were computed.
+Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. An
+error in the report or the priors is a warning, so that scores are written in any case.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
 
 
 def write_report(state: State, paths: EvaluationPaths) -> Report:
-    """Keep the report as it is now in report.json."""
+    """Write report.json."""
     report = report_of(state, paths)
     write_atomic(paths.report, report.model_dump_json(indent=1).encode())
     return report
@@ -148,7 +147,7 @@ def _no_report(state: State, error: Exception) -> None:
 
 
 def teach(state: State, report: Report, observations: Path) -> None:
-    """Whatever keeps the priors from learning is a warning."""
+    """Add observations to the priors; an error is a warning."""
     with isolated(lambda error: _warn(state, f"the priors learn nothing of it: {error}", error)):
         append_observations(observations, learnt(state, report))
 

@@ -1,8 +1,7 @@
-"""One evaluation in the loop: its journal, its state, and what its folder shows.
+"""One evaluation in the loop: its journal, its state, and the new files in its folder.
 
 Rule: observe -> log -> step -> perform, and nothing else changes the state. Outcome files and response records are
-the truth; Redis only says where to look sooner.
-It does not know: other evaluations, nodes' allocation.
+the truth; Redis only says where to look sooner. `coordinator.runtime.registry` keeps one `Running` per evaluation.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
 
-AUDIT_SECONDS = 15.0  # how often the work queue is compared with what is to do
-PACE_SECONDS = 5.0  # how often trials are compared
-METRIC_AUDIT_SECONDS = 3.0  # and the metric queue, which has few jobs; a look costs one round trip
-FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
-REFILL_SECONDS = 2.0  # how often a Redis that takes no writes is asked again to take the queue
-RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # nothing else in their folder was left by a trial
-NEVER = sys.maxsize  # bytes after which there would be news of a file that is none of ours
-MAX_OUTCOME_BYTES = 1 << 24
+AUDIT_SECONDS = 15.0  # between two comparisons of the work queue with the shards to do
+PACE_SECONDS = 5.0  # between two comparisons of trials with each other
+METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look costs one round trip
+FULL_SCAN_SECONDS = 15.0  # between two looks at all response files; Redis names grown ones sooner
+REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that takes no writes
+RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
+NEVER = sys.maxsize  # bytes consumed of a file that is no response file: it is not read again
+MAX_OUTCOME_BYTES = 1 << 24  # size of an outcome file; larger ones are passed over
 
 
 class Running:
@@ -82,11 +81,9 @@ class Running:
         self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, stragglers.Pace] = {}
         self._refilled_at: float | None = None  # while the queue is known to be lost
-        self._queued_again: set[str] = set()  # shards that lay nowhere, and were queued then
-        self._refused: tuple[
-            str, ...
-        ] = ()  # shards that lie nowhere, which was told, and that Redis did not take
-        self._strange: set[str] = set()  # response files that hold what nobody asked for, which was told
+        self._queued_again: set[str] = set()  # shards that an audit found missing and queued again
+        self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
+        self._strange: set[str] = set()  # response files with unknown shards, logged already
 
     # --- birth and return ------------------------------------------------------------------------------------------
 
@@ -111,7 +108,7 @@ class Running:
 
     @classmethod
     def resume(cls, root: Path, performer: Performer, grace: detect.Grace) -> Running | None:
-        """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
+        """An evaluation from its journal; None where nothing was journalled yet."""
         journal = Journal(EvaluationPaths(root).journal)
         try:
             running = cls._replayed(journal, performer, grace)
@@ -162,7 +159,7 @@ class Running:
             cancels, self._cancels = self._cancels, []
             self.performer.cancel(cancels)
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
-            # once more: the last jobs told of themselves after the results were written
+            # once more: the outcomes of the last jobs came after the results were written
             try_report(self.state, self.paths)
             write_ended(self.state, self.paths)
 
@@ -190,8 +187,8 @@ class Running:
                     waiting.extend(self._step(event))
 
     def submit(self, deadline: float) -> None:
-        """Submit what was called for, several at once, until `deadline` (monotonic seconds); what is left waits for the
-        next tick, so that however slow the cluster answers, everything else is looked at in between.
+        """Submit waiting jobs, several at once, until `deadline` (monotonic seconds). The rest waits for the next tick, so
+        that a slow controller does not hold up the loop.
         """
         while self._submits and time.monotonic() < deadline:
             count = min(self.performer.at_once, len(self._submits))
@@ -254,7 +251,7 @@ class Running:
         return events
 
     def _corrupted(self, outcomes: Iterable[AnyEvent], now: float) -> list[AnyEvent]:
-        """Shards whose records a failed metric job could not read, nor can we: told before the failure, they run again."""
+        """Shards whose records are corrupt, so that a metric job failed. Taken before its failure, they run again."""
         failed = [
             e.outcome.name for e in outcomes if isinstance(e, OutcomeSeen) and e.outcome.kind == "failed"
         ]
@@ -281,7 +278,7 @@ class Running:
             self._refilled_at = now
             self._queued_again.clear()
             self.take([QueueLost(at=now)])
-        elif now - self._refilled_at >= REFILL_SECONDS:  # it answers and takes nothing: told once, tried on
+        elif now - self._refilled_at >= REFILL_SECONDS:  # Redis answers and takes no writes: journalled once
             self._refilled_at = now
             self._perform(machine.refill(self.state))
 
@@ -340,7 +337,7 @@ class Running:
         return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
 
     def _compare_trials(self, now: float) -> None:
-        """Name the stragglers, with the shards that they have in hand. Times of a shard in hand are the Redis host's."""
+        """Find stragglers, by their finished shards and the one that each runs (timed by the Redis host's clock)."""
         if self.snapshot is None or not self.state.todo:
             return
         paces = dict(self._paces)
@@ -361,7 +358,7 @@ class Running:
         self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
 
     def _audit(self, now: float) -> None:
-        """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""
+        """Queue again the shards to do that are neither queued nor claimed by a living trial."""
         if self.snapshot is None or not self.state.todo or self._refilled_at is not None:
             return
         try:
@@ -386,7 +383,7 @@ class Running:
         self._refused = () if taken else stray
 
     def _audit_metrics(self, now: float) -> None:
-        """The same for metric jobs; those of dead workers are queued again."""
+        """The same for metric jobs; the jobs of dead workers are queued again."""
         if self.state.outstanding:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:
