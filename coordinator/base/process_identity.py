@@ -14,8 +14,6 @@ from pathlib import Path
 
 from evaljobs.staging.store import boot_id as boot_id  # noqa: PLC0414 (one definition for both sides)
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -24,11 +22,6 @@ class Process:
     pid: int
     birth: int
     boot: str
-
-    @property
-    def age_seconds(self) -> float:
-        """Seconds since its start; setting the wall clock does not change them."""
-        return uptime() - self.birth / TICKS_A_SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +40,6 @@ class Stat:
         left: killed with it they die each on its own, and until the last one has, its ports and files are held.
         """
         return self.state == "X" or (self.state == "Z" and self.threads < 2)
-
-
-def uptime() -> float:
-    """Seconds since the boot, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def stat(pid: int) -> Stat | None:

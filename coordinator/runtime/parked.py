@@ -53,7 +53,7 @@ class ParkedEvaluation:
     @property
     def open(self) -> bool:
         """Is it tried again, or may it still have jobs?"""
-        return self.returns or self.clean < LOOKS
+        return self.returns or self.ending
 
     def write(self, now: float, cancelled: str = "") -> None:
         """Write `status.json`."""

@@ -318,12 +318,10 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
 def _tls_files(config: Config) -> dict[str, str]:
     """The files of a TLS connection that the settings name; OperatorError where one cannot be read."""
     files = {}
-    for key in ("ca_file", "cert_file", "key_file"):
-        place: Path | None = getattr(config.redis, key)
-        if place is None:
-            continue
+    named = {"ca_file", "cert_file", "key_file"}
+    for key, place in config.redis.model_dump(include=named, exclude_none=True).items():
         try:
-            place.open("rb").close()
+            Path(place).open("rb").close()
         except OSError as error:
             raise OperatorError(f"redis.{key} {place}: {error.strerror}") from error
         files[key] = str(place)
