@@ -175,8 +175,8 @@ def hung_trials(
 ) -> list[AnyEvent]:
     """Running trials without progress, again after `grace.overdue` while they last.
 
-    `progress`: trial -> (stamp of its last progress, shard in hand); None: no news of any, which is no trial's silence. A stamp is judged by how long it has stood still by
-    our clock, whatever the clock that it was read from.
+    `progress`: trial -> (time stamp of its last progress, its shard); None: Redis is away, which says nothing of any trial.
+    What counts is for how long a stamp has not changed, by the coordinator's clock.
     """
     if progress is None:
         seen.moved.clear()
