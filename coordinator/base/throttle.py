@@ -18,7 +18,3 @@ class Throttle:
             return False
         self._last[action] = now
         return True
-
-    def reset(self) -> None:
-        """Every action is due."""
-        self._last.clear()

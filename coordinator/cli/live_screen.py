@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -27,6 +26,7 @@ from rich.text import Text
 from coordinator.evaluation.state import EntryState, State
 from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.render import by_reason, seconds
+from coordinator.runtime.runner import Running
 from evaljobs.queue.work_queue import QueueSnapshot
 
 MAX_LANES = 16  # beyond that a line is a node
@@ -37,21 +37,15 @@ OPEN = {"scoring": "scoring", "built": "to infer", "building": "building request
 STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
 
 
-class Watched(Protocol):
-    """An evaluation to show: its state, and its work queue now (None: there is none, or Redis is away)."""
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def snapshot(self) -> QueueSnapshot | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class View:
-    """An evaluation that another process runs."""
+    """An evaluation that another process runs. `snapshot`: its work queue now; None without one, or while Redis is away."""
 
     state: State
     snapshot: QueueSnapshot | None
+
+
+Watched = Running | View
 
 
 def stage_of(state: State) -> str:

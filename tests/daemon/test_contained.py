@@ -12,6 +12,7 @@ import pytest
 from loop_parts import coordinator_on, fill, no_room_for_an_event
 from world_parts import record
 
+from coordinator.base.throttle import Throttle
 from coordinator.cli.standing import rows_of
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import Config
@@ -228,15 +229,15 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
         no_room_for_an_event(coordinator.running[GOOD].paths.journal)
         filler = fill(disk)
         until(coordinator, lambda: GOOD not in coordinator.running)
-        service._throttle.reset()
+        service._throttle = Throttle()
         service.tick()
         assert pinned(checkpoint)
         filler.unlink()
         leave_command(coordinator.performer.site.paths, Command(command="cancel", evaluation_id=GOOD))
-        service._throttle.reset()
+        service._throttle = Throttle()
         service.tick()
         until(coordinator, lambda: GOOD in coordinator.running)
-        service._throttle.reset()
+        service._throttle = Throttle()
         service.tick()
         assert coordinator.running[GOOD].state.cancelled == "asked"
     coordinator.keeper.stop()
