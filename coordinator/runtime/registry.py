@@ -20,7 +20,7 @@ from pathlib import Path
 from coordinator.base import clock
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.cluster import ClusterError, JobState
-from coordinator.evaluation.messages import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
+from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
 from coordinator.evaluation.records import EvaluationRecord, job_prefix
 from coordinator.evaluation.state import State
 from coordinator.runtime.detect import Grace
@@ -214,12 +214,14 @@ class Evaluations:
 
     def _clear_converted(self, ended: Running) -> None:
         """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs."""
-        if ended.state.announced is not None:
-            self._clear_digest(ended.state.announced.digest)
+        if ended.state.conversion.announced is not None:
+            self._clear_digest(ended.state.conversion.announced.digest)
 
     def _clear_digest(self, digest: str) -> None:
         others = (r.state for r in self.running.values() if r.state.ended_at is None)
-        if any(s.announced is not None and s.announced.digest == digest for s in others):
+        if any(
+            s.conversion.announced is not None and s.conversion.announced.digest == digest for s in others
+        ):
             return
         if any(parked.open for parked in self._parked.by_id.values()):
             return  # one of these may need it

@@ -263,10 +263,10 @@ def _pin(record: EvaluationRecord) -> Path:
 
 
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
-    if state.ended_at is not None or state.cancelled:
+    if state.ended_at is not None or state.ending.cancelled:
         return "over"
     # a prefetch is no start; an evaluation that a person retried is never dropped as stale
-    started = state.asked_again or any(n.lanes for n in state.nodes.values())
+    started = state.ending.retried or any(n.lanes for n in state.nodes.by_name.values())
     return "started" if started else "waiting"
 
 

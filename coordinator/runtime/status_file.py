@@ -86,7 +86,7 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
     """The summary of a state that has ended. Pure."""
     if state.ended_at is None:
         raise ValueError(f"{state.evaluation_id} has not ended")
-    checkpoint = state.record.checkpoint
+    checkpoint, announced = state.record.checkpoint, state.conversion.announced
     return Ended(
         evaluation_id=state.evaluation_id,
         journal_bytes=journal_bytes,
@@ -95,14 +95,14 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
         checkpoint=checkpoint.announced,
         step=checkpoint.step,
         suite=state.record.suite.name,
-        converted_digest=state.announced.digest if state.announced is not None else None,
-        cancelled=state.cancelled,
-        started=any(n.lanes for n in state.nodes.values()),
-        shards=len(state.shards),
-        shards_done=len(state.shards) - state.todo,
+        converted_digest=announced.digest if announced is not None else None,
+        cancelled=state.ending.cancelled,
+        started=any(n.lanes for n in state.nodes.by_name.values()),
+        shards=len(state.shards.by_name),
+        shards_done=len(state.shards.by_name) - state.shards.todo,
         scored=sum(e.status == "scored" for e in state.entries),
         entries=len(state.entries),
-        stragglers=dict(state.stragglers),
+        stragglers=dict(state.trials.stragglers),
         errors={e.name: e.error for e in state.entries if e.error},
         warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
     )

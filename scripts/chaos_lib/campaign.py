@@ -44,11 +44,6 @@ class Verdict:
         return "same" if self.struck or self.fault == "none" else "missed"
 
 
-def undisturbed(place: Place, patience: float = PATIENCE_S) -> Verdict:
-    """A run without faults: its scores are what all others must give, its events are their moments."""
-    return disturbed(place, (), 0, {}, 0, patience=patience)
-
-
 def disturbed(
     place: Place,
     names: Sequence[str],
@@ -60,16 +55,16 @@ def disturbed(
 ) -> Verdict:
     """Run an evaluation, strike these faults at moments drawn from `seed`, and judge what comes of it.
 
-    `scores`, `events`: of the undisturbed run; without scores they are not compared. `patience`: seconds until its end.
+    `scores`, `events`: of the undisturbed run (the one without names); without scores they are not compared. `patience`:
+    seconds until its end.
     """
     chosen = [FAULTS[n] for n in names]
     dice = random.Random(f"{'+'.join(names)}/{seed}")
     label = "+".join(names) or "none"
-    spare = any(f.partition == "spare" for f in chosen)
     site = Site.make(
         place,
         f"r{time.time_ns() % 10**10}-{seed}",
-        partition="spare" if spare else "gpu",
+        partition="spare" if any(f.partition == "spare" for f in chosen) else "gpu",
         on_small=any(f.on_small for f in chosen),
         own_clock=any(f.own_clock for f in chosen),
     )
@@ -91,7 +86,7 @@ def disturbed(
     broken += _judge(run, found, scores)
     if broken:
         site.sweep()
-    _mend(place)
+    place.mend()
     verdict = Verdict(
         fault=label,
         seed=seed,
@@ -137,27 +132,22 @@ def _administer(run: Run, cluster: Cluster) -> None:
 def _finish(run: Run, broken: list[str]) -> dict[str, Any]:
     """Wait for the evaluation, through the kills of its coordinator; its scores."""
     end = time.monotonic() + run.patience
-    try:
-        while True:
-            process = run.process
-            if process.poll() is None:
-                if time.monotonic() > end:
-                    broken.append(f"not ended within {run.patience:g} s")
-                    process.kill()
-                    process.wait()
-                    return {}
-                time.sleep(0.1)
-                continue
+    while not run.over:
+        process = run.process
+        if process.poll() is not None:
             with run.replacing:  # a fault that ends it puts another in its place
-                if process is run.process:
-                    run.over = True
-                    break
-    finally:
-        run.over = True
+                run.over = process is run.process
+        elif time.monotonic() > end:
+            run.over = True
+            broken.append(f"not ended within {run.patience:g} s")
+            process.kill()
+            process.wait()
+            return {}
+        else:
+            time.sleep(0.1)
     out = process.stdout.read() if process.stdout is not None else ""
     if process.returncode != 0:
-        said = (run.site.folder / "eval.log").read_text()[-600:]
-        broken.append(f"ended with {process.returncode}: {said}")
+        broken.append(f"ended with {process.returncode}: {run.site.last_words()}")
         return {}
     return dict(json.loads(out)["results"])
 
@@ -205,12 +195,4 @@ def _untimely(run: Run, events: Sequence[dict[str, Any]]) -> Iterator[str]:
     if spans > run.patience:
         yield f"the journal spans {spans:.0f} s"
     if "trial-hung" not in run.struck and any(e["kind"] == "trial-hung" for e in events):
-        yield "a trial that nobody stopped was judged hung"
-
-
-def _mend(place: Place) -> None:
-    """Nodes that a fault took down come back before the next run."""
-    for node in place.cluster.gpu_nodes:
-        place.cluster.bring_back(node)
-    for node in place.cluster.gpu_nodes:
-        place.cluster.wait_node(node, "idle", "mixed", deadline_s=90)
+        yield "a trial that no fault stopped was judged hung"

@@ -19,9 +19,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
+
+from dev_cluster.api import Cluster
 
 from chaos_lib.site import Site
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,30 +40,28 @@ class Run:
     patience: float = math.inf  # seconds that it may take
     struck: dict[str, str] = field(default_factory=dict)  # fault -> what was hit
     over: bool = False
-    replacing: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # held from its kill until its successor's start
+    # held from its kill until its successor's start
+    replacing: threading.Lock = field(default_factory=threading.Lock)
 
-    def victim(self, verb: str) -> int | None:
-        """Host pid of one of the site's jobs of this verb, once there is one; None where the evaluation is over."""
-        found: list[int] = []
-
-        def there() -> bool:
-            found[:] = self.site.processes_of(verb)
-            return bool(found)
-
-        return self.dice.choice(found) if self.wait(there) else None
+    def found(self, look: Callable[[], T | None]) -> T | None:
+        """What `look` finds, once it finds something; None where the evaluation is over before."""
+        while (what := look()) is None:
+            if self.over:
+                return None
+            time.sleep(0.05)
+        return what
 
     def wait(self, law: Callable[[], bool]) -> bool:
         """False where the evaluation is over before `law` holds."""
-        while not law():
-            if self.over:
-                return False
-            time.sleep(0.05)
-        return True
+        return self.found(lambda: law() or None) is not None
+
+    def victim(self, verb: str) -> int | None:
+        """Host pid of one of the site's jobs of this verb, once there is one; None where the evaluation is over."""
+        pids = self.found(lambda: self.site.processes_of(verb) or None)
+        return self.dice.choice(pids) if pids else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """`strike` returns what was hit, or None where it was too late. `span`: moments, as shares of an undisturbed run's events.
 
@@ -102,18 +106,13 @@ def _wipe_redis(run: Run) -> str | None:
     return f"pid {pid}"
 
 
-def _controller_down(run: Run) -> str | None:
-    run.site.cluster.kill_controller()
-    time.sleep(30)
-    run.site.cluster.start_controller()
-    return "30 s"
-
-
-def _controller_frozen(run: Run) -> str | None:
-    run.site.cluster.freeze_controller()
-    time.sleep(20)
-    run.site.cluster.thaw_controller()
-    return "20 s"
+def _controller_away(
+    end: Callable[[Cluster], None], begin: Callable[[Cluster], None], seconds: int, run: Run
+) -> str:
+    end(run.site.cluster)
+    time.sleep(seconds)
+    begin(run.site.cluster)
+    return f"{seconds:g} s"
 
 
 def _node_of(run: Run, verb: str) -> str | None:
@@ -124,14 +123,11 @@ def _node_of(run: Run, verb: str) -> str | None:
     return next((n for n in run.site.cluster.gpu_nodes if pid in run.site.cluster.node_pids(n)), None)
 
 
-def _node_killed(verb: str) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        node = _node_of(run, verb)
-        if node is not None:
-            run.site.cluster.kill_node(node)
-        return node
-
-    return strike
+def _node_killed(verb: str, run: Run) -> str | None:
+    node = _node_of(run, verb)
+    if node is not None:
+        run.site.cluster.kill_node(node)
+    return node
 
 
 def _slurmd_killed(run: Run) -> str | None:
@@ -143,18 +139,18 @@ def _slurmd_killed(run: Run) -> str | None:
     return node
 
 
-def _signal_of(verb: str, number: signal.Signals) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        pid = run.victim(verb)
-        if pid is None:
-            return None
-        time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
-        with contextlib.suppress(ProcessLookupError):
+def _sent(pid: int | None, number: signal.Signals) -> str | None:
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None:
             os.kill(pid, number)
             return f"pid {pid}"
-        return None
+    return None
 
-    return strike
+
+def _signal_of(verb: str, number: signal.Signals, run: Run) -> str | None:
+    pid = run.victim(verb)
+    time.sleep(run.dice.uniform(0, 6))  # in its imports, its load or its work
+    return _sent(pid, number)
 
 
 def _out_of_memory(run: Run) -> str | None:
@@ -174,22 +170,14 @@ def _out_of_memory(run: Run) -> str | None:
 def _hung(run: Run) -> str | None:
     """Stop a trial: at any moment, or when it has just begun to infer, so that most likely it holds a shard."""
     if run.dice.random() < 0.5:
-        return _signal_of("trial", signal.SIGSTOP)(run)
-    pid: int | None = None
+        return _signal_of("trial", signal.SIGSTOP, run)
 
-    def there() -> bool:
-        nonlocal pid
-        files = [f.stem for f in run.site.work.glob("*/responses/*.frames")]
-        run.dice.shuffle(files)
-        pid = next((p for name in files if (p := run.site.process_of_trial(name)) is not None), None)
-        return pid is not None
+    def at_work() -> int | None:
+        names = [f.stem for f in run.site.work.glob("*/responses/*.frames")]
+        run.dice.shuffle(names)
+        return next((p for name in names if (p := run.site.process_of_trial(name)) is not None), None)
 
-    if not run.wait(there) or pid is None:
-        return None
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        return f"pid {pid}"
-    return None
+    return _sent(run.found(at_work), signal.SIGSTOP)
 
 
 _TEST_ONLY = 'case "$*" in *--test-only*) exec "$REAL" "$@";; esac\n'
@@ -204,36 +192,29 @@ _FAILS_3 = (
 )
 
 
-def _wrapped_sbatch(script: str, marks: int) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        run.site.wrap("sbatch", script)
-        folder = run.site.folder / "marks-sbatch"
-        hit = run.wait(lambda: len(list(folder.iterdir())) >= marks)
-        made = len(list(folder.iterdir()))
-        run.site.unwrap("sbatch")
-        return f"{made} submissions" if hit or made else None
-
-    return strike
+def _wrapped_sbatch(script: str, marks: int, run: Run) -> str | None:
+    run.site.wrap("sbatch", script)
+    folder = run.site.folder / "marks-sbatch"
+    hit = run.wait(lambda: len(list(folder.iterdir())) >= marks)
+    made = len(list(folder.iterdir()))
+    run.site.unwrap("sbatch")
+    return f"{made} submissions" if hit or made else None
 
 
-def _wrapped_squeue(script: str) -> Callable[[Run], str | None]:
-    def strike(run: Run) -> str | None:
-        run.site.wrap("squeue", f'touch "$ONCE/$$"\n{script}')
-        time.sleep(run.dice.uniform(5, 40))
-        run.site.unwrap("squeue")
-        asked = len(list((run.site.folder / "marks-squeue").iterdir()))
-        return f"{asked} listings" if asked else None
-
-    return strike
+def _wrapped_squeue(script: str, run: Run) -> str | None:
+    run.site.wrap("squeue", f'touch "$ONCE/$$"\n{script}')
+    time.sleep(run.dice.uniform(5, 40))
+    run.site.unwrap("squeue")
+    asked = len(list((run.site.folder / "marks-squeue").iterdir()))
+    return f"{asked} listings" if asked else None
 
 
 def _preempted(run: Run) -> str | None:
     node = _node_of(run, "trial")
     if node is None:
         return None
-    run.site.user(
-        ["sbatch", "--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "--mem=100", "--job-name=intruder", "--output=/dev/null", "--wrap=sleep 5"]
-    )  # fmt: skip
+    options = ["--partition=gpu", f"--nodelist={node}", "--gres=gpu:2", "--mem=100", "--job-name=intruder"]
+    run.site.user(["sbatch", *options, "--output=/dev/null", "--wrap=sleep 5"])
     return node
 
 
@@ -266,20 +247,19 @@ def _disk_full(run: Run) -> str | None:
 
 def _corrupted(run: Run) -> str | None:
     """Flip a byte in the answers of the record that an evaluation counted last: its task is hardly scored yet."""
-    counted: list[tuple[Path, int, int]] = []
 
-    def there() -> bool:
-        counted.clear()
+    def counted() -> list[tuple[Path, int, int]] | None:
+        found = []
         for folder in run.site.evaluations(open_only=True):
-            mine = [
-                f for e in run.site.events(folder) if e["kind"] == "shards-dumped" for _, f in e["shards"]
-            ]
-            counted.extend((folder / "responses" / f["file"], f["offset"], f["length"]) for f in mine[-1:])
-        return bool(counted)
+            dumped = (e["shards"] for e in run.site.events(folder) if e["kind"] == "shards-dumped")
+            mine = [frame for shards in dumped for _, frame in shards]
+            found += [(folder / "responses" / f["file"], f["offset"], f["length"]) for f in mine[-1:]]
+        return found or None
 
-    if not run.wait(there):
+    last = run.found(counted)
+    if last is None:
         return None
-    file, offset, length = run.dice.choice(counted)
+    file, offset, length = run.dice.choice(last)
     flip(file, offset + length * 3 // 4)
     return f"{file.name} at {offset}"
 
@@ -295,20 +275,16 @@ def flip(file: Path, at: int) -> None:
 
 def _torn(run: Run) -> str | None:
     """A trial dies in mid-write: half of its last record stays."""
-    found: tuple[Path, int] | None = None
 
-    def there() -> bool:
-        nonlocal found
+    def writing() -> tuple[Path, int] | None:
         files = list({file: None for file, _, _ in run.site.frames()})
         run.dice.shuffle(files)
-        living = ((f, pid) for f in files if (pid := run.site.process_of_trial(f.stem)) is not None)
-        found = next(living, None)
-        return found is not None
+        return next(((f, p) for f in files if (p := run.site.process_of_trial(f.stem)) is not None), None)
 
-    if not run.wait(there) or found is None:
+    found = run.found(writing)
+    if found is None:
         return None
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(found[1], signal.SIGKILL)
+    _sent(found[1], signal.SIGKILL)
     rows = [row for row in run.site.frames() if row[0] == found[0]]
     if not rows:  # it was over by then
         return None
@@ -321,90 +297,50 @@ def _torn(run: Run) -> str | None:
     return f"{file.name} + {len(half)} bytes"
 
 
-def _clock_jumps(seconds: int, *, killed: bool = False) -> Callable[[Run], str | None]:
+def _clock_jumps(seconds: int, run: Run, *, killed: bool = False) -> str:
     """Set the clock and leave it so; `killed`: the coordinator dies too, and its successor starts with the new time."""
-
-    def strike(run: Run) -> str | None:
-        run.site.set_clock(seconds)
-        said = f"{seconds:+d} s"
-        return f"{said}, {_kill_eval(run)}" if killed else said
-
-    return strike
+    run.site.set_clock(seconds)
+    said = f"{seconds:+d} s"
+    return f"{said}, {_kill_eval(run)}" if killed else said
 
 
-FAULTS = {
-    fault.name: fault
-    for fault in (
-        Fault(number=1, name="coordinator-killed", breaks=("coordinator",), strike=_kill_eval),
-        Fault(
-            number=2, name="redis-killed-and-wiped", breaks=("redis",), strike=_wipe_redis, span=(0.1, 0.8)
-        ),
-        Fault(number=3, name="slurmctld-down", breaks=("controller",), strike=_controller_down),
-        Fault(number=3, name="slurmctld-frozen", breaks=("controller",), strike=_controller_frozen),
-        Fault(
-            number=4,
-            name="node-killed-in-trial",
-            breaks=("node",),
-            strike=_node_killed("trial"),
-            span=(0.0, 0.7),
-        ),
-        Fault(
-            number=4,
-            name="node-killed-in-precursor",
-            breaks=("node",),
-            strike=_node_killed("stage"),
-            span=(0.0, 0.3),
-        ),
-        Fault(number=4, name="slurmd-killed", breaks=("node",), strike=_slurmd_killed, span=(0.0, 0.7)),
-        Fault(number=5, name="trial-killed", strike=_signal_of("trial", signal.SIGKILL), span=(0.0, 0.6)),
-        Fault(number=5, name="trial-out-of-memory", strike=_out_of_memory, span=(0.0, 0.6)),
-        Fault(number=5, name="trial-hung", strike=_hung, span=(0.0, 0.6)),
-        Fault(number=6, name="worker-killed", strike=_signal_of("worker", signal.SIGKILL), span=(0.2, 0.8)),
-        Fault(
-            number=7,
-            name="sbatch-times-out",
-            breaks=("sbatch",),
-            strike=_wrapped_sbatch(_TIMES_OUT, 1),
-            span=(0.0, 0.4),
-        ),
-        Fault(
-            number=7,
-            name="sbatch-fails-3-times",
-            breaks=("sbatch",),
-            strike=_wrapped_sbatch(_FAILS_3, 3),
-            span=(0.0, 0.3),
-        ),
-        Fault(
-            number=8,
-            name="squeue-garbage",
-            breaks=("squeue",),
-            strike=_wrapped_squeue("exec head -c 4096 /dev/urandom"),
-        ),
-        Fault(number=8, name="squeue-nothing", breaks=("squeue",), strike=_wrapped_squeue("exit 0")),
-        Fault(
-            number=8,
-            name="squeue-unknown-state",
-            breaks=("squeue",),
-            strike=_wrapped_squeue('"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''),
-        ),
-        Fault(number=9, name="preempted", strike=_preempted, span=(0.0, 0.6), partition="spare"),
-        Fault(number=11, name="two-at-once", breaks=("coordinator",), strike=_two_at_once, span=(0.0, 0.6)),
-        Fault(number=12, name="disk-full", breaks=("disk",), strike=_disk_full, on_small=True),
-        Fault(number=13, name="record-corrupted", strike=_corrupted, span=(0.2, 0.8)),
-        Fault(number=13, name="record-torn", strike=_torn, span=(0.0, 0.7)),
-        Fault(number=14, name="clock-forwards", breaks=("clock",), strike=_clock_jumps(3600), own_clock=True),
-        Fault(
-            number=14, name="clock-backwards", breaks=("clock",), strike=_clock_jumps(-3600), own_clock=True
-        ),
-        Fault(
-            number=14,
-            name="clock-backwards-and-killed",
-            breaks=("clock", "coordinator"),
-            strike=_clock_jumps(-3600, killed=True),
-            own_clock=True,
-        ),
-    )
-}
+_DOWN = (Cluster.kill_controller, Cluster.start_controller, 30)
+_FROZEN = (Cluster.freeze_controller, Cluster.thaw_controller, 20)
+_UNKNOWN_STATE = '"$REAL" "$@" | sed \'s/RUNNING/HYPERDRIVE/g; s/COMPLETED/LIMBO/g\''
+_GARBAGE = "exec head -c 4096 /dev/urandom"
+_ALL = (
+    Fault(1, "coordinator-killed", _kill_eval, breaks=("coordinator",)),
+    Fault(2, "redis-killed-and-wiped", _wipe_redis, (0.1, 0.8), breaks=("redis",)),
+    Fault(3, "slurmctld-down", partial(_controller_away, *_DOWN), breaks=("controller",)),
+    Fault(3, "slurmctld-frozen", partial(_controller_away, *_FROZEN), breaks=("controller",)),
+    Fault(4, "node-killed-in-trial", partial(_node_killed, "trial"), (0.0, 0.7), breaks=("node",)),
+    Fault(4, "node-killed-in-precursor", partial(_node_killed, "stage"), (0.0, 0.3), breaks=("node",)),
+    Fault(4, "slurmd-killed", _slurmd_killed, (0.0, 0.7), breaks=("node",)),
+    Fault(5, "trial-killed", partial(_signal_of, "trial", signal.SIGKILL), (0.0, 0.6)),
+    Fault(5, "trial-out-of-memory", _out_of_memory, (0.0, 0.6)),
+    Fault(5, "trial-hung", _hung, (0.0, 0.6)),
+    Fault(6, "worker-killed", partial(_signal_of, "worker", signal.SIGKILL), (0.2, 0.8)),
+    Fault(7, "sbatch-times-out", partial(_wrapped_sbatch, _TIMES_OUT, 1), (0.0, 0.4), breaks=("sbatch",)),
+    Fault(7, "sbatch-fails-3-times", partial(_wrapped_sbatch, _FAILS_3, 3), (0.0, 0.3), breaks=("sbatch",)),
+    Fault(8, "squeue-garbage", partial(_wrapped_squeue, _GARBAGE), breaks=("squeue",)),
+    Fault(8, "squeue-nothing", partial(_wrapped_squeue, "exit 0"), breaks=("squeue",)),
+    Fault(8, "squeue-unknown-state", partial(_wrapped_squeue, _UNKNOWN_STATE), breaks=("squeue",)),
+    Fault(9, "preempted", _preempted, (0.0, 0.6), partition="spare"),
+    Fault(11, "two-at-once", _two_at_once, (0.0, 0.6), breaks=("coordinator",)),
+    Fault(12, "disk-full", _disk_full, breaks=("disk",), on_small=True),
+    Fault(13, "record-corrupted", _corrupted, (0.2, 0.8)),
+    Fault(13, "record-torn", _torn, (0.0, 0.7)),
+    Fault(14, "clock-forwards", partial(_clock_jumps, 3600), breaks=("clock",), own_clock=True),
+    Fault(14, "clock-backwards", partial(_clock_jumps, -3600), breaks=("clock",), own_clock=True),
+    Fault(
+        14,
+        "clock-backwards-and-killed",
+        partial(_clock_jumps, -3600, killed=True),
+        breaks=("clock", "coordinator"),
+        own_clock=True,
+    ),
+)
+FAULTS = {fault.name: fault for fault in _ALL}
 
 
 def deal(names: Sequence[str], seed: int, together: int) -> list[tuple[str, ...]]:

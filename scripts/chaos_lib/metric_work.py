@@ -11,8 +11,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from chaos_lib.site import TASKS, toy_model
+from support.toys import TASKS
+
 from evaljobs.contract.outcomes import ShardResponses
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import (
@@ -51,97 +53,57 @@ def load(*, number, documents, **_metadata):
         })
     return {"test": datasets.Dataset.from_list(made)}
 """
-TASK = """
-task: chaos_{number}
-custom_dataset: !function rows.load
-unsafe_code: true
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{prompt}}}}"
-doc_to_target: "{{{{test}}}}\\ncheck({{{{entry_point}}}})"
-generation_kwargs: {{until: ["\\ndef"], do_sample: false, max_gen_toks: 8}}
-metric_list:
-  - {{metric: !function metrics.pass_at_k, aggregation: mean, higher_is_better: true, k: [1]}}
-filter_list:
-  - name: create_test
-    filter: [{{function: custom, filter_fn: !function metrics.with_prompt}}]
-metadata: {{version: 1.0, number: {number}, documents: {documents}}}
-"""
+TASK = Path(__file__).with_name("programs.yaml")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """Sets of one folder, which several evaluations may score."""
 
     folder: Path
-    model: Path = field(init=False)
-    tasks: Path = field(init=False)
-    _sets: dict[int, str] = field(default_factory=dict)  # number -> request set's folder
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        root = Path(__file__).resolve().parents[2]
-        self.model = toy_model(self.folder)
-        self.tasks = self.folder / "tasks"
-        self.tasks.mkdir()
-        (self.tasks / "rows.py").write_text(ROWS)
-        shutil.copyfile(root / TASKS / "metrics.py", self.tasks / "metrics.py")
-
-    def _suite(self, number: int) -> SuiteSpec:
-        return SuiteSpec(
-            name="chaos",
-            include_path=(str(self.tasks / f"{number}"),),
-            batch_size=4,
-            tasks=(TaskEntry(name=f"chaos_{number}"),),
-        )
+    model: Path
+    sets: dict[int, Set] = field(default_factory=dict)
 
     def set(self, number: int) -> Set:
         """Set `number`, built where it is not there yet."""
-        place = self.tasks / f"{number}"  # a folder each: reading a task reads its whole folder's names
-        if not place.exists():
-            place.mkdir()
-            for file in ("rows.py", "metrics.py"):
-                shutil.copyfile(self.tasks / file, place / file)
-            (place / "task.yaml").write_text(TASK.format(number=number, documents=DOCUMENTS))
-            self._build(number)
-            self._sets[number] = self._build(number)
-        return Set(model=self.model, number=number, suite=self._suite(number), request_set=self._sets[number])
-
-    def _build(self, number: int) -> str:
-        built = build.build(
-            BuildSpec(
-                name=f"build-{number}",
-                evaluation_dir=str(self.folder),
-                suite=self._suite(number),
-                entry=0,
-                batch_size=4,
-                model_dir=str(self.model),
-                model=ModelOptions(device="cpu", threads=1),
-                out_dir=str(self.folder / "sets" / str(number)),
-            )
-        )
-        return built.sets[f"chaos_{number}"]
+        if number not in self.sets:
+            place = (
+                self.folder / "tasks" / f"{number}"
+            )  # a folder each: reading a task reads its whole folder's names
+            place.mkdir(parents=True)
+            (place / "rows.py").write_text(ROWS)
+            shutil.copyfile(TASKS / "metrics.py", place / "metrics.py")
+            text = TASK.read_text().replace("NUMBER", f"{number}").replace("DOCUMENTS", f"{DOCUMENTS}")
+            (place / "task.yaml").write_text(text)
+            task = f"chaos_{number}"
+            tasks = (TaskEntry(name=task),)
+            suite = SuiteSpec(name="chaos", include_path=(str(place),), batch_size=4, tasks=tasks)
+            common = {
+                "suite": suite,
+                "entry": 0,
+                "model_dir": str(self.model),
+                "model": ModelOptions(device="cpu", threads=1),
+            }
+            places = {"evaluation_dir": str(self.folder), "out_dir": str(self.folder / "sets" / str(number))}
+            built = build.build(BuildSpec(name=f"build-{number}", batch_size=4, **places, **common))
+            self.sets[number] = Set(number=number, task=task, request_set=built.sets[task], common=common)
+        return self.sets[number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Set:
-    """A task and its request set."""
+    """A task and its request set. `common`: fields of all its jobs' specs."""
 
-    model: Path
     number: int
-    suite: SuiteSpec
+    task: str
     request_set: str
-
-    @property
-    def task(self) -> str:
-        return f"chaos_{self.number}"
+    common: dict[str, Any]
 
     def dump(self, paths: EvaluationPaths) -> FrameRef:
         """All responses, as one shard's record."""
-        key = read_record(request_set_manifest(self.request_set), RequestSetManifest).key
         shard = ShardResponses(
             task=self.task,
-            key=key,
+            key=read_record(request_set_manifest(self.request_set), RequestSetManifest).key,
             shard=f"{self.task}|0|{DOCUMENTS // 4}",
             trial="chaos",
             started_at=0.0,
@@ -158,25 +120,19 @@ class Set:
             yield ExecuteSpec(
                 name=f"execute-{self.task}-{first}",
                 evaluation_dir=str(paths.root),
-                suite=self.suite,
-                entry=0,
                 task=self.task,
                 request_set=self.request_set,
                 documents=tuple(range(first, min(first + per_job, DOCUMENTS))),
                 frames=(frame,),
-                model_dir=str(self.model),
-                model=ModelOptions(device="cpu", threads=1),
+                **self.common,
             )
 
     def score(self, paths: EvaluationPaths, frame: FrameRef, attempt: int) -> ScoreSpec:
         return ScoreSpec(
             name=f"score-{self.task}-{attempt}",
             evaluation_dir=str(paths.root),
-            suite=self.suite,
-            entry=0,
             request_sets={self.task: self.request_set},
             frames={self.task: (frame,)},
-            model_dir=str(self.model),
-            model=ModelOptions(device="cpu", threads=1),
             bootstrap_iters=100,
+            **self.common,
         )

@@ -1,9 +1,8 @@
-"""scripts/chaos metrics [--kills N] [--seed S] [--workers W]: metric jobs while their workers and Redis are killed.
+"""Metric jobs while their workers and Redis are killed: scripts/chaos metrics.
 
 Real Redis, supervisor, workers, jobs and sandbox; a coordinator's part (enqueue, look, ask again) is played here with the
-coordinator's own queue, server keeper and pace. Prints one JSON object; exit code 1 where a law does not hold.
-
-Rule: judged from files alone: every program has its verdict once and it is the undisturbed run's, every set its score.
+coordinator's own queue, server keeper and pace. Rule: judged from files alone: every program has its verdict once and it is
+the undisturbed run's, every set its score. Exit code 1 where a law does not hold.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis
+from bench.harness import command, option
+from support.toys import toy_model
 
 from chaos_lib.metric_work import DOCUMENTS, Set, Work
 from coordinator.runtime.runner import METRIC_AUDIT_SECONDS
@@ -142,10 +143,8 @@ class Site:
             queue = f"{self.queue.status()}, known {self.queue.known()}"
         except QueueUnavailable as error:
             queue = str(error)
-        return f"outstanding {sorted(self.outstanding)}; {queue}; workers' log: {self._last_words()}"
-
-    def _last_words(self) -> str:
-        return (self.paths.logs / "workers.log").read_text()[-3000:]
+        words = (self.paths.logs / "workers.log").read_text()[-3000:]
+        return f"outstanding {sorted(self.outstanding)}; {queue}; workers' log: {words}"
 
     def settle(self, law: Callable[[], bool]) -> bool:
         """Tick until it holds; False where it does not in time."""
@@ -253,7 +252,12 @@ def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> di
             again.add(rq_jobs.job_name(site.evaluation, execution.decode().rpartition(":")[0]))
         if taken_at is None and all(name in again or name not in site.outstanding for name in jobs):
             taken_at = time.monotonic()
-        return _recovered(site, kind, jobs)
+        left = {name for name in jobs if name in site.outstanding}
+        if not kind.startswith("redis"):  # each job that was struck has its outcome
+            return not left
+        with suppress(QueueUnavailable):  # the new server knows each job, or the job has its outcome
+            return left <= set(site.queue.known())
+        return False
 
     if not site.settle(recovered):
         print(f"no recovery from {kind} of {jobs}: {site.describe()}", file=sys.stderr)
@@ -271,17 +275,6 @@ def executions(site: Site) -> frozenset[bytes]:
             return frozenset(client.zrange(rq_jobs.started_registry(queue).key, 0, -1))
     except (QueueUnavailable, redis.RedisError):
         return frozenset()
-
-
-def _recovered(site: Site, kind: str, hit: list[str]) -> bool:
-    """A struck job has its outcome; after a kill of Redis every job is known there again, or has it."""
-    left = [name for name in hit if name in site.outstanding]
-    if not kind.startswith("redis"):
-        return not left
-    try:
-        return set(left) <= set(site.queue.known())
-    except QueueUnavailable:
-        return False
 
 
 # --- what must hold --------------------------------------------------------------------------------------------------
@@ -315,9 +308,7 @@ def scores(files: Mapping[int, str]) -> dict[int, Any]:
 
 def judge(site: Site, calm: EvaluationPaths, calm_files: Mapping[int, str]) -> dict[str, Any]:
     found, wanted = verdicts(site.paths), verdicts(calm)
-    by_program: Counter[str] = Counter()
-    for (program, _), times in found.items():
-        by_program[program] += times
+    by_program = Counter(program for program, _ in found.elements())
     theirs, ours = scores(calm_files), scores(site.closed)
     return {
         "verdicts": len(wanted),
@@ -335,61 +326,49 @@ def run(kills: int, seed: int, *, count: int = 2, sets: int = 4) -> dict[str, An
     """The campaign and the undisturbed run of the same sets; the report."""
     harness.quiet_environment(offline=True)
     hooks.install()
-    dice = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="evalspan-chaos-metrics-") as folder:
-        work = Work(Path(folder) / "tasks-and-sets")
-        server = RedisServer(WorkPaths(Path(folder) / "work"))
+    with tempfile.TemporaryDirectory(prefix="evalspan-chaos-metrics-") as made:
+        folder = Path(made)
+        work = Work(folder / "tasks-and-sets", toy_model(folder))
+        server = RedisServer(WorkPaths(folder / "work"))
         server.ensure()
         try:
-            started = time.monotonic()
-            site = Site(
-                work=work,
-                server=server,
-                paths=server.work.evaluation("disturbed"),
-                evaluation="disturbed",
-                sets=sets,
-            )
+            started, name = time.monotonic(), "disturbed"
+            paths = server.work.evaluation(name)
+            site = Site(work=work, server=server, paths=paths, evaluation=name, sets=sets)
             with workers(site, count) as supervisor:
-                rows = campaign(site, supervisor, kills, dice)
+                rows = campaign(site, supervisor, kills, random.Random(seed))
             seconds = time.monotonic() - started
         finally:
             server.stop()
         calm = server.work.evaluation("calm")
         found = judge(site, calm, undisturbed(work, sorted({*site.closed, *site.open}), calm))
-    return {**_of_rows(rows), **found, **_of_site(site), "seconds": round(seconds), "seed": seed} | {
-        "holds": len(rows) == kills and not any(found[k] for k in BAD)
-    }
+    again = {"jobs_asked_for_again": site.requeued, "jobs_that_died_three_times": site.died_thrice}
+    holds = len(rows) == kills and not any(found[k] for k in BAD)
+    return {**_of_rows(rows), **found, **again, "seconds": round(seconds), "seed": seed, "holds": holds}
 
 
 def _of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    by_kind = {kind: [r["recovery_s"] for r in rows if r["kind"] == kind] for kind in KINDS}
-    taken = {kind: [r["taken_s"] for r in rows if r["kind"] == kind and "taken_s" in r] for kind in KINDS}
-    return {
-        "kills": {kind: len(seconds) for kind, seconds in by_kind.items()},
-        "longest_taken_s": {kind: max(seconds) for kind, seconds in taken.items() if seconds},
-        "longest_recovery_s": {kind: max(seconds) for kind, seconds in by_kind.items() if seconds},
-        "median_recovery_s": {
-            kind: round(statistics.median(seconds), 2) for kind, seconds in by_kind.items() if seconds
-        },
-    }
+    def by_kind(key: str) -> dict[str, list[float]]:
+        found = {kind: [r[key] for r in rows if r["kind"] == kind and key in r] for kind in KINDS}
+        return {kind: seconds for kind, seconds in found.items() if seconds}
 
-
-def _of_site(site: Site) -> dict[str, Any]:
+    taken, recovered = by_kind("taken_s"), by_kind("recovery_s")
     return {
-        "jobs_asked_for_again": site.requeued,
-        "jobs_that_died_three_times": site.died_thrice,
+        "kills": {kind: len(recovered.get(kind, [])) for kind in KINDS},
+        "longest_taken_s": {kind: max(seconds) for kind, seconds in taken.items()},
+        "longest_recovery_s": {kind: max(seconds) for kind, seconds in recovered.items()},
+        "median_recovery_s": {kind: statistics.median(seconds) for kind, seconds in recovered.items()},
     }
 
 
 BAD = ("lost", "doubled", "different", "scores_lost", "scores_different")
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/chaos metrics", description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    said = parser.parse_args(arguments)
+def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     report = run(said.kills, said.seed, count=said.workers)
-    print(json.dumps(report, indent=1))
-    return 0 if report["holds"] else 1
+    return report, bool(report["holds"])
+
+
+def main(argv: Sequence[str]) -> int:
+    options = (option("--kills", 200), option("--seed", 0), option("--workers", 2))
+    return command("chaos metrics", __doc__, measure, *options, argv=argv)

@@ -17,52 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dev_cluster import daemons
+from dev_cluster import daemons, procs
 from dev_cluster.api import Cluster, dev_cluster
+from support.toys import cluster_tasks, config_text, furnish, suite_text, toy_model
 
 from evaljobs.contract.storage import read_frames
 
-TASKS = Path("tests") / "exactness" / "tasks"
 HUNG_SECONDS = 45
-SUITE = """
-name = "chaos"
-include_path = ["{tasks}"]
-batch_size = 8
-
-[[task]]
-name = "toy_choice"
-[[task]]
-name = "toy_sums"
-limit = 24
-[[task]]
-name = "toy_programs"
-"""
-CONFIG = """
-[trial]
-threads = 1
-device = "cpu"
-memory_mb = 2000
-hung_seconds = {hung}
-[metric]
-bootstrap_iters = 100
-workers = 1
-memory_mb = 2000
-[cluster]
-poll_seconds = 1.0
-"""
-
-
-def toy_model(folder: Path, seed: int = 7) -> Path:
-    """A checkpoint of a tiny Llama with a tokenizer, the same for the same code; other weights for another seed."""
-    import tiny_model  # noqa: PLC0415
-
-    root = Path(__file__).resolve().parents[2]
-    sys.path.insert(0, str(root / TASKS))
-    try:
-        import rows  # noqa: PLC0415
-    finally:
-        sys.path.pop(0)
-    return Path(tiny_model.make(folder / f"tiny-{seed}", rows.corpus(), seed=seed))
+TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,23 +36,28 @@ class Place:
     model: Path
     small: Path
 
+    def mend(self, *states: str) -> None:
+        """Bring back the nodes that a fault took down."""
+        for node in self.cluster.gpu_nodes:
+            self.cluster.bring_back(node)
+        for node in self.cluster.gpu_nodes:
+            self.cluster.wait_node(node, "idle", "mixed", *states, deadline_s=90)
+
 
 @contextlib.contextmanager
 def place(small_mb: int = 64) -> Iterator[Place]:
     """A cluster of two GPU nodes and a CPU node; everything is ended and removed afterwards. DevClusterError."""
     with contextlib.ExitStack() as stack:
-        models = stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-"))
+        models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalspan-chaos-")))
         small = Path(tempfile.mkdtemp(prefix="evalspan-small-", dir="/var/tmp"))
         stack.callback(small.rmdir)
         # before the cluster: a node sees the mounts that were there when it was booted
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={small_mb}m,mode=1777", "none", str(small)], check=True
-        )
+        size = f"size={small_mb}m,mode=1777"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(small)], check=True)
         stack.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
-        cluster = stack.enter_context(
-            dev_cluster(nodes=2, gpus=2, cpu_nodes=1, slurmd_timeout_s=10, grace_s=0)
-        )
-        yield Place(cluster=cluster, models=Path(models), model=toy_model(Path(models)), small=small)
+        shape = {"nodes": 2, "gpus": 2, "cpu_nodes": 1, "slurmd_timeout_s": 10, "grace_s": 0}
+        cluster = stack.enter_context(dev_cluster(**shape))
+        yield Place(cluster=cluster, models=models, model=toy_model(models), small=small)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,27 +84,15 @@ class Site:
         hung_seconds: int = HUNG_SECONDS,
     ) -> Site:
         cluster = place.cluster
-        folder = Path(cluster.user_dir) / name
-        cluster.run_as_user(["mkdir", "-p", str(folder / "bin"), str(folder / "tiny")], check=True)
-        for file in place.model.iterdir():
-            shutil.copyfile(file, folder / "tiny" / file.name)
-            (folder / "tiny" / file.name).chmod(0o644)
         texts = {
-            "evalspan.toml": CONFIG.format(hung=hung_seconds),
-            "chaos.toml": SUITE.format(tasks=Path(cluster.repo) / TASKS),
+            "evalspan.toml": config_text(f"hung_seconds = {hung_seconds}"),
+            "chaos.toml": suite_text("chaos", TASKS, cluster_tasks(cluster)),
         }
-        for file_name, text in texts.items():
-            (folder / file_name).write_text(text)
+        folder = furnish(cluster, name, place.model, texts)
         work = (place.small if on_small else folder) / f"work-{name}"
-        site = cls(
-            cluster=cluster,
-            folder=folder,
-            work=work,
-            small=place.small,
-            partition=partition,
-            own_clock=own_clock,
-        )
+        site = cls(cluster=cluster, folder=folder, work=work, small=place.small, partition=partition)
         if own_clock:
+            site = replace(site, own_clock=True)
             site.give_clock()
         return site
 
@@ -156,23 +111,15 @@ class Site:
     @property
     def env(self) -> dict[str, str]:
         env = self.cluster.user_env
-        path = f"{self.folder / 'bin'}:{env['PATH']}"
         clock = {"LD_PRELOAD": str(self.folder / "clock.so"), "CHAOS_CLOCK": str(self.folder / "clock")}
-        return {
-            **env,
-            **(clock if self.own_clock else {}),
-            "PATH": path,
-            "EVALSPAN_CONFIG": str(self.folder / "evalspan.toml"),
-            "NO_COLOR": "1",
-        }
+        own = {"EVALSPAN_CONFIG": str(self.folder / "evalspan.toml"), "NO_COLOR": "1"}
+        path = f"{self.folder / 'bin'}:{env['PATH']}"
+        return {**env, **(clock if self.own_clock else {}), **own, "PATH": path}
 
     def give_clock(self) -> None:
-        """Have `set_clock` govern the coordinator and all that it starts: Redis, Slurm's commands, by the jobs' inherited
-        environment trials and workers too. Needs a C compiler.
-        """
-        source = Path(__file__).with_name("clock.c")
-        library = self.folder / "clock.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        """Have `set_clock` govern the coordinator and all that it starts, trials and workers too. Needs a C compiler."""
+        source, library = str(Path(__file__).with_name("clock.c")), self.folder / "clock.so"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), source], check=True)
         library.chmod(0o755)
         (self.folder / "clock").write_bytes(bytes(8))
         (self.folder / "clock").chmod(0o644)
@@ -204,8 +151,12 @@ class Site:
     def start(self) -> subprocess.Popen[str]:
         """This site's coordinator as the user; run again after a kill, it goes on."""
         with (self.folder / "eval.log").open("a") as log:
-            out = log if self.daemon else subprocess.PIPE  # nobody reads a daemon's
+            out = log if self.daemon else subprocess.PIPE  # no process reads a daemon's output
             return subprocess.Popen(self.coordinate(), env=self.env, stdout=out, stderr=log, text=True)
+
+    def last_words(self) -> str:
+        """The end of what its coordinator logged."""
+        return (self.folder / "eval.log").read_text()[-600:]
 
     # --- what its folder shows -----------------------------------------------------------------------------------
 
@@ -231,24 +182,15 @@ class Site:
 
     def processes_of(self, verb: str) -> list[int]:
         """Host pids of the jobs of this site that run `python -m evaljobs VERB`."""
-        return [
-            pid
-            for pid, words in _processes()
-            if verb in words and "evaljobs" in words and str(self.work) in " ".join(words)
-        ]
+        return [pid for pid, words in _processes() if {verb, "evaljobs"} <= {*words} and self._is_ours(words)]
 
     def process_of_trial(self, trial: str) -> int | None:
         """Host pid of a trial by its name, JOB.MEMBER."""
         job, _, member = trial.rpartition(".")
         for pid, words in _processes():
-            if "evaljobs" in words and any(w.endswith(f"/{job}.json") for w in words):
-                try:
-                    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                index = next((v for v in variables if v.startswith(b"SLURM_ARRAY_TASK_ID=")), b"=0")
-                if index.rpartition(b"=")[2].decode() == member:
-                    return pid
+            ours = "evaljobs" in words and any(w.endswith(f"/{job}.json") for w in words)
+            if ours and procs.environment(pid).get("SLURM_ARRAY_TASK_ID", "0") == member:
+                return pid
         return None
 
     # --- what must not be left ---------------------------------------------------------------------------------

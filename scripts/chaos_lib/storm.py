@@ -1,11 +1,11 @@
-"""scripts/chaos daemon [--minutes M] [--seed S] [--flight N]: a daemon while anything may break at any moment.
+"""A daemon while anything may break at any moment: scripts/chaos daemon.
 
-A daemon of an ordinary user watches a folder in which checkpoints appear, each with other weights, so many that N are in
-flight; some are announced by `evalspan submit` or the training hook as well, some over and over. For M minutes faults
+A daemon of an ordinary user watches a folder in which checkpoints appear, each with other weights, so many that --flight
+are in flight; some are announced by `evalspan submit` or the training hook as well, some over and over. For --minutes faults
 strike at moments drawn from the seed, several at a time; then all is mended and the daemon may end.
 
 Rule: judged from files and cluster alone: every checkpoint that ever appeared has its evaluation, and that one has lm-eval's
-own scores of it, digit for digit. Prints one JSON object; exit code 1 where a law does not hold.
+own scores of it, digit for digit. Exit code 1 where a law does not hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,11 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dev_cluster.api import DevClusterError, unavailable
+from bench.harness import always, command, option
+from support.toys import expected, toy_model
 
 from chaos_lib.campaign import laws_broken
 from chaos_lib.faults import FAULTS, Fault, Run
-from chaos_lib.site import TASKS, Place, Site, place, toy_model
+from chaos_lib.site import TASKS, Place, Site, place
 from coordinator.hook import PIN_PREFIX
 from coordinator.runtime.journal import WorkLock
 from evaljobs.contract.paths import WorkPaths
@@ -40,7 +40,6 @@ MODELS = 6
 HUNG_S = 90  # five evaluations share the machine
 SMALL_MB = 256
 WEIGHTS = "model.safetensors"
-TASK_LIMITS: dict[str, dict[str, Any]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}
 DAEMON = """
 [watch]
 folders = ["{run}"]
@@ -71,6 +70,7 @@ def schedule(seed: int, seconds: float, names: Sequence[str]) -> list[tuple[floa
 class Storm:
     """A daemon's run. `expected`: model -> task -> lm-eval's results."""
 
+    place: Place
     site: Site
     run: Run
     models: Sequence[Path]
@@ -109,11 +109,8 @@ class Storm:
         self.site.give(place)
         how = dice.choice(("watched", "submitted", "announced", "announced-100-times"))
         if how == "submitted":
-            self._as_user(
-                self.site.command(
-                    "submit", str(place), "--suite", str(self.suite), "--priority", str(number % 3)
-                )
-            )
+            words = ["submit", str(place), "--suite", str(self.suite), "--priority", str(number % 3)]
+            self._as_user(self.site.command(*words))
         elif how != "watched":
             times = "100" if how.endswith("times") else "1"
             python = str(self.site.cluster.python)
@@ -152,11 +149,7 @@ class Storm:
                 self.busy -= set(fault.breaks)
 
     def mend_nodes(self) -> None:
-        cluster = self.site.cluster
-        for node in cluster.gpu_nodes:
-            cluster.bring_back(node)
-        for node in cluster.gpu_nodes:
-            cluster.wait_node(node, "idle", "mixed", "allocated", "completing", deadline_s=90)
+        self.place.mend("allocated", "completing")
 
     def watch(self) -> None:
         """A daemon that ends without being struck broke a law; another takes its place."""
@@ -165,8 +158,8 @@ class Storm:
             return
         with self.run.replacing:  # a fault that ends it puts another in its place
             if process is self.run.process:
-                said = (self.site.folder / "eval.log").read_text()[-600:]
-                self.broken.append(f"the daemon ended by itself with {process.returncode}: {said}")
+                said = f"{process.returncode}: {self.site.last_words()}"
+                self.broken.append(f"the daemon ended by itself with {said}")
                 self.run.process = self.site.start()
 
     def blow(self, plan: Sequence[tuple[float, str]], seconds: float, seed: int) -> None:
@@ -197,8 +190,8 @@ class Storm:
 
     def calm(self) -> None:
         """All is mended; the daemon gets its time, is told to stop, and the last one ends for want of work."""
-        for command in ("sbatch", "squeue"):
-            self.site.unwrap(command)
+        for name in ("sbatch", "squeue"):
+            self.site.unwrap(name)
         self.mend_nodes()
         end = time.monotonic() + CALM_S
         while self.in_flight() > 0 and time.monotonic() < end:
@@ -212,9 +205,8 @@ class Storm:
         self._ended(120, "the last daemon")
 
     def _open(self) -> list[str]:
-        known = {_checkpoint(f): f for f in self.site.evaluations()}
-        names = [p.name for p in self.told if p not in known or not (known[p] / "results.json").exists()]
-        return sorted(names)
+        ended = {_checkpoint(f) for f in self.site.evaluations() if (f / "results.json").exists()}
+        return sorted(p.name for p in self.told if p not in ended)
 
     def _ended(self, seconds: float, who: str) -> None:
         try:
@@ -223,10 +215,8 @@ class Storm:
             self.broken.append(f"{who} did not end within {seconds:g} s")
             self.run.process.kill()
             self.run.process.wait()
-            return
-        if code != 0:
-            said = (self.site.folder / "eval.log").read_text()[-600:]
-            self.broken.append(f"{who} ended with {code}: {said}")
+        else:
+            self.broken += [f"{who} ended with {code}: {self.site.last_words()}"] * (code != 0)
 
     # --- verdict ---------------------------------------------------------------------------------------------------------
 
@@ -259,40 +249,21 @@ def _scores(evaluation: Path) -> dict[str, Any]:
     return {**found["results"], **{task: {"failed": why} for task, why in found.get("failed", {}).items()}}
 
 
-def references(models: Sequence[Path]) -> list[dict[str, Any]]:
-    """lm-eval's own results of each model, one run a task."""
-    from pipeline import Case, lm_eval_run  # noqa: PLC0415 (the exactness tests', and torch)
-
-    from evaljobs.lmeval import run as harness  # noqa: PLC0415
-
-    harness.quiet_environment(offline=True)
-    tasks = str(Path(__file__).resolve().parents[2] / TASKS)
-    return [
-        {
-            name: lm_eval_run(
-                model, Case(task=name, entry=entry, include_path=tasks, bootstrap=100), 8
-            ).results["results"][name]
-            for name, entry in TASK_LIMITS.items()
-        }
-        for model in models
-    ]
-
-
-def run(
-    where: Place, seed: int, *, minutes: float, flight: int, models: Sequence[Path], names: Sequence[str]
-) -> dict[str, Any]:
+def run(where: Place, seed: int, *, minutes: float, flight: int, names: Sequence[str]) -> dict[str, Any]:
     """One storm and its verdict. A site that broke a law keeps its folder until the cluster goes."""
-    expected = references(models)
-    site = Site.make(
-        where, f"storm-{seed}", partition="spare", on_small=True, own_clock=True, hung_seconds=HUNG_S
-    ).as_daemon()
+    models = [toy_model(where.models, seed) for seed in range(MODELS)]
+    known = [expected(model, TASKS) for model in models]
+    odd = {"partition": "spare", "on_small": True, "own_clock": True, "hung_seconds": HUNG_S}
+    site = Site.make(where, f"storm-{seed}", **odd).as_daemon()
     suite = site.folder / "chaos.toml"
     with (site.folder / "evalspan.toml").open("a") as config:
         config.write(DAEMON.format(run=site.folder / "run", suite=suite))
     site.cluster.run_as_user(["mkdir", "-p", str(site.folder / "run")], check=True)
     begun = time.monotonic()
     disturbing = Run(site=site, process=site.start(), dice=random.Random(f"victims/{seed}"))
-    storm = Storm(site=site, run=disturbing, models=models, expected=expected, suite=suite, flight=flight)
+    storm = Storm(
+        place=where, site=site, run=disturbing, models=models, expected=known, suite=suite, flight=flight
+    )
     try:
         storm.blow(schedule(seed, 60 * minutes, names), 60 * minutes, seed)
         calm_at = time.monotonic()
@@ -328,34 +299,24 @@ def _report(storm: Storm, seed: int, minutes: float, calm_s: float) -> dict[str,
     }
 
 
-def main(arguments: list[str]) -> int:
-    """0: every law held; 1: one did not; 2: it cannot be run here."""
-    parser = argparse.ArgumentParser(prog="scripts/chaos daemon", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="that faults strike (10)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--flight", type=int, default=5, help="checkpoints at once (5)")
-    parser.add_argument("--fault", action="append", choices=list(FAULTS), help="again for more; default: all")
-    parser.add_argument("--keep", type=Path, help="copy the site here where a law is broken")
-    said = parser.parse_args(arguments)
-    why = unavailable()
-    if why:
-        print(why, file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is taken down
-    try:
-        with place(SMALL_MB) as where:
-            models = [toy_model(where.models, seed) for seed in range(MODELS)]
-            names = said.fault or list(FAULTS)
-            report = run(
-                where, said.seed, minutes=said.minutes, flight=said.flight, models=models, names=names
-            )
-            if said.keep and report["broken"]:
-                _keep(where, said.keep)
-    except DevClusterError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(report, indent=1))
-    return 0 if report["holds"] else 1
+def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    with place(SMALL_MB) as where:
+        names = said.fault or list(FAULTS)
+        report = run(where, said.seed, minutes=said.minutes, flight=said.flight, names=names)
+        if said.keep and report["broken"]:
+            _keep(where, said.keep)
+    return report, bool(report["holds"])
+
+
+def main(argv: Sequence[str]) -> int:
+    options = (
+        option("--minutes", 10.0, "that faults strike (10)"),
+        option("--seed", 0),
+        option("--flight", 5, "checkpoints at once (5)"),
+        option("--fault", says="again for more; default: all", action="append", choices=list(FAULTS)),
+        option("--keep", says="copy the site here where a law is broken", type=Path),
+    )
+    return command("chaos daemon", __doc__, measure, *options, argv=argv, slurm=always)
 
 
 def _keep(where: Place, to: Path) -> None:

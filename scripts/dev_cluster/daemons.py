@@ -28,7 +28,7 @@ NODE_NAMESPACES = ("--mount", "--uts", "--ipc", "--pid", "--mount-proc")
 def daemon_env(record: Record) -> dict[str, str]:
     """Only what the daemons need: a job must not inherit the starter's environment through them.
 
-    The mark is told to nobody else: a shell that speaks to this cluster has its SLURM_CONF, and is not ours to end.
+    Only daemons have the mark: a shell that talks to this cluster has its SLURM_CONF, and `down` must not end it.
     """
     conf = str(record.layout.slurm_conf)
     return {"PATH": DAEMON_PATH, "LANG": "C.UTF-8", "SLURM_CONF": conf, MARK: str(record.root)}

@@ -371,7 +371,7 @@ def down(record: Record) -> None:
 
 
 def _unmount_below(root: Path) -> None:
-    """No mount of ours is in this namespace; were one there, removing the folder would reach through it."""
+    """No mount of a cluster is in this namespace; were one there, removing the folder would reach through it."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for point in sorted((p for p in points if is_below(Path(p), str(root))), reverse=True):
         subprocess.run(["umount", "-l", point], check=True)

@@ -1,7 +1,7 @@
 """Processes by identity, never by name: a pid counts only with the start time that was recorded with it.
 
-Rule: the one place that reads /proc and sends signals. A zombie counts as dead: whoever reaps it is not our affair. Not
-so one whose other threads still end: until the last of them has, its ports are taken and its files may be written.
+Rule: the one place that reads /proc and sends signals. A zombie counts as dead. A
+zombie whose other threads still end does not: until the last of them has, its ports are taken and its files may change.
 """
 
 from __future__ import annotations

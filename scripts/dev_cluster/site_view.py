@@ -3,7 +3,7 @@
 Rule: pure. A venv's interpreter often lies in /root/.pyenv, a fresh clone in a `mktemp -d`: both 0700. Opening those
 would change the machine. Instead each node, and the submit side, has a mount namespace in which the closed folder is
 covered by an empty tmpfs that holds bind mounts of the needed paths alone, at their own names. So shebangs, run paths of
-shared libraries and `sys.executable` hold unchanged, and nobody outside the cluster sees a difference.
+shared libraries and `sys.executable` hold unchanged, and no process outside the cluster sees a difference.
 It does not know of groups or ACLs: a folder counts as open when everybody may enter it.
 """
 

@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 from math import isclose
-from pathlib import Path
 
 import pytest
-from bench_slurm_lib import __main__ as bench
-from bench_slurm_lib import folder, runs
-from bench_slurm_lib.portfolio import INSTANCE, Portfolio
+from bench import folder, peer_job
+from bench import slurm as bench
+from bench.portfolio import INSTANCE, Portfolio
 
 from coordinator.intake.request_sets import found
 from coordinator.planning.make_plan import read_sets
@@ -41,7 +40,7 @@ def test_scaling_scales_the_bound(portfolio):
 def test_request_sets_are_whole_for_coordinator_and_trial(portfolio, tmp_path):
     """A set that the bench writes is found, read by the planner, and holds each batch's true seconds as its text."""
     one = next(s for s in portfolio.sets if s.name == "humaneval")
-    folder._write_set(one, tmp_path)
+    folder.write_set(one, tmp_path)
     sets = found(tmp_path, 1)
     manifest, index = read_sets(sets, 1)["humaneval"]
     assert manifest.executes
@@ -58,8 +57,7 @@ def test_a_peers_job_leaves_its_account(tmp_path):
         (tmp_path / part).mkdir()
     job = {"preprocess": 0.01, "storage": 0.01, "load": 0.01, "infer": 0.02, "metric": 0.01}
     (tmp_path / "jobs" / "000").write_text(json.dumps(job))
-    script = Path(runs.__file__).with_name("peer_job.py")
-    argv = [sys.executable, "-I", "-S", str(script), str(tmp_path), "000"]
+    argv = [sys.executable, "-I", "-S", peer_job.__file__, str(tmp_path), "000"]
     subprocess.run(argv, env={"SLURMD_NODENAME": "n1"}, check=True, timeout=120)
     account = json.loads((tmp_path / "done" / "000").read_text())
     assert account["inferred"] - account["started"] >= 0.05

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).resolve().parents[1]
-for folder in (TESTS.parent / "scripts", TESTS / "exactness"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from chaos_lib import site  # noqa: E402
-from dev_cluster.api import unavailable  # noqa: E402
-
-ENTRIES: dict[str, dict[str, Any]] = {"toy_choice": {}, "toy_sums": {"limit": 24}, "toy_programs": {}}
+from chaos_lib import site
+from dev_cluster.api import unavailable
+from support import toys
 
 
 @pytest.fixture(scope="session")
@@ -32,15 +23,4 @@ def place() -> Iterator[site.Place]:
 @pytest.fixture(scope="session")
 def expected(place: site.Place) -> dict[str, Any]:
     """lm-eval's own results of each task, one run a task."""
-    from pipeline import Case, lm_eval_run
-
-    from evaljobs.lmeval import run
-
-    run.quiet_environment(offline=True)
-    tasks = str(TESTS / "exactness" / "tasks")
-    return {
-        name: lm_eval_run(
-            place.model, Case(task=name, entry=entry, include_path=tasks, bootstrap=100), 8
-        ).results["results"][name]
-        for name, entry in ENTRIES.items()
-    }
+    return toys.expected(place.model, site.TASKS)

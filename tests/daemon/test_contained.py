@@ -77,7 +77,7 @@ def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the fault: the other goes on, the traceback is told once, jobs go on, and `status` says why."""
-    pair.running[BAD].state.live = None  # type: ignore[assignment]
+    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
     pair.tick()
     assert list(pair.running) == [GOOD]
     assert caplog.text.count("Traceback") == 1
@@ -102,7 +102,7 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     journal = pair.running[BAD].paths.journal
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"kind": "of-another-version"}\n')
-    pair.running[BAD].state.live = None  # type: ignore[assignment]
+    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
     pair.tick()
     for _ in parked.FAULT_SECONDS:
         assert parked_bad(pair).reason == "fault"
@@ -151,7 +151,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     later = coordinator_on(work, cluster)
     with later.in_charge():
         later.resume_all()
-        assert later.running[BAD].state.cancelled == "enough", "who was cancelled stays cancelled"
+        assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
     later.keeper.stop()
 
 
@@ -203,7 +203,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
             return ended is not None and ended.state.ended_at is not None
 
         until(coordinator, over)
-        assert coordinator.running[GOOD].state.cancelled == "asked"
+        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
         assert json.loads(coordinator.running[GOOD].paths.results.read_text())["failed"]
         until(
             coordinator,
@@ -239,7 +239,7 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
         until(coordinator, lambda: GOOD in coordinator.running)
         service._throttle = Throttle()
         service.tick()
-        assert coordinator.running[GOOD].state.cancelled == "asked"
+        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
     coordinator.keeper.stop()
 
 
@@ -330,4 +330,4 @@ def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(
     assert "x.built.json is no outcome of this version" in caplog.text
     assert set(pair.running) == {GOOD, BAD}
     pair.running.pop(BAD).journal.close()
-    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.live
+    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.jobs.live

@@ -274,7 +274,7 @@ def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.Log
     leave_command(ears.paths, Command(command="cancel", evaluation_id=running.state.evaluation_id))
     with caplog.at_level(logging.WARNING):
         ears.tick()
-    assert running.state.cancelled
+    assert running.state.ending.cancelled
     assert not list((ears.paths.spool / "commands").iterdir())
     assert caplog.text.count("is passed over") == 3
 

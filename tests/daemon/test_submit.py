@@ -65,7 +65,7 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
         assert f"it waits until one is started: `{wait}`" in text
         assert (f"{EVAL}, pid {os.getpid()} on " in text) == bool(holder)
     assert "daemon: not running" in told("status")
-    spool(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=1e300))
+    spool(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=4e9))
     shown = status()
     assert [(w["checkpoint"], w["suite"]) for w in shown["waiting"]] == [
         (str(place), SUITE),
@@ -112,8 +112,9 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(
     option = [] if said is None else ["--step", str(said)]
     performer = daemon(tmp_path / "work").coordinator.performer
     for path in (str(place), "latest"):
+        settings = Config(work_dir=tmp_path / "work")
         record = _record(
-            performer, Config(), path, SUITE, slots=None, shards=None, batch_size=None, step=said
+            performer, settings, path, SUITE, slots=None, shards=None, batch_size=None, step=said
         )
         assert record.checkpoint.step == step
     told("submit", "latest", "--suite", SUITE, *option)

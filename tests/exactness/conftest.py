@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from exactness import pipeline
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # pipeline and tiny_model are imported by name, also by scripts/bench_exactness
-
-import pipeline  # noqa: E402
-import tiny_model  # noqa: E402
-
-from evaljobs.lmeval import run  # noqa: E402
+from evaljobs.lmeval import run
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(toy_model: Path) -> Path:
     run.quiet_environment(offline=True)
-    sys.path.insert(0, str(HERE / "tasks"))
-    try:
-        import rows
-    finally:
-        sys.path.pop(0)
-    return tiny_model.make(tmp_path_factory.mktemp("tiny"), rows.corpus())
+    return toy_model
 
 
 @pytest.fixture(scope="session")

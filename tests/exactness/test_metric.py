@@ -8,51 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipeline import Case, our_run, run_shards
+from exactness.pipeline import Case, dumped, our_run
 
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import BuildSpec, ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs.contract.specs import ExecuteSpec
 from evaljobs.contract.storage import write_record
 from evaljobs.lmeval import replay_model
 from evaljobs.lmeval.results import merge_results
-from evaljobs.requests import build
 from evaljobs.scoring import score as metric
 from evaljobs.scoring.collect_programs import record_programs
 from evaljobs.scoring.item_deadlines import Items
-from evaljobs.trial import engine
-
-
-def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
-    """All of a case but its score."""
-    options = ModelOptions(device="cpu", threads=1, model_args=case.model_args)
-    suite = case.suite_spec(batch_size)
-    built = build.build(
-        BuildSpec(
-            name="build",
-            evaluation_dir=str(folder),
-            suite=suite,
-            entry=0,
-            batch_size=batch_size,
-            model_dir=str(model_dir),
-            model=options,
-            out_dir=str(folder / "sets"),
-        )
-    )
-    lm = engine.load(str(model_dir), options, batch_size).lm
-    frames = run_shards(lm, built.sets, batch_size, n_shards, EvaluationPaths(folder))
-    return ScoreSpec(
-        name="score",
-        evaluation_dir=str(folder),
-        suite=suite,
-        entry=0,
-        request_sets=built.sets,
-        frames=frames,
-        model_dir=str(model_dir),
-        model=options,
-        bootstrap_iters=10,
-        allow_unsafe=True,
-    )
 
 
 @pytest.mark.model
@@ -68,7 +34,7 @@ def test_a_task_that_lacks_a_shard_is_not_scored(model_dir: Path, tmp_path: Path
 
 @pytest.mark.model
 def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -> None:
-    """The rebuilt task must ask what was answered, digest for digest; records of another set are refused by key."""
+    """The rebuilt task must have the answered prompts; other keys are refused."""
     spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
     other = spec.suite.model_copy(update={"system_instruction": "Be brief."})
     with pytest.raises(replay_model.ReplayError, match="other prompts"):
@@ -84,7 +50,7 @@ def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -
 
 @pytest.mark.model
 def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_path: Path) -> None:
-    """`execute` jobs for parts of the documents leave nothing for the score to run, and change no value."""
+    """After `execute` jobs the score runs no program of theirs, and no value changes."""
     case = Case(task="toy_programs")
     spec = dumped(model_dir, case, tmp_path / "a")
     halves = (tuple(range(8)), tuple(range(8, 16)))
@@ -161,7 +127,7 @@ def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_merged_results_have_the_shape_of_one_run() -> None:
-    """Entries merge by name, in order; a name that comes twice keeps both values; no groups, no key."""
+    """Entries merge by name, in order; a repeated name keeps both; no groups, no key."""
     one = {"results": {"b": {"acc,none": 1}}, "versions": {"b": 1}, "n-samples": {"b": {"effective": 2}}}
     two = {"results": {"a": {"acc,none": 2}}, "versions": {"a": 1}}
     merged = merge_results([one, two, one])

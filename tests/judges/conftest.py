@@ -1,23 +1,16 @@
-"""A real Valkey and a real HTTP endpoint; each test has an evaluation and an endpoint of its own."""
+"""A real Valkey and a real HTTP endpoint; each test has its own evaluation and endpoint."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from judges.endpoint import Endpoint, serving
 from served import served_work
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parent / "exactness"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from endpoint import Endpoint, serving  # noqa: E402
-
-from evaljobs.contract.paths import WorkPaths  # noqa: E402
-from evaljobs.contract.specs import JudgeJob, JudgeOptions  # noqa: E402
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import JudgeJob, JudgeOptions
 
 
 @pytest.fixture(scope="session")

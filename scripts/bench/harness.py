@@ -1,0 +1,94 @@
+"""What benches and chaos campaigns share: options, rows with targets, JSON on stdout, the exit status.
+
+Rule: exit status 0 means that every target was met, 1 that one was missed or a run broke, 2 that the command cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dev_cluster.api import DevClusterError, unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+Option = tuple[str, dict[str, Any]]
+
+
+class RunError(Exception):
+    """A measured run did not end as it should; the message says where to look."""
+
+
+def option(name: str, default: Any = None, says: str | None = None, **more: Any) -> Option:
+    """An option of a command; its type is its default's unless `type` is given."""
+    if not {"type", "action"} & more.keys():
+        more["type"] = type(default)
+    return name, {"default": default, "help": says, **more}
+
+
+def command(
+    name: str,
+    doc: str | None,
+    measure: Callable[[argparse.Namespace], tuple[Any, bool]],
+    *options: Option,
+    argv: Sequence[str] | None = None,
+    slurm: Callable[[argparse.Namespace], bool] = lambda _said: False,
+) -> int:
+    """Parse the options, measure, print: `measure` returns what to print (as JSON, or a text as it is) and whether all is well.
+
+    `slurm`: whether the command needs a development cluster with these options.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for flag, more in options:
+        parser.add_argument(flag, **more)
+    said = parser.parse_args(argv)
+    if slurm(said) and (why := unavailable()) is not None:
+        print(why, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a cluster is taken down
+    try:
+        found, well = measure(said)
+    except (DevClusterError, RunError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, DevClusterError) else 1
+    print(found if isinstance(found, str) else json.dumps(rounded(found), indent=1))
+    return 0 if well else 1
+
+
+def always(_said: argparse.Namespace) -> bool:
+    """For `slurm`: the command needs a development cluster whatever its options."""
+    return True
+
+
+def rounded(value: Any) -> Any:
+    """Floats to four digits, or to four significant ones where the value is small; all else as it is."""
+    if isinstance(value, float):
+        return round(value, 4) if abs(value) >= 0.1 else float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def row(what: str, value: float, target: float, *, at_least: bool = False, **more: Any) -> dict[str, Any]:
+    """A value beside its target, which it may not exceed (or fall short of, where `at_least`)."""
+    met = value >= target if at_least else value <= target
+    return {"what": what, "value": value, "target": target, "met": met, **more}
+
+
+def targets(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    """What a bench of rows returns; a row that was skipped has no `met`."""
+    return {"schema_version": 1, "targets": rows}, all(r.get("met", True) for r in rows)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that the call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

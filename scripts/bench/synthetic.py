@@ -1,0 +1,119 @@
+"""The engine and the metrics of a bench: they hold a GPU, or a CPU slot, for given seconds, and may answer from a table.
+
+Rule: `bench.json` in $BENCH_FOLDER says what to do. Without `answers` a request's text is its seconds; with them each
+request takes `seconds` of its kind. What a trial takes to start counts into its load. Imports no torch and no lm-eval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.outcomes import Executed, Scored
+from evaljobs.contract.paths import EvaluationPaths, slug
+from evaljobs.contract.specs import ExecuteSpec, ModelOptions, ScoreSpec
+from evaljobs.contract.storage import write_atomic, write_outcome
+from evaljobs.lmeval.batches import Batch
+from evaljobs.trial.engine import Loaded
+
+FOLDER = "BENCH_FOLDER"
+SLOW = "BENCH_SLOW"  # "NODE/GPU:TIMES": that GPU takes so many times as long, as a straggler does
+
+
+@functools.cache
+def given() -> dict[str, Any]:
+    """What `bench.json` says: storage_seconds, metrics; or seconds and answers."""
+    return dict(json.loads((Path(os.environ[FOLDER]) / "bench.json").read_text()))
+
+
+def load(
+    _model_path: str,
+    options: ModelOptions,
+    _batch_size: int | str,
+    *,
+    phase: Callable[[str], None] = lambda _phase: None,
+) -> Loaded:
+    """`evaljobs.trial.engine.load`: ready `load_seconds` after this process began."""
+    phase("load")
+    began, seconds = time.monotonic(), float(options.model_args.get("load_seconds", 0))
+    time.sleep(max(0.0, seconds - _age_seconds()))
+    spent = time.monotonic() - began
+    return Loaded(lm=None, devices="synthetic", gpus=1, import_seconds=0.0, load_seconds=spent)
+
+
+def _age_seconds() -> float:
+    """How long ago this process began: starttime is in ticks since boot."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def seed_batch(_seed: int, _key: str, _number: int) -> None:
+    """`evaljobs.trial.engine.seed_batch`: nothing is drawn here."""
+
+
+def run_batch(_lm: Any, batch: Batch) -> list[tuple[int, Any]]:
+    """`evaljobs.trial.engine.run_batch`: hold the GPU for the seconds that are given, then answer."""
+    if "answers" not in given():
+        time.sleep(_times() * sum(float(piece.context) for piece in batch.pieces))  # type: ignore[arg-type]
+        return [(piece.index, "") for piece in batch.pieces]
+    generates = batch.kind == "generate_until"
+    time.sleep(given()["seconds"]["generate" if generates else "likelihood"] * len(batch.pieces))
+    if generates:
+        return [(p.index, given()["answers"].get(p.context, "an answer")) for p in batch.pieces]
+    noise = [zlib.crc32(repr((p.context, p.continuation)).encode()) / 2**32 for p in batch.pieces]
+    if batch.kind == "loglikelihood":
+        return [(p.index, [-x, False]) for p, x in zip(batch.pieces, noise, strict=True)]
+    return [(p.index, -x if batch.text else [p.window, -x]) for p, x in zip(batch.pieces, noise, strict=True)]
+
+
+def _times() -> float:
+    gpu, _, times = os.environ.get(SLOW, "").partition(":")
+    here = f"{os.environ.get('SLURMD_NODENAME')}/{os.environ.get('SLURM_JOB_GPUS')}"
+    return float(times) if gpu == here else 1.0
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def warm() -> None:
+    """`evaljobs.scoring.score.warm`: nothing is imported."""
+
+
+def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored:
+    """`evaljobs.scoring.score.perform`: hold a CPU slot; a judge's jobs one at a time."""
+    metrics = given()["metrics"]
+    started = time.monotonic()
+    paths = EvaluationPaths(spec.evaluation_dir)
+    outcome: Executed | Scored
+    if isinstance(spec, ExecuteSpec):
+        metric = metrics[spec.task]
+        with _turn(spec.task) if metric["alone"] else contextlib.nullcontext():
+            started = time.monotonic()  # the wait for a turn is no work
+            time.sleep(metric["seconds"] * len(spec.documents) / metric["docs"])
+        made = {"task": spec.task, "documents": len(spec.documents), "programs": 0}
+        outcome = Executed(name=spec.name, seconds=time.monotonic() - started, **made)
+    else:
+        (task,) = spec.request_sets
+        if not metrics[task]["executes"]:  # else the execute jobs took the seconds already
+            time.sleep(metrics[task]["seconds"])
+        place = paths.scores / f"{spec.entry:03d}-{slug(task)}.json"
+        write_atomic(place, json.dumps({"results": {task: {"alias": task}}}).encode())
+        made = {"entry": spec.entry, "result_file": str(place)}
+        outcome = Scored(name=spec.name, seconds=time.monotonic() - started, **made)
+    write_outcome(paths, outcome)
+    return outcome
+
+
+@contextlib.contextmanager
+def _turn(task: str) -> Iterator[None]:
+    with (Path(os.environ[FOLDER]) / f"judge-{slug(task)}").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,64 @@
+"""A daemon of synthetic GPUs on a development cluster, from an empty folder to its end; and Slurm's commands, counted."""
+
+from __future__ import annotations
+
+import compileall
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from chaos_lib.site import Site
+from dev_cluster.api import Cluster
+
+from bench import synthetic
+from bench.harness import ROOT, RunError
+
+COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
+
+
+def compile_all() -> None:
+    """Else each job would compile what it imports, as a user who cannot keep it."""
+    for part in ("coordinator", "evaljobs", "priors", "scripts/bench"):
+        compileall.compile_dir(ROOT / part, quiet=2)
+
+
+def count_commands(site: Site) -> None:
+    """From now on each call of Slurm's commands by this site's user leaves a mark."""
+    for command in COMMANDS:
+        site.wrap(command, 'mktemp "$ONCE/XXXXXXXX" >/dev/null\nexec "$REAL" "$@"')
+
+
+def counted(site: Site) -> dict[str, int]:
+    return {c: len(list((site.folder / f"marks-{c}").iterdir())) for c in COMMANDS}
+
+
+def run(
+    cluster: Cluster, name: str, said: dict[str, Any], *, slow: str = "", log: Path | None, seconds: float
+) -> tuple[Site, dict[str, Any], float]:
+    """The site after `evalspan daemon --until-idle`, what the daemon's loop cost, and when the daemon was started.
+
+    `said`: what bench.folder takes. `slow`: "NODE/GPU:TIMES". `log`: where the daemon's log goes. Errors: RunError.
+    """
+    folder = Path(cluster.user_dir) / name
+    cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
+    site = Site(cluster=cluster, folder=folder, work=folder / "work", small=folder, partition="gpu")
+    count_commands(site)
+    env = {**site.env, "PYTHONPATH": f"{cluster.repo / 'scripts'}:{cluster.repo}", synthetic.SLOW: slow}
+    argv = [cluster.python, "-m", "bench.folder", str(folder), json.dumps(said)]
+    prepared = cluster.run_as_user(argv, env=env, timeout=600)
+    if prepared.returncode:
+        raise RunError(prepared.stderr[-4000:])
+    log = log or folder / "daemon.log"
+    argv = cluster.user_argv([cluster.python, "-m", "bench.timed", str(folder)], cwd=folder)
+    started = time.time()
+    with log.open("w") as lines, subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
+        try:
+            status = process.wait(seconds)
+        except BaseException:
+            process.terminate()
+            raise
+    if status:
+        raise RunError(f"the daemon ended with {status}: {log.read_text()[-4000:]}")
+    return site, json.loads((folder / "costs.json").read_text()), started

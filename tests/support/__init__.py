@@ -1,0 +1,1 @@
+"""Fakes and fixtures that several folders of tests share; benches and chaos campaigns use `toys`, too."""

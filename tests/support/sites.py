@@ -1,0 +1,121 @@
+"""Where whole evaluations run by the command line: on this machine, or as an ordinary user's on a development cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dev_cluster.api import Cluster
+
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
+from support.toys import cluster_tasks, config_text, furnish, suite_text
+
+TOYS: dict[str, dict[str, int]] = {
+    "toy_choice": {},
+    "toy_sums": {"limit": 24},
+    "toy_pages": {},
+    "toy_programs": {},
+}
+
+
+@dataclass
+class Site:
+    """Where `evalspan` is run: how to start it, and folders that its jobs see."""
+
+    argv: Callable[[list[str]], list[str]]
+    env: dict[str, str]
+    folder: Path
+    model: Path
+    suite: Path
+    options: list[str]
+    cluster: Cluster | None = None
+    work: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = self.folder / "work"
+
+    def command(self, *arguments: str) -> list[str]:
+        return self.argv([*arguments, "--work-dir", str(self.work)])
+
+    def evaluate(self, *more: str) -> list[str]:
+        return self.command(
+            "eval", str(self.model), "--suite", str(self.suite), "--json", *self.options, *more
+        )
+
+    def run(self, command: list[str], timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def pause_a_trial(self, after: int) -> None:
+        """Have one trial stand still (SIGSTOP) once it has written so many records and holds a shard (`pausing`)."""
+        path = [str(Path(__file__).parent / "pausing"), *filter(None, [self.env.get("PYTHONPATH")])]
+        more = {"PAUSE_FILE": str(self.folder / "paused"), "PAUSE_AFTER": str(after)}
+        self.env |= {"PYTHONPATH": os.pathsep.join(path), **more}
+
+    def paused(self) -> int | None:
+        """Pid of the trial that stands still, once one does."""
+        with suppress(OSError, ValueError):
+            pid = int((self.folder / "paused").read_text())
+            place = Path(f"/proc/{pid}")
+            ours = str(self.work) in (place / "cmdline").read_text()  # a pid may have been given anew
+            if ours and (place / "stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return pid
+        return None
+
+    def stop_redis(self) -> None:
+        """And its workers: a coordinator that is told to end while jobs live leaves them what they need."""
+        if (pid := self.paused()) is not None:  # a test that failed before it let it go on
+            os.kill(pid, signal.SIGCONT)
+        for release in self.work.glob("*/release"):
+            (release / "workers").touch()
+        RedisServer(WorkPaths(self.work)).stop()
+
+    def root(self) -> Path:
+        (found,) = (p.parent for p in self.work.glob("*/evaluation.json"))
+        return found
+
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.root() / "results.json").read_text())  # type: ignore[no-any-return]
+
+
+def local(
+    folder: Path, model: Path, *options: str, entries: dict[str, dict[str, int]] = TOYS, more: str = ""
+) -> Site:
+    """A site on this machine with the toy suite in `folder`. `more`: further settings."""
+    config, suite = folder / "evalspan.toml", folder / "toys.toml"
+    config.write_text(config_text() + more)
+    suite.write_text(suite_text("toys", entries))
+    program = str(Path(sys.executable).parent / "evalspan")
+    env = {**os.environ, "EVALSPAN_CONFIG": str(config), "NO_COLOR": "1"}
+    return Site(lambda a: [program, *a], env, folder, model, suite, list(options))
+
+
+def on_cluster(cluster: Cluster, name: str, model: Path, *, more: str = "") -> Site:
+    """The ordinary user's side of a real Slurm; model, suite and work folder are the user's own."""
+    texts = {
+        "evalspan.toml": config_text() + more,
+        "toys.toml": suite_text("toys", TOYS, cluster_tasks(cluster)),
+    }
+    folder = furnish(cluster, name, model, texts)
+    env = {**cluster.user_env, "EVALSPAN_CONFIG": str(folder / "evalspan.toml"), "NO_COLOR": "1"}
+
+    def argv(arguments: list[str]) -> list[str]:
+        return cluster.user_argv([str(cluster.python), "-m", "coordinator", *arguments], cwd=folder)
+
+    options = ["--cluster", "slurm", "--partition", "gpu"]
+    return Site(argv, env, folder, folder / "tiny", folder / "toys.toml", options, cluster)
