@@ -1,7 +1,7 @@
-"""Nodes that a person asked back, and until when they are not taken again.
+"""Cordoned nodes: `nodes.json` in the work folder says until when no evaluation takes them.
 
-Rule: written to the work folder before a node is given back, so a daemon that dies at once comes back without it.
-It does not know: what runs on a node.
+Rule: written before a node is given back, so that a daemon which dies at once still leaves the node alone after its
+restart. A node's back-off after failures is part of an evaluation's state, and its journal holds it.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.specs import Record
+from evaljobs.contract.storage import write_record
 
-_FILE = TypeAdapter(dict[str, float])
+
+class Nodes(Record):
+    """`nodes.json`. `cordoned`: node -> unix seconds until which no evaluation takes it."""
+
+    schema_version: int = 1
+    cordoned: Mapping[str, float]
 
 
 def read(path: Path, now: float) -> dict[str, float]:
-    """Node -> unix seconds until which it is kept back; those whose time is over are left out. OSError."""
+    """Node -> unix seconds until which it is cordoned; cordons that are over are left out. OSError."""
     try:
-        until = _FILE.validate_json(path.read_bytes())
+        cordoned = Nodes.model_validate_json(path.read_bytes()).cordoned
     except (FileNotFoundError, ValidationError):
         return {}
-    return {node: at for node, at in until.items() if at > now}
+    return {node: until for node, until in cordoned.items() if until > now}
 
 
-def keep(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
-    """Keep these back until then; a time that is over lets them be taken again. OSError where it cannot be written."""
+def cordon(path: Path, nodes: Iterable[str], until: float, now: float) -> Mapping[str, float]:
+    """Cordon these nodes until then; a time that is over ends their cordon. OSError where it cannot be written."""
     found = read(path, now) | dict.fromkeys(nodes, until)
     left = {node: at for node, at in found.items() if at > now}
-    write_atomic(path, _FILE.dump_json(left))
+    write_record(path, Nodes(cordoned=left))
     return left

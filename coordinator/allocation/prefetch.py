@@ -41,7 +41,7 @@ def choose(
     limits: Limits,
     *,
     share: float,
-    kept_back: AbstractSet[str] = frozenset(),
+    cordoned: AbstractSet[str] = frozenset(),
 ) -> dict[str, tuple[str, ...]]:
     """Evaluation id -> nodes to prefetch on now. `share`: of a node's free memory; 0: never."""
     order = sorted(candidates, key=lambda c: c.demand.turn)
@@ -52,7 +52,7 @@ def choose(
             n
             for n in nodes
             if n.usable
-            and n.name not in kept_back
+            and n.name not in cordoned
             and (limits.partition is None or limits.partition in n.partitions)
             and (n.name in held and held[n.name].inferring)
         ),

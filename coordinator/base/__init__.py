@@ -1,4 +1,4 @@
-"""Small helpers that every room may use: clock, signals, process identity, isolation of failures.
+"""Small helpers that every room may use: clock, throttle, commands, signals, process identity, isolation of errors.
 
 Rule: a module here imports no other room.
 """

@@ -1,7 +1,7 @@
-"""The coordinator's clock: unix seconds that a clock which is set does not move.
+"""The coordinator's clock: unix seconds that do not jump when the machine's wall clock is set.
 
-Rule: whoever decides by how long ago something was asks here. It is read once, at the start of the process; from then
-on seconds are counted, so a machine whose clock jumps an hour is neither late for everything nor asleep for an hour.
+Rule: decisions by elapsed time use it. The wall clock is read once, at the start of the process; from then on monotonic
+seconds are added to it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ _start = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix seconds, never going back while the process lives; off from the wall clock by what that was set since."""
+    """Unix seconds that never go back while the process lives. They differ from a wall clock that was set since."""
     return _start + time.monotonic()
 
 
 def not_before(at: float) -> None:
-    """From here on no time is before `at` (unix seconds): what follows a journal follows its last event, too."""
+    """`now` is at least `at` (unix seconds) from here on: new events of a journal are later than its last one."""
     global _start  # noqa: PLW0603 (a process has one clock)
     _start = max(_start, at - time.monotonic())

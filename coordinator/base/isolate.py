@@ -1,34 +1,51 @@
-"""Parts of a loop that must not end it.
+"""Runs steps of a loop so that an exception in one step does not end the loop.
 
-Rule: what a part raises is said once, with its traceback where it is no trouble of storage, and again when it changes; the
-loop goes on, and the part is tried again at its next turn.
-It does not know: what the parts do.
+Rule: the coordinator catches all exceptions here and nowhere else, apart from the hook, the trackers and `main`. An
+error that the site or a person causes is logged as one line; any other error is logged with its traceback.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+from coordinator.errors import EvalspanError
 
 T = TypeVar("T")
 
 
-class Contained:
-    """Calls parts by name and keeps their faults in."""
+@contextmanager
+def isolated(failed: Callable[[Exception], object]) -> Iterator[None]:
+    """Pass an exception of the block to `failed` and go on after the block."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (the one boundary of the daemon's loop)
+        failed(error)
+
+
+def traceback_of(error: Exception) -> Exception | None:
+    """`exc_info` for the log: the error where our code is at fault; None where its one line says all."""
+    return None if isinstance(error, (OSError, EvalspanError)) else error
+
+
+class LoopGuard:
+    """Calls steps by name. The error of a step is logged once, and again when it changes."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}  # name -> repr of its last error
 
-    def __call__(self, name: str, part: Callable[..., T], *args: object) -> T | None:
-        """What `part(*args)` returns; None where it raised."""
-        try:
-            found = part(*args)
-        except Exception as error:  # noqa: BLE001 (the loop lives for everything else)
-            if self._said.get(name) != repr(error):
-                self._said[name] = repr(error)
-                self._log.warning("%s: %s", name, error, exc_info=not isinstance(error, OSError))
-            return None
-        self._said.pop(name, None)
-        return found
+    def __call__(self, name: str, step: Callable[..., T], *args: object) -> T | None:
+        """What `step(*args)` returns; None where it raised."""
+        with isolated(lambda error: self._failed(name, error)):
+            result = step(*args)
+            self._logged.pop(name, None)
+            return result
+        return None
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if self._logged.get(name) != repr(error):
+            self._logged[name] = repr(error)
+            self._log.warning("%s: %s", name, error, exc_info=traceback_of(error))

@@ -1,7 +1,6 @@
-"""Which process is meant, whether it lives, and ending it.
+"""Identity of a process, whether it lives, and how to end it. Reads Linux's /proc.
 
-Rule: a process is (pid, start time, boot); a pid alone may be anybody's.
-It does not know: what the process does. It reads Linux's /proc.
+Rule: a process is (pid, start time, boot id); the kernel gives the same pid to another process later.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+from evaljobs.staging.store import boot_id as boot_id  # noqa: PLC0414 (one definition for both sides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +23,10 @@ class Process:
     birth: int
     boot: str
 
-    @property
-    def age_seconds(self) -> float:
-        """Since its start, by a clock that nobody sets."""
-        return uptime() - self.birth / TICKS_A_SECOND
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """What /proc/PID/stat says."""
+    """Fields of /proc/PID/stat."""
 
     pid: int
     state: str
@@ -48,17 +42,8 @@ class Stat:
         return self.state == "X" or (self.state == "Z" and self.threads < 2)
 
 
-def uptime() -> float:
-    """Seconds since the boot, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def stat(pid: int) -> Stat | None:
-    """None where no such process is."""
+    """None where there is no such process."""
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):

@@ -1,21 +1,22 @@
-"""Signals that ask a loop to end, and what SIGTERM means within a Slurm job.
+"""Signals that end a loop, and the cause of a SIGTERM within a Slurm job.
 
-Rule: a signal is noted and nothing else, so that no write is torn by an exception; the loop asks between two ticks.
+Rule: a handler only notes its signal, so that no exception interrupts a write; the loop looks between two ticks.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from types import FrameType
+
+from coordinator.base.run_command import CommandError, run_command
 
 SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after KillWait, 30 s by default
 
 
 class Signals:
-    """SIGINT and SIGTERM as a count to be asked for, so that no write is torn by an exception."""
+    """SIGINT and SIGTERM, noted in the order in which they came."""
 
     def __init__(self, watched: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self.received: list[int] = []
@@ -40,12 +41,11 @@ def cancelled_by_slurm(environment: Mapping[str, str]) -> bool:
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
         return False
-    argv = ["scontrol", "--oneliner", "show", "job", job]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SCONTROL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        text = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=SCONTROL_SECONDS)
+    except CommandError:
         return False
-    return shows_cancelled(done.stdout, int(environment.get("SLURM_RESTART_COUNT") or 0))
+    return shows_cancelled(text, int(environment.get("SLURM_RESTART_COUNT") or 0))
 
 
 def shows_cancelled(text: str, restarts: int) -> bool:

@@ -20,7 +20,7 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.intake.validate import check_tasks, prepare_command
 from coordinator.runtime.journal import events_after, read_events
-from coordinator.runtime.summary import read_ended
+from coordinator.runtime.status_file import Ended, read_status
 from coordinator.runtime.wiring import site_of
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -127,7 +127,7 @@ class Follower:
         if self._skipped.get(journal) == size:
             return
         self._skipped.pop(journal, None)
-        if journal not in self._read and read_ended(EvaluationPaths(journal.parent)) is not None:
+        if journal not in self._read and isinstance(read_status(EvaluationPaths(journal.parent)), Ended):
             self._skipped[journal] = size
             return
         try:

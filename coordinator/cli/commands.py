@@ -1,4 +1,4 @@
-"""`evalspan cancel | retry | release`: an operator's commands for running or ended evaluations."""
+"""`evalspan cancel | retry | release`: commands to evaluations that run or have ended, and to nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from coordinator.runtime import wiring
 from coordinator.runtime.journal import JournalError, WorkLock, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command
-from coordinator.runtime.parked import read_fault
+from coordinator.runtime.status_file import Parked, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
@@ -83,7 +83,7 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
         state = replay(list(read_events(folder.journal)), config)
     except JournalError:
         return None
-    return state if state.ended_at is not None or read_fault(folder) is None else None
+    return None if state.ended_at is None and isinstance(read_status(folder), Parked) else state
 
 
 def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
@@ -197,4 +197,4 @@ def _given_back(node: str, used: Sequence[demand.Use], minutes: float) -> str:
         return f"{node} may be taken again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
     in_use = "; ".join(there) or "not in use"
-    return f"{node} is released ({in_use}) and not taken again for {seconds(60 * minutes)}"
+    return f"{node} is released ({in_use}) and cordoned for {seconds(60 * minutes)}"

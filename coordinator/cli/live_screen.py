@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.render import by_reason, seconds
 from coordinator.runtime.runner import Running
+from evaljobs.queue.work_queue import QueueSnapshot
 
 MAX_LANES = 16  # with more lanes than this the screen shows a line per node
 MAX_ENTRIES = 12  # scored tasks shown, the latest
@@ -31,6 +33,17 @@ LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without
 WIDE = 100  # columns of a terminal that shows two lanes on a line
 OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
 STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An evaluation that another process runs. `snapshot`: its work queue now; None without one, or while Redis is away."""
+
+    state: State
+    snapshot: QueueSnapshot | None
+
+
+Watched = Running | View
 
 
 def stage_of(state: State) -> str:
@@ -95,7 +108,7 @@ def _value(score: ScoreValue) -> str:
     return f"{score.metric}{'' if score.filter == 'none' else ',' + score.filter} {score.value:.4f}{error}"
 
 
-def _lanes(running: Running, width: int) -> Table | None:
+def _lanes(running: Watched, width: int) -> Table | None:
     """What each trial does now; with many trials, a line per node."""
     trials = running.snapshot.trials if running.snapshot is not None else {}
     lanes = {trial.lane: name for name, trial in running.state.trials.live.items()}
@@ -201,7 +214,7 @@ def _open_word(state: State, entry: EntryState) -> str:
     return OPEN[entry.status]
 
 
-def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
+def _block(running: Watched, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
     state = running.state
     age = seconds(now - state.record.accepted_at)
     yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
@@ -233,7 +246,7 @@ def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator
 
 
 def screen(
-    runnings: Sequence[Running], trouble: str, width: int, *, now: float, scores: Scores
+    runnings: Sequence[Watched], trouble: str, width: int, *, now: float, scores: Scores
 ) -> RenderableType:
     """The whole screen."""
     parts: list[RenderableType] = []
@@ -278,7 +291,7 @@ class Watcher:
         if self._live is not None:
             self._live.start()
 
-    def show(self, runnings: Sequence[Running], trouble: str) -> None:
+    def show(self, runnings: Sequence[Watched], trouble: str) -> None:
         now = time.time()
         if self._live is not None:
             self._live.update(screen(runnings, trouble, self.console.width, now=now, scores=self._scores))

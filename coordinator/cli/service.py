@@ -16,7 +16,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from coordinator.allocation import cordons
-from coordinator.base.isolate import Contained
+from coordinator.base.isolate import LoopGuard
 from coordinator.base.signals import Signals
 from coordinator.cli.app import (
     CONFIG,
@@ -29,7 +29,7 @@ from coordinator.cli.app import (
     find_folder,
     stdout,
 )
-from coordinator.cli.live_screen import Watcher
+from coordinator.cli.live_screen import View, Watcher
 from coordinator.cli.standing import rows_of
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
@@ -39,11 +39,10 @@ from coordinator.intake.sources import Notice
 from coordinator.intake.suites import load_suite
 from coordinator.intake.validate import judge_for, make_record
 from coordinator.report.render import seconds
-from coordinator.report.status_table import logs_of, show_gate, show_status
+from coordinator.report.status_table import logs_of, show_pending, show_status
 from coordinator.runtime import wiring
 from coordinator.runtime.journal import DAEMON, Journal, WorkLock, is_daemon
 from coordinator.runtime.operator_commands import Command, leave_command
-from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 from coordinator.trackers.live import Exporter
 from evaljobs.contract.paths import WorkPaths
@@ -88,7 +87,7 @@ def daemon(
             raise
         watcher = stack.enter_context(Watcher(screen))
         quiet_since = time.monotonic()
-        contained = Contained(log)
+        guard = LoopGuard(log)
         coordinator.resume_all()
 
         def tick() -> None:
@@ -98,10 +97,10 @@ def daemon(
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
                 log.info("%s has ended: evalspan report %s", ended.evaluation_id, ended.evaluation_id)
-            contained("trackers", exporter.tick)
+            guard("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
-            contained("the screen", watcher.show, running, coordinator.trouble)
+            guard("the screen", watcher.show, running, coordinator.trouble)
             coordinator.forget_ended()
 
         def over() -> bool:
@@ -232,27 +231,27 @@ def status(
     holder = WorkLock(paths.lock).holder()
     alive = is_daemon(holder)
     now = time.time()
-    at_gate = pending.read(paths.gate)
+    checkpoints = pending.read(paths.pending)
     if not alive:
         deliveries = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        at_gate = pending.with_left(at_gate, deliveries, _without_daemon(holder), now)
-    kept = {node: until - now for node, until in sorted(cordons.read(paths.kept_back, now).items())}
+        checkpoints = pending.with_unread(checkpoints, deliveries, _without_daemon(holder), now)
+    cordoned = {node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())}
     if as_json:
         shown = {
             "schema_version": 1,
             "daemon": alive,
             "holder": holder or None,
             "evaluations": rows,
-            "kept_back_seconds": kept,
-            **at_gate.model_dump(mode="json", include={"waiting", "refused"}),
+            "kept_back_seconds": cordoned,
+            **checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
         }
         stdout().print_json(json.dumps(shown))
         return
     show_status(stdout(), rows)
-    show_gate(stdout(), at_gate, now)
-    for node, left in kept.items():
+    show_pending(stdout(), checkpoints, now)
+    for node, left in cordoned.items():
         again = f"evalspan release {node} --minutes 0"
-        said = f"{node} was given back and is not taken for {seconds(left)} more (`{again}` lets it be taken)"
+        said = f"{node} is cordoned: it is not taken for {seconds(left)} more (`{again}` lets it be taken)"
         stdout().print(said, style="yellow", soft_wrap=True, highlight=False, markup=False)
     stdout().print(
         f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}",
@@ -275,14 +274,12 @@ def watch(
     evalspan watch
     """
     settings = wiring.load(config, {"work_dir": work_dir})
-    coordinator = wiring.coordinator_of(settings)
+    performer = wiring.coordinator_of(settings).performer
     only = find_evaluation(settings, evaluation)[0].evaluation_id if evaluation else None
     follower = Follower(settings, only)
     with Signals() as signals, Watcher(stdout()) as watcher:
         while not signals.received:
-            views = [
-                Running.view(state, coordinator.performer, coordinator.grace) for state in follower.states()
-            ]
+            views = [View(state, performer.snapshot(state)) for state in follower.states()]
             watcher.show(views, "")
             if not views:
                 break

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import (
     COORDINATOR_ENDED,
     ClusterError,
@@ -60,16 +61,10 @@ def _gpu_names(visible: str | None) -> tuple[str, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+        return parse_gpus(run_command(query, seconds=20), visible)
+    except CommandError:
         return ()
-    return parse_gpus(done.stdout, visible) if done.returncode == 0 else ()
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:

@@ -6,12 +6,10 @@ an empty answer. One command per call, without retries: `evaluation` decides on 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 from collections.abc import Sequence
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.sbatch_text import (
@@ -98,46 +96,20 @@ class SlurmCli:
         """Run one command within the time limit and return its standard output."""
         command = [*self.options.command_prefix, *argv]
         try:
-            child = subprocess.Popen(
+            return run_command(
                 command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                seconds=self.options.timeout_seconds,
                 env=client_environment(os.environ, self.options),
-                start_new_session=True,  # a time-out ends a prefix or wrapper too
+                stdin=stdin,
             )
-        except OSError as error:
-            raise _FailedError(f"{command[0]} cannot be run: {error.strerror}", None) from error
-        try:
-            out, err = child.communicate(
-                stdin.encode("utf-8", "surrogateescape"), timeout=self.options.timeout_seconds
-            )
-        except subprocess.TimeoutExpired as error:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            _abandon(child)
-            raise _FailedError(
-                f"{argv[0]} timed out after {self.options.timeout_seconds:g} s", None
-            ) from error
-        except BaseException:
-            child.kill()
-            _abandon(child)
-            raise
-        if child.returncode != 0:
-            said = err.decode("utf-8", "replace")
-            words = text.own_words(said) or f"{argv[0]} exited with {child.returncode} and said nothing"
-            raise _FailedError(words, said if text.own_words(said) else None)
-        return out.decode("utf-8", "replace")
-
-
-def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Reap a killed child without waiting for a grandchild that still holds its pipes."""
-    for pipe in (child.stdin, child.stdout, child.stderr):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=5)
+        except CommandError as error:
+            if error.code is None:
+                program = argv[0] if error.timed_out else command[0]
+                raise _FailedError(f"{program} {error}", None) from error
+            words = text.own_words(error.stderr)
+            if not words:
+                raise _FailedError(f"{argv[0]} exited with {error.code} and said nothing", None) from error
+            raise _FailedError(words, error.stderr) from error
 
 
 class _FailedError(Exception):

@@ -13,12 +13,12 @@ import importlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.sbatch_text import (
@@ -51,20 +51,12 @@ def unavailable(options: SlurmOptions | None = None) -> str | None:
     env = client_environment(os.environ, options or SlurmOptions())
     env.pop("PYSLURM_DISABLE_AUTO_INIT", None)
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", "import pyslurm"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"pyslurm was not ready after {IMPORT_SECONDS:g} s: is slurm.conf where it should be?"
-    if tried.returncode == 0:
-        return None
-    last = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-    return f"pyslurm cannot be used here ({last}): {INSTALL_HINT}"
+        run_command([sys.executable, "-c", "import pyslurm"], seconds=IMPORT_SECONDS, env=env)
+    except CommandError as error:
+        if error.timed_out:
+            return f"pyslurm was not ready after {IMPORT_SECONDS:g} s: is slurm.conf where it should be?"
+        return f"pyslurm cannot be used here ({error}): {INSTALL_HINT}"
+    return None
 
 
 def _load(options: SlurmOptions) -> ModuleType:

@@ -15,11 +15,11 @@ scontrol(1).
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
 from coordinator.cluster.slurm_parse import seconds_of
 
@@ -178,15 +178,9 @@ def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState]
 def scontrol(*words: str) -> str:
     """What `scontrol WORDS` prints; ClusterError in its own words."""
     try:
-        done = subprocess.run(
-            ["scontrol", *words], capture_output=True, text=True, timeout=SCONTROL_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return run_command(["scontrol", *words], seconds=SCONTROL_SECONDS)
+    except CommandError as error:
         raise ClusterError(f"scontrol {' '.join(words)}: {error}") from error
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ClusterError(f"scontrol {' '.join(words)}: {said}")
-    return done.stdout
 
 
 def ask_rules() -> SiteRules:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.errors import EvalspanError, OperatorError, RetryError
 
 
@@ -58,26 +58,19 @@ class LmEvalVersion:
         question = "import importlib.metadata as m; print(m.version('lm_eval'))"
         interpreter = self._command[0]
         try:
-            done = subprocess.run(
-                [*self._command, "-c", question],
-                capture_output=True,
-                text=True,
-                timeout=self._patience,
-                check=False,
-                env={**os.environ, **self._env},
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RetryError(
-                f"the trial interpreter {interpreter} did not say in {error.timeout:g} s which lm_eval it has"
-            ) from error
-        except OSError as error:
-            raise OperatorError(f"the trial interpreter {interpreter} cannot be run: {error}") from error
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return run_command(
+                [*self._command, "-c", question], seconds=self._patience, env={**os.environ, **self._env}
+            ).strip()
+        except CommandError as error:
+            if error.timed_out:
+                raise RetryError(
+                    f"the trial interpreter {interpreter} did not say in {self._patience:g} s which lm_eval it has"
+                ) from error
+            if error.code is None:
+                raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
             raise OperatorError(
-                f"the trial interpreter has no lm_eval ({last}): install `evalspan[hf]` there"
-            )
-        return done.stdout.strip()
+                f"the trial interpreter has no lm_eval ({error}): install `evalspan[hf]` there"
+            ) from error
 
 
 def own_version() -> str:

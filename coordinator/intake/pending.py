@@ -1,8 +1,7 @@
-"""Checkpoints that were announced and are no evaluations yet: what each waits for, and which were refused lately.
+"""Pending checkpoints: announced and not accepted yet, each with its reason; and those refused lately.
 
-Rule: `gate.json` in the work folder is written when that changes, for whoever asks (`evalspan status`). Refusals
-outlive the daemon in it; nothing is decided by what it says.
-It does not know: who is let through.
+Rule: `pending.json` in the work folder is written when this changes, for `evalspan status`. Nothing is decided by it;
+refusals in it outlive the daemon. `coordinator.runtime.service` decides what is accepted.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from coordinator.cluster import ClusterError
 from coordinator.errors import RetryError
 from coordinator.intake.sources import Delivery, Notice
 from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import write_atomic
+from evaljobs.contract.storage import write_record
 
 log = logging.getLogger(__name__)
 
-MOST_REFUSED = 20  # that are shown
-REFUSED_SECONDS = 7 * 86400.0  # and for so long
+MOST_REFUSED = 20  # refused checkpoints in the file: the last ones
+REFUSED_SECONDS = 7 * 86400.0  # a refusal stays in the file for so long
 
-# of an OSError: not storage's trouble but the name's
+# errors of a path that does not exist or cannot; every other OSError is storage's and may pass
 _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
-class Waits(Record):
-    """A checkpoint that is not taken yet, and what for. `since`: unix seconds of its first notice."""
+class Waiting(Record):
+    """A checkpoint that is not accepted yet, and why. `since`: unix seconds of its first notice."""
 
     checkpoint: str
     suite: str
@@ -41,7 +40,7 @@ class Waits(Record):
 
 
 class Refused(Record):
-    """A checkpoint that was not taken. `at`: unix seconds."""
+    """A checkpoint that was refused. `at`: unix seconds."""
 
     checkpoint: str
     suite: str
@@ -49,48 +48,45 @@ class Refused(Record):
     why: str
 
 
-class Shown(Record):
-    """What `gate.json` holds."""
+class PendingFile(Record):
+    """`pending.json`."""
 
     schema_version: int = 1
-    waiting: tuple[Waits, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
     refused: tuple[Refused, ...] = ()
 
 
-def read(path: Path) -> Shown:
-    """What the last daemon said of its gate; nothing where none has said anything, or storage is away."""
+def read(path: Path) -> PendingFile:
+    """What the last daemon wrote; empty where there is no file, or storage is away."""
     try:
-        return Shown.model_validate_json(path.read_bytes())
+        return PendingFile.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        return Shown()
+        return PendingFile()
 
 
-def with_left(shown: Shown, left: Iterable[Delivery], why: str, now: float) -> Shown:
-    """`shown` and, of the notices that no daemon has dealt with, those that it does not name. `why`: what they wait for;
-    `now`: unix seconds.
-    """
-    waiting = {(w.checkpoint, w.suite): w for w in shown.waiting}
-    for each in left:
+def with_unread(known: PendingFile, unread: Iterable[Delivery], why: str, now: float) -> PendingFile:
+    """`known` and the notices in the work folder that it does not name. `why`: what they wait for; `now`: unix seconds."""
+    waiting = {(w.checkpoint, w.suite): w for w in known.waiting}
+    for each in unread:
         checkpoint, suite, at = each.notice.checkpoint, each.notice.suite, each.notice.noticed_at
         since = at if 0 < at < now else now  # a notice may hold any number
-        entry = Waits(checkpoint=checkpoint, suite=suite, since=since, why=each.wrong or why)
+        entry = Waiting(checkpoint=checkpoint, suite=suite, since=since, why=each.wrong or why)
         waiting.setdefault((checkpoint, suite), entry)
-    return shown.model_copy(update={"waiting": tuple(waiting.values())})
+    return known.model_copy(update={"waiting": tuple(waiting.values())})
 
 
 @dataclass(slots=True)
-class Gate:
-    """A checkpoint that is announced and not dealt with yet."""
+class PendingCheckpoint:
+    """A checkpoint that was announced and is neither accepted nor refused yet."""
 
     notice: Notice
-    since: float
-    # of each delivery that told of it
-    acknowledge: dict[str, Callable[[], object]] = field(default_factory=dict)
-    signature: str = ""
-    stable_since: float = 0.0
-    why: str = ""  # it is not taken yet
-    announced: bool = False  # by whoever saved it, and not merely seen in a watched folder
-    own: bool = False  # the user of the daemon, or the settings, named it: it may be any suite and folder
+    since: float  # unix seconds
+    acknowledge: dict[str, Callable[[], object]] = field(default_factory=dict)  # by the key of each delivery
+    signature: str = ""  # digest of its files at the last look
+    stable_since: float = 0.0  # unix seconds
+    why: str = ""  # it is not accepted yet
+    announced: bool = False  # by the process that saved it; False: only seen in a watched folder
+    own: bool = False  # named by the daemon's own user or its settings: any suite and folder is allowed
 
     def add(self, delivery: Delivery) -> None:
         self.announced |= delivery.announced
@@ -100,20 +96,20 @@ class Gate:
             self.notice = delivery.notice
 
     def wait(self, why: str) -> None:
-        """Its notices are kept; a new reason is said."""
+        """Keep its notices; log the reason where it is a new one."""
         if why != self.why:
             self.why = why
             log.info("%s is not taken yet: %s", self.notice.checkpoint, why)
 
     def done(self) -> None:
-        """Every delivery of it is dealt with; one that cannot be told so now comes again, to no effect."""
+        """Acknowledge every delivery of it; one that cannot be acknowledged now comes again, to no effect."""
         for acknowledge in self.acknowledge.values():
             with contextlib.suppress(OSError):
                 acknowledge()
 
 
-class Book:
-    """Keeps `gate.json` true."""
+class PendingWriter:
+    """Writes `pending.json`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,30 +118,30 @@ class Book:
 
     def refuse(self, notice: Notice, why: str, now: float) -> None:
         key = (notice.checkpoint, notice.suite)
-        self._refused.pop(key, None)  # the newest stands last
+        self._refused.pop(key, None)  # the newest is the last one
         self._refused[key] = Refused(checkpoint=notice.checkpoint, suite=notice.suite, at=now, why=why)
 
-    def forgive(self, notice: Notice) -> None:
-        """It was taken after all."""
+    def accept(self, notice: Notice) -> None:
+        """Drop an earlier refusal of it."""
         self._refused.pop((notice.checkpoint, notice.suite), None)
 
-    def write(self, gates: Iterable[Gate], now: float) -> None:
-        """Where it has changed. OSError where the disk refuses: the next look tries again."""
+    def write(self, pending: Iterable[PendingCheckpoint], now: float) -> None:
+        """Write the file where it has changed. OSError where the disk refuses: the next look tries again."""
         waiting = tuple(
-            Waits(checkpoint=g.notice.checkpoint, suite=g.notice.suite, since=g.since, why=g.why)
-            for g in gates
-            if g.why
+            Waiting(checkpoint=p.notice.checkpoint, suite=p.notice.suite, since=p.since, why=p.why)
+            for p in pending
+            if p.why
         )
         refused = tuple(r for r in self._refused.values() if now - r.at < REFUSED_SECONDS)[-MOST_REFUSED:]
-        shown = Shown(waiting=waiting, refused=refused)
-        if shown != self._written:
-            write_atomic(self._path, shown.model_dump_json(indent=1).encode())
-            self._written = shown
+        current = PendingFile(waiting=waiting, refused=refused)
+        if current != self._written:
+            write_record(self._path, current)
+            self._written = current
             self._refused = {(r.checkpoint, r.suite): r for r in refused}
 
 
 def may_pass(error: Exception) -> bool:
-    """Is it something that is away or not allowed for now, and not the checkpoint's or the settings' own fault?"""
+    """Is storage or the site away or closed for now? False: the checkpoint or the settings are wrong."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError):
         return cause.errno not in _NO_SUCH_PLACE

@@ -6,11 +6,11 @@ Rule: runs the same build as a job, in a process of its own, into the same folde
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
@@ -76,14 +76,8 @@ def _build(spec: BuildSpec, site: Site) -> None:
         file.write(spec.model_dump_json())
         file.flush()
         argv = [*site.trial_command, "-m", "evaljobs", "build", file.name]
-        done = subprocess.run(
-            argv,
-            env={**os.environ, **site.trial_env},
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise OperatorError(f"{spec.suite.tasks[spec.entry].name} could not be built: {last}")
+        try:
+            run_command(argv, env={**os.environ, **site.trial_env})
+        except CommandError as error:
+            name = spec.suite.tasks[spec.entry].name
+            raise OperatorError(f"{name} could not be built: {error}") from error

@@ -24,7 +24,7 @@ from typing import Any
 import redis
 from pydantic import ValidationError
 
-from coordinator.base.isolate import Contained
+from coordinator.base.isolate import LoopGuard
 from coordinator.errors import OperatorError
 from coordinator.hook import PIN_PREFIX, STREAM
 from coordinator.intake.checkpoint import step_of
@@ -191,7 +191,7 @@ class FolderWatch:
         self.folders = folders
         self._seen: dict[str, str] = {}  # reported folder -> digest of its contents then
         self._due: deque[str] = deque()  # reported folders, the next to be checked again first
-        self._contained = Contained(log)  # an error in one place skips that place alone
+        self._guard = LoopGuard(log)  # an error in one place skips that place alone
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(memory.read_text()))
 
@@ -199,11 +199,11 @@ class FolderWatch:
         """A delivery for each checkpoint folder not acknowledged yet; checks AGAIN acknowledged ones."""
         again = self._in_turn()
         for pattern, suite in self.folders:
-            for folder in self._contained(f"watching {pattern!r}", _checkpoints, pattern) or ():
+            for folder in self._guard(f"watching {pattern!r}", _checkpoints, pattern) or ():
                 key = f"{suite}\0{folder}"
                 if key in self._seen and key not in again:
                     continue
-                delivery = self._contained(f"watching {str(folder)!r}", self._news, folder, suite, key)
+                delivery = self._guard(f"watching {str(folder)!r}", self._news, folder, suite, key)
                 if delivery is not None:
                     yield delivery
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
@@ -110,17 +110,13 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     if suite.apply_chat_template:
         argv.append("--chat")
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=TASKS_SECONDS, check=False, env=_environment(site)
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise OperatorError(
-            f"the trial interpreter {site.trial_command[0]} cannot be run: {error}"
-        ) from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise OperatorError(f"lm-eval could not be asked for its tasks by {site.trial_command[0]}: {last}")
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
+        told = run_command(argv, seconds=TASKS_SECONDS, env=_environment(site))
+    except CommandError as error:
+        if error.code is None:
+            raise OperatorError(f"the trial interpreter {site.trial_command[0]} {error}") from error
+        said = f"lm-eval could not be asked for its tasks by {site.trial_command[0]}: {error}"
+        raise OperatorError(said) from error
+    answer = json.loads(told.strip().splitlines()[-1])
     unfit: dict[str, str] = answer["unfit"]
     if unfit:
         name, why = min(unfit.items())

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.evaluation.state import State
-from coordinator.intake.pending import Shown
+from coordinator.intake.pending import PendingFile
 from coordinator.report.render import by_reason, seconds
 from evaljobs.contract.outcomes import OUTCOME, Failed
 from evaljobs.contract.paths import EvaluationPaths
@@ -77,15 +77,15 @@ def show_status(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"{row['evaluation_id']}: {what}", style=style, soft_wrap=True, markup=False)
 
 
-def show_gate(console: Console, at_gate: Shown, now: float) -> None:
+def show_pending(console: Console, checkpoints: PendingFile, now: float) -> None:
     """Print pending checkpoints and refused ones, each with its reason. `now`: unix seconds."""
     lines = [
         (w.checkpoint, w.suite, f"waits, {seconds(max(0.0, now - w.since))} by now: {w.why}", "yellow")
-        for w in at_gate.waiting
+        for w in checkpoints.waiting
     ]
     lines += [
         (r.checkpoint, r.suite, f"refused {seconds(max(0.0, now - r.at))} ago: {r.why}", "red")
-        for r in at_gate.refused
+        for r in checkpoints.refused
     ]
     for checkpoint, suite, what, style in lines:
         said = f"{checkpoint} (suite {suite}): {what}"

@@ -1,9 +1,8 @@
-"""From what a listing or a snapshot shows to the events that it means. Pure.
+"""Events from a listing of jobs or a snapshot of a queue. Pure.
 
-Rule: only a successful look is news. A job that a listing lacks is "lost" after it was missing from two good listings
-and for a grace time; a state nobody knows is a warning and "still there" (law 8). Identity is our name (unique per
-attempt); the job id is only how to cancel it, since a restarted controller may hand out an id twice.
-It does not know: how listings are made.
+Rule: a failed look is no news. A job is lost once two successful listings and a grace time lack it; an unknown job
+state means that the job still exists (law 8). A job is identified by its name, which is unique per attempt. Its id only
+cancels it, since a restarted controller may give an id out twice.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ NEVER_STARTS = frozenset({"PartitionTimeLimit"})
 
 @dataclass(slots=True, kw_only=True)
 class Grace:
-    """How long absence must last before it means something; seconds."""
+    """Seconds for which a job or its progress must be missing before that is an event."""
 
     lost: float = 30.0  # a submitted job that listings lack
     uncertain: float = 10.0  # a submission that may have happened
     hung: float = 900.0  # a running trial without progress
-    overdue: float = 60.0  # a job that was told to end
-    outcome: float = 0.0  # an ended job's files may reach us later than the word of its end (NFS)
+    overdue: float = 60.0  # a job that was cancelled or released
+    outcome: float = 0.0  # an ended job: on NFS its files may appear after the listing shows its end
 
 
 @dataclass(slots=True)
 class Sightings:
-    """Memory between listings that is not worth a journal: since when a job has been missing, unknown states told."""
+    """What the looks so far have shown, kept in memory only: a restart begins to count anew."""
 
     missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -135,7 +134,7 @@ def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
 
 
 def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:
-    """The ends of trials with the shard that each had in hand. `claims`: shard -> trial."""
+    """`events`, where the end of a trial names the shard that it ran. `claims`: shard -> trial."""
     in_hand = {trial: shard for shard, trial in claims.items()}
     found: list[AnyEvent] = []
     for event in events:
@@ -148,7 +147,7 @@ def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, s
 
 
 def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> list[str]:
-    """Ids of jobs that were told to end and are still there: holders past their release, anything after the results.
+    """Ids of jobs that should have ended and still exist: released precursors, and all jobs after the results.
 
     Named again every `grace.overdue` seconds for as long as they last.
     """
@@ -176,8 +175,8 @@ def hung_trials(
 ) -> list[AnyEvent]:
     """Running trials without progress, again after `grace.overdue` while they last.
 
-    `progress`: trial -> (stamp of its last progress, shard in hand); None: no news of any, which is no trial's silence. A stamp is judged by how long it has stood still by
-    our clock, whatever the clock that it was read from.
+    `progress`: trial -> (time stamp of its last progress, its shard); None: Redis is away, which says nothing of any trial.
+    What counts is for how long a stamp has not changed, by the coordinator's clock.
     """
     if progress is None:
         seen.moved.clear()
@@ -197,7 +196,7 @@ def hung_trials(
         silent = now - since
         if silent > grace.hung:
             seen.told[trial] = now
-            # told again, it is only cancelled again: its shard took down one trial, not two
+            # a second event cancels the trial again; it names no shard, since the shard ended one trial, not two
             events.append(TrialHung(at=now, trial=trial, shard=None if again else shard, seconds=silent))
     return events
 

@@ -1,8 +1,8 @@
-"""Actions to effects, effects to events: the only place that touches cluster, queue and files on the machine's behalf.
+"""Effects of actions on cluster, queues and files, and the events that come of them.
 
-Rule: every effect may be repeated without harm, and whatever comes of it returns as an event. An effect that failed
-because something is away (Redis, the controller) is not an error here: the loop sees the lack and asks again.
-It does not know: why an action was asked for.
+Rule: every effect may be repeated without harm. An effect that failed while Redis or the controller was away is no
+error: a later audit or listing shows what is missing, and the state machine asks again. Called by
+`coordinator.runtime.runner`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,7 @@ from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import METRIC_KINDS, MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_atomic
-from evaljobs.queue.work_queue import QueuedShard, QueueUnavailable, WorkQueue
+from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +80,30 @@ class Performer:
     ) -> None:
         self.site = site
         self.cluster = cluster
-        self.at_once = at_once  # submissions that the cluster is asked for side by side
+        self.at_once = at_once  # submissions side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
-        self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
+        self._uncancelled: set[str] = (
+            set()
+        )  # job ids whose cancellation failed; the state machine asks only once
+        self._effects: dict[type[Action], Callable[[State, Any], list[AnyEvent]]] = {
+            EnqueueMetric: self._enqueue_metric,
+            FillQueue: self._fill_queue,
+            FindRequestSets: self._find_request_sets,
+            FindResponses: self._find_responses,
+            InspectConverted: self._inspect_converted,
+            MakePlan: self._make_plan,
+            PublishSets: self._publish_sets,
+            QueueShards: self._queue_shards,
+            ReleaseClaims: self._release_claims,
+            ReleasePrecursor: self._release_precursor,
+            RemoveQueue: self._remove_queue,
+            StopWorkers: self._stop_workers,
+            WithdrawShards: self._withdraw_shards,
+            WriteResults: self._write_results,
+        }
 
     def queue(self, evaluation_id: str) -> WorkQueue:
         """The evaluation's work queue; QueueUnavailable while Redis is away."""
@@ -98,14 +117,21 @@ class Performer:
         return self._metric_queues[evaluation_id]
 
     def forget(self, evaluation_id: str) -> None:
-        """Let go of what is kept for an evaluation that is over; it is made again where it is asked for."""
+        """Close the queues of an ended evaluation; a later call opens them again."""
         self._queues.pop(evaluation_id, None)
         self._metric_queues.pop(evaluation_id, None)
 
     def perform(self, state: State, action: Action) -> list[AnyEvent]:
-        """Do it; the events of what came of it."""
-        handler: Callable[[State, Any], list[AnyEvent]] = getattr(self, f"_{_snake(type(action).__name__)}")
-        return handler(state, action)
+        """Do it; the events that say what came of it. The runner collects SubmitJob and CancelJob itself."""
+        return self._effects[type(action)](state, action)
+
+    def snapshot(self, state: State) -> QueueSnapshot | None:
+        """The work queue now; None where the evaluation has none, or Redis is away."""
+        if not state.shards.leaves or state.winding_down:
+            return None
+        with suppress(QueueUnavailable):
+            return self.queue(state.evaluation_id).snapshot()
+        return None
 
     def _paths(self, state: State) -> EvaluationPaths:
         return self.site.of(state)
@@ -196,10 +222,6 @@ class Performer:
             return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
         return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
 
-    def _cancel_job(self, _state: State, action: CancelJob) -> list[AnyEvent]:
-        self.cancel([action])
-        return []
-
     def cancel(self, actions: Sequence[CancelJob]) -> None:
         """All of these with one command: a cluster under load takes its time for each."""
         targets = [a.job_id if a.index is None else f"{a.job_id}_{a.index}" for a in actions]
@@ -212,7 +234,7 @@ class Performer:
             self._uncancelled.update(targets)
 
     def end(self, evaluation_id: str, job_ids: Sequence[str]) -> None:
-        """End jobs of an evaluation that nobody goes on with (asked again while there are any), and take it out of Redis."""
+        """Cancel these jobs of an evaluation that was given up; without any, remove its queues from Redis."""
         if job_ids:
             try:
                 self.cluster.cancel(job_ids)
@@ -227,7 +249,7 @@ class Performer:
         self.forget(evaluation_id)
 
     def cancel_again(self) -> None:
-        """Tell the cluster what it could not be told before. Raises ClusterError where it is away still."""
+        """Repeat cancellations that failed. ClusterError where the cluster is still away."""
         if self._uncancelled:
             self.cluster.cancel(sorted(self._uncancelled))
             self._uncancelled.clear()
@@ -240,7 +262,7 @@ class Performer:
         write_atomic(Path(workers_stop_file(self._paths(state))), b"")
         return []
 
-    # --- queues: what Redis lacks is seen by the loop and asked for again -------------------------------------------
+    # --- queues: an audit finds what Redis lost, and asks for it again ----------------------------------------------
 
     def _fill_queue(self, state: State, action: FillQueue) -> list[AnyEvent]:
         lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
@@ -294,7 +316,3 @@ class Performer:
 def _queued(shard: tuple[str, float, float]) -> QueuedShard:
     name, rank, seconds = shard
     return QueuedShard(shard=name, priority=rank, seconds=seconds)
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

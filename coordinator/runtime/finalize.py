@@ -1,8 +1,7 @@
-"""What is written when an evaluation ends: results.json, report.json, and what the priors learn from it.
+"""Files written when an evaluation ends: results.json, report.json, and new observations for the priors.
 
-Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. What
-else is told of an evaluation may fail for any reason, and then says so in place of itself: scores are never held up.
-It does not know: how scores were computed.
+Rule: `results.json` has lm-eval's own shape and is written last; a failed entry is named in it and has no score. An
+error in the report or the priors is a warning, so that scores are written in any case.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import EvalspanError
+from coordinator.base.isolate import isolated, traceback_of
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
@@ -75,7 +75,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
 
 
 def write_report(state: State, paths: EvaluationPaths) -> Report:
-    """Keep the report as it is now in report.json."""
+    """Write report.json."""
     report = report_of(state, paths)
     write_atomic(paths.report, report.model_dump_json(indent=1).encode())
     return report
@@ -135,26 +135,26 @@ def learnt(state: State, report: Report) -> list[Observation]:
 
 
 def try_report(state: State, paths: EvaluationPaths) -> Report | None:
-    """The report, kept; None, with a warning, where there is none to be had. OSError where the disk refuses it."""
-    try:
+    """The report, written; None, with a warning, where it cannot be made. OSError where the disk refuses it."""
+    with isolated(partial(_no_report, state)):
         return write_report(state, paths)
-    except Exception as error:
-        if isinstance(error, OSError):
-            raise
-        _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
-        return None
+    return None
+
+
+def _no_report(state: State, error: Exception) -> None:
+    if isinstance(error, OSError):
+        raise error
+    _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
 
 
 def teach(state: State, report: Report, observations: Path) -> None:
-    """Whatever keeps the priors from learning is a warning."""
-    try:
+    """Add observations to the priors; an error is a warning."""
+    with isolated(lambda error: _warn(state, f"the priors learn nothing of it: {error}", error)):
         append_observations(observations, learnt(state, report))
-    except Exception as error:  # noqa: BLE001 (scores come first)
-        _warn(state, f"the priors learn nothing of it: {error}", error)
 
 
 def _warn(state: State, what: str, error: Exception) -> None:
-    log.warning("%s: %s", state.evaluation_id, what, exc_info=not isinstance(error, (OSError, EvalspanError)))
+    log.warning("%s: %s", state.evaluation_id, what, exc_info=traceback_of(error))
 
 
 def keys_of(state: State) -> dict[str, dict[str, str]]:

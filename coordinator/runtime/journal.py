@@ -1,8 +1,7 @@
-"""The journal: append-only, fsynced, one writer, replayed on start.
+"""The journal of an evaluation (append-only, fsynced, one writer, replayed on start), and the lock of a work folder.
 
-Rule: an event is on disk before anything is done about it. A torn last line (a crash in mid-write) is cut off; any
-other line that cannot be read stops us, since to go on would be to forget.
-It does not know: what the events mean.
+Rule: an event is on disk before its actions begin. A torn last line (a crash during a write) is cut off. Any other line
+that cannot be read is a JournalError, since without it the state would be wrong.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
-ASKING_SECONDS = 0.5  # for which somebody who asks whether the lock is held may hold it
+ASKING_SECONDS = 0.5  # longest time for which a command that only asks for the holder keeps the lock
 
 
 class JournalError(OperatorError):
-    """A journal with a line that is not ours to read: it stays as it is until a person acts."""
+    """A journal with a line that this version cannot read: it stays as it is until a person acts."""
 
 
 class UnreadableEventError(ValueError):
@@ -32,7 +31,7 @@ class UnreadableEventError(ValueError):
 
 
 class CopiedJournalError(JournalError):
-    """A journal that says it is another folder's: two of one evaluation would do everything twice."""
+    """A journal of another folder: two copies of one evaluation would do everything twice."""
 
 
 class Journal:
@@ -111,7 +110,7 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
 
 
 def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
-    """The whole events from byte `offset` on, and the offset after them; for whoever follows a journal as it grows."""
+    """The whole events from byte `offset` on, and the offset after them: to follow a journal as it grows."""
     events = []
     with path.open("rb") as lines:
         lines.seek(offset)
@@ -206,7 +205,7 @@ def _owner(fd: int) -> str:
 
 
 def _locked(fd: int) -> bool:
-    """Take it; tried for as long as somebody may only be asking whether it is held."""
+    """Take the lock; tried for ASKING_SECONDS, since another command may only be asking for the holder."""
     end = time.monotonic() + ASKING_SECONDS
     while True:
         try:

@@ -1,8 +1,8 @@
-"""What people ask of whoever is in charge of a work folder: commands in its spool folder.
+"""Commands of `evalspan cancel | retry | release` to the coordinator of a work folder: files in its spool folder.
 
-Rule: a command is obeyed at least once, then its file goes; what cannot be obeyed now is obeyed later, what never can be
-is passed over with the reason, and neither hides the next one.
-It does not know: how a command is typed.
+Rule: a command is obeyed at least once, then its file is removed. One that cannot be obeyed now is tried again; one that
+never can be is passed over, with the reason in the log. Neither holds up the next command. The daemon reads them, and
+`evalspan eval` too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import contextlib
 import errno
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
 
 from coordinator.base import clock
+from coordinator.base.isolate import isolated
 from coordinator.errors import OperatorError, RetryError
 from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.paths import WorkPaths
@@ -24,27 +26,27 @@ from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import FrameError, read_plain, write_atomic
 
 log = logging.getLogger(__name__)
-MOST_BYTES = 1 << 20  # of a command
+MOST_BYTES = 1 << 20  # size of a command file
 
 
 class Command(Record):
-    """What a person asks of a running daemon, left in its spool folder."""
+    """One command file. `nodes` and `seconds` are of `release`, the other fields of `cancel` and `retry`."""
 
     command: Literal["cancel", "retry", "release"]
     evaluation_id: str = ""
     nodes: tuple[str, ...] = ()
-    seconds: float = 0.0  # that nodes given back are not taken again; 0: take them again
+    seconds: float = 0.0  # length of the cordon; 0: end it
     reason: str = "asked"
 
 
 def leave_command(paths: WorkPaths, command: Command) -> None:
-    """Ask the daemon of this work folder."""
+    """Write a command for the coordinator of this work folder."""
     folder = paths.spool / "commands"
     write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
 
 
 def obey_commands(coordinator: Coordinator) -> None:
-    """Do what `evalspan cancel | retry | release` left in the spool folder for whoever is in charge."""
+    """Obey every command in the spool folder, oldest first."""
     folder = coordinator.performer.site.paths.spool / "commands"
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         if _obeyed(coordinator, path):
@@ -53,17 +55,21 @@ def obey_commands(coordinator: Coordinator) -> None:
 
 
 def _obeyed(coordinator: Coordinator, path: Path) -> bool:
-    """True once the command is dealt with: done, or passed over."""
-    try:
-        _obey(coordinator, Command.model_validate_json(read_plain(path, MOST_BYTES)))
-    except (OSError, RetryError) as error:
-        if getattr(error, "errno", None) != errno.EAGAIN:  # of one that is set aside there is word already
-            log.warning("the command in %s cannot be obeyed yet: %s", path, error)
-        return False
-    except Exception as error:
-        expected = isinstance(error, (ValidationError, KeyError, OperatorError, FrameError))
-        log.warning("the command in %s is passed over: %s", path, error, exc_info=not expected)
+    """True once the command is obeyed or passed over: its file may go."""
+    with isolated(partial(_passed_over, path)):
+        try:
+            _obey(coordinator, Command.model_validate_json(read_plain(path, MOST_BYTES)))
+        except (OSError, RetryError) as error:
+            # EAGAIN: the evaluation is parked, and the log says so already
+            if not (isinstance(error, OSError) and error.errno == errno.EAGAIN):
+                log.warning("the command in %s cannot be obeyed yet: %s", path, error)
+            return False
     return True
+
+
+def _passed_over(path: Path, error: Exception) -> None:
+    expected = isinstance(error, (ValidationError, KeyError, OperatorError, FrameError))
+    log.warning("the command in %s is passed over: %s", path, error, exc_info=None if expected else error)
 
 
 def _obey(coordinator: Coordinator, command: Command) -> None:

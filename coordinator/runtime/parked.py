@@ -1,156 +1,121 @@
-"""Evaluations that cannot be gone on with just now: why, until when, and when they are given up.
+"""Parked evaluations of a work folder: why each cannot go on now, when it is tried again, when it is given up.
 
-Rule: what goes wrong with one evaluation is that one's fault alone. It is let go of and read back from its journal after
-a pause: as long as it takes where the disk or the site refuses what it needs, three times where its journal cannot be read
-or the fault is ours. Its jobs go on meanwhile,
-since trials pull shards and dump them without us. After that it is given up: its jobs end (they would live for as
-long as our lease does), and its folder says why (`fault.json`) until a person asks for it again or another coordinator
-starts.
-It does not know: how an evaluation is taken up, or its jobs ended.
+Rule: an error in one evaluation's turn parks that evaluation alone. It is read back from its journal after a pause, for
+as long as it takes where the disk or the site refuses; at most three times an hour where its journal cannot be read or
+our code is at fault. Its jobs go on meanwhile, since trials pull shards and dump responses without the coordinator. Then
+it is given up: its jobs are cancelled, and `status.json` says why until `evalspan retry` or a new coordinator.
+Called by `coordinator.runtime.registry`.
 """
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.journal import JournalError
+from coordinator.runtime.status_file import Parked, read_evaluation, write_parked
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Record
-from evaljobs.contract.storage import write_record
 
-REFUSED_SECONDS = 2.0  # after which a full disk is tried again; ten times what it takes to read the journal, if that is more
-SITE_SECONDS = 30.0  # after which is tried again what a person must change, or what is away
-FAULT_SECONDS = (15.0, 60.0, 240.0)
-QUIET_SECONDS = 3600.0  # without a fault, after which earlier ones do not count
-LOOKS = 2  # at the cluster that show no job of it, after which it has none
+DISK_SECONDS = 2.0  # pause after the disk refused; 10 times the time to read the journal, if that is longer
+SITE_SECONDS = 30.0  # pause after an error that a person must repair, or while a service is away
+FAULT_SECONDS = (15.0, 60.0, 240.0)  # pauses after the 1st, 2nd and 3rd fault within QUIET_SECONDS
+QUIET_SECONDS = 3600.0  # faults older than this do not count
+LOOKS = 2  # consecutive job listings without one of its jobs, after which all its jobs have ended
 
-Standing = Literal["refused", "faulty", "given-up", "gone"]
-
-
-class Fault(Record):
-    """What `fault.json` says of an evaluation that is set aside. `cancelled`: why somebody wanted it to end."""
-
-    schema_version: int = 1
-    evaluation_id: str
-    at: float  # unix seconds
-    error: str
-    given_up: bool
-    cancelled: str = ""
+Reason = Literal["refused", "fault", "given-up", "removed"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Aside:
-    """One that was set aside. `due_at`: unix seconds of the next try; `clean`: looks that showed none of its jobs."""
+class ParkedEvaluation:
+    """One parked evaluation. `until`: unix seconds of the next try; `clean`: listings in a row without its jobs."""
 
     root: Path
-    standing: Standing
-    why: str
-    due_at: float
+    reason: Reason
+    error: str
+    until: float
     record: EvaluationRecord | None
     clean: int = 0
-    for_person: bool = False  # what it waits for is a person's to change: nobody is kept up for it
+    for_person: bool = False  # a person must repair something: `--until-idle` does not wait for it
+
+    @property
+    def returns(self) -> bool:
+        """Is it tried again without a command?"""
+        return self.reason in ("refused", "fault")
 
     @property
     def ending(self) -> bool:
-        """Nobody goes on with it, and it may have jobs."""
-        return self.standing in ("given-up", "gone") and self.clean < LOOKS
+        """Is it not tried again, and may it still have jobs?"""
+        return not self.returns and self.clean < LOOKS
 
     @property
     def open(self) -> bool:
-        """Will it be gone on with, or has it jobs to end?"""
-        return self.standing in ("refused", "faulty") or self.ending
+        """Is it tried again, or may it still have jobs?"""
+        return self.returns or self.ending
+
+    def write(self, now: float, cancelled: str = "") -> None:
+        """Write `status.json`."""
+        until = self.until if self.returns else None
+        parked = Parked(
+            evaluation_id=self.root.name, at=now, error=self.error, until=until, cancelled=cancelled
+        )
+        write_parked(EvaluationPaths(self.root), parked)
 
 
 @dataclass(slots=True)
-class Asides:
-    """All of a work folder's, by id."""
+class ParkedEvaluations:
+    """All parked evaluations of a work folder, by id."""
 
-    by_id: dict[str, Aside] = field(default_factory=dict)
-    _faults: dict[str, list[float]] = field(default_factory=dict)
+    by_id: dict[str, ParkedEvaluation] = field(default_factory=dict)
+    _faults: dict[str, list[float]] = field(default_factory=dict)  # id -> unix seconds of its faults
 
-    def put(self, root: Path, error: Exception, now: float, *, seconds: float, gone: bool) -> Aside:
-        """Set aside what `error` came of. `seconds`: what reading it back takes; `gone`: its folder has been removed."""
-        name, why = root.name, _one_line(error)
-        known = self.by_id.get(name)
-        record = known.record if known is not None else None
-        put = Aside(root=root, standing="refused", why=why, due_at=now, record=record or _record(root))
-        self.by_id[name] = put
-        if gone:
-            put.standing, put.why = "gone", "its folder has been removed"
-            self._faults.pop(name, None)
-        elif isinstance(error, OSError) or (
-            isinstance(error, EvalspanError) and not isinstance(error, JournalError)
-        ):
-            put.for_person = not isinstance(error, OSError)
-            first = SITE_SECONDS if put.for_person else REFUSED_SECONDS
-            put.due_at = now + max(first, min(60.0, 10 * seconds))
+    def park(
+        self, root: Path, error: Exception, now: float, *, seconds: float, removed: bool
+    ) -> ParkedEvaluation:
+        """Park an evaluation after `error`. `seconds`: time to read its journal; `removed`: its folder is gone."""
+        before = self.by_id.get(root.name)
+        record = (before.record if before is not None else None) or read_evaluation(EvaluationPaths(root))
+        parked = ParkedEvaluation(
+            root=root, reason="refused", error=_one_line(error), until=now, record=record
+        )
+        self.by_id[root.name] = parked
+        if removed:
+            parked.reason, parked.error = "removed", "its folder has been removed"
+            self._faults.pop(root.name, None)
+        elif isinstance(error, (OSError, EvalspanError)) and not isinstance(error, JournalError):
+            parked.for_person = not isinstance(error, OSError)
+            first = SITE_SECONDS if parked.for_person else DISK_SECONDS
+            parked.until = now + max(first, min(60.0, 10 * seconds))
         else:
-            put.for_person = isinstance(error, JournalError)
-            self._fault(put, now)
-        return put
+            parked.for_person = isinstance(error, JournalError)
+            self._fault(parked, now)
+        return parked
 
-    def _fault(self, put: Aside, now: float) -> None:
-        recent = [at for at in self._faults.get(put.root.name, []) if now - at < QUIET_SECONDS]
-        self._faults[put.root.name] = [*recent, now]
+    def _fault(self, parked: ParkedEvaluation, now: float) -> None:
+        recent = [at for at in self._faults.get(parked.root.name, []) if now - at < QUIET_SECONDS]
+        self._faults[parked.root.name] = [*recent, now]
         if len(recent) < len(FAULT_SECONDS):
-            put.standing, put.due_at = "faulty", now + FAULT_SECONDS[len(recent)]
-            note(put, now)
+            parked.reason, parked.until = "fault", now + FAULT_SECONDS[len(recent)]
+            parked.write(now)
         else:
-            self.give_up(put, now)
+            self.give_up(parked, now)
 
-    def give_up(self, put: Aside, now: float, cancelled: str = "") -> None:
-        """Go on with it no more."""
-        put.standing, put.clean, put.for_person = "given-up", 0, False
-        note(put, now, cancelled)
+    def give_up(self, parked: ParkedEvaluation, now: float, cancelled: str = "") -> None:
+        """Try it no more by itself; its jobs are cancelled. `cancelled`: why a person ended it, or ""."""
+        parked.reason, parked.clean, parked.for_person = "given-up", 0, False
+        parked.write(now, cancelled)
 
     def forget(self, evaluation_id: str, *, faults: bool) -> None:
-        """It is set aside no more; with `faults`, for a person asked for it: as if it had never been."""
+        """It is no longer parked. With `faults`, its faults so far no longer count: a person asked for it again."""
         self.by_id.pop(evaluation_id, None)
         if faults:
             self._faults.pop(evaluation_id, None)
 
 
-def note(put: Aside, now: float, cancelled: str = "") -> None:
-    """Say it in the evaluation's folder, where there is room."""
-    fault = Fault(
-        evaluation_id=put.root.name,
-        at=now,
-        error=put.why,
-        given_up=put.standing == "given-up",
-        cancelled=cancelled,
-    )
-    with contextlib.suppress(OSError):
-        if put.root.is_dir():
-            write_record(EvaluationPaths(put.root).fault, fault)
-
-
-def read_fault(paths: EvaluationPaths) -> Fault | None:
-    """Why this evaluation is set aside, if it is."""
-    try:
-        return Fault.model_validate_json(paths.fault.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def _record(root: Path) -> EvaluationRecord | None:
-    try:
-        return EvaluationRecord.model_validate_json(EvaluationPaths(root).evaluation.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
 def _one_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    said = text[0][:500] if text else ""
-    return (
-        said
-        if isinstance(error, (OSError, EvalspanError)) and said
-        else f"{type(error).__name__}: {said}".rstrip(": ")
-    )
+    text = str(error).strip().partition("\n")[0][:500]
+    if text and isinstance(error, (OSError, EvalspanError)):
+        return text
+    return f"{type(error).__name__}: {text}".rstrip(": ")

@@ -1,9 +1,9 @@
-"""The evaluations of one work folder: taken up, told of what happens, let go of.
+"""The evaluations of one work folder: accepts, resumes, parks and forgets them, and passes events to them.
 
-Rule: `_guarded` is the one boundary: whatever goes wrong in an evaluation's turn sets that one aside (`coordinator.runtime.parked`)
-and nothing else. What is set aside is read back from its journal; one whose folder was removed is forgotten, and
-its jobs end. What has ended is not read again (`coordinator.runtime.summary`).
-It does not know: nodes, when to look at what.
+Rule: `_guarded` is the one boundary between evaluations: an error in an evaluation's turn parks that evaluation alone
+(`coordinator.runtime.parked`). A parked evaluation is read back from its journal. One whose folder was removed is
+forgotten, and its jobs are cancelled. The journal of one that has ended is not read again
+(`coordinator.runtime.status_file`). `coordinator.runtime.loop` decides when each is looked at.
 """
 
 from __future__ import annotations
@@ -14,62 +14,59 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from coordinator.base import clock
+from coordinator.base.isolate import isolated, traceback_of
 from coordinator.cluster import ClusterError, JobState
-from coordinator.errors import EvalspanError
 from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
 from coordinator.evaluation.records import EvaluationRecord, job_prefix
 from coordinator.evaluation.state import State
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import CopiedJournalError, Journal, WorkLock
-from coordinator.runtime.parked import Aside, Asides, read_fault
+from coordinator.runtime.parked import ParkedEvaluations
 from coordinator.runtime.runner import Running
-from coordinator.runtime.summary import read_ended, write_ended
+from coordinator.runtime.status_file import Ended, Parked, read_status, remove_status, write_ended
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
 
 
 class Evaluations:
-    """Those that run here, and those that are set aside."""
+    """The evaluations that run in this process, and the parked ones."""
 
     def __init__(self, performer: Performer, grace: Grace) -> None:
         self.performer = performer
         self.grace = grace
         self.running: dict[str, Running] = {}
-        self.trouble: str = ""  # the last thing that was away; shown to whoever watches
-        self._asides = Asides()
+        self.trouble: str = ""  # the last error of storage, site or evaluation, for the live screen
+        self._parked = ParkedEvaluations()
         self._lock = WorkLock(performer.site.paths.lock)
 
     @property
     def busy(self) -> bool:
-        """Is there an evaluation that has not ended, also one that is set aside (but for what a person must change), or
-        given up and has jobs?
-        """
-        waiting = any(not aside.for_person for aside in self._waiting_asides())
+        """Does an evaluation run, or is one parked that returns without a person, or that still has jobs?"""
+        waiting = any(p.open and not p.for_person for p in self._parked.by_id.values())
         return waiting or any(r.state.ended_at is None for r in self.running.values())
 
     def records(self) -> list[EvaluationRecord]:
         """Of all evaluations that have not ended and are not given up: their checkpoints are needed."""
         open_ones = [r.state.record for r in self.running.values() if r.state.ended_at is None]
         return open_ones + [
-            aside.record
-            for aside in self._asides.by_id.values()
-            if aside.standing in ("refused", "faulty") and aside.record is not None
+            p.record for p in self._parked.by_id.values() if p.returns and p.record is not None
         ]
 
     def lost(self, evaluation_id: str) -> str | None:
-        """Why an evaluation is not gone on with, once its jobs have ended, too; None where it is."""
-        aside = self._asides.by_id.get(evaluation_id)
-        return None if aside is None or aside.open else aside.why
+        """Why an evaluation was given up, once its jobs have ended too; None where it goes on."""
+        parked = self._parked.by_id.get(evaluation_id)
+        return None if parked is None or parked.open else parked.error
 
     # --- birth and return ----------------------------------------------------------------------------------------
 
     def accept(self, record: EvaluationRecord) -> Running:
-        """Take an evaluation on, or go on with it where an earlier coordinator left it."""
+        """Begin an evaluation, or resume it where an earlier coordinator left it."""
         known = self.running.get(record.evaluation_id)
         if known is not None:
             return known
@@ -83,125 +80,117 @@ class Evaluations:
         return running
 
     def accept_or_wait(self, record: EvaluationRecord) -> None:
-        """`accept`; one that has begun and cannot be gone on with just now is taken up by a later tick."""
+        """`accept`; where an evaluation that has begun cannot be resumed now, it is parked."""
         paths = self.performer.site.paths.evaluation(record.evaluation_id)
-        aside = self._asides.by_id.get(record.evaluation_id)
-        if aside is not None and aside.standing in ("refused", "faulty"):
+        parked = self._parked.by_id.get(record.evaluation_id)
+        if parked is not None and parked.returns:
             return
-        if aside is not None:  # given up, and somebody asks for it again
-            self._asides.forget(record.evaluation_id, faults=True)
+        if parked is not None:  # it was given up, and a person asks for it again
+            self._parked.forget(record.evaluation_id, faults=True)
         try:
             self.accept(record)
         except Exception as error:
             if not Journal.begun(paths.journal):
                 raise
-            self._set_aside(paths.root, error)
+            self._park(paths.root, error)
 
     def resume_all(self) -> None:
-        """Every evaluation of the work folder that has not ended. Of those that have no journal is read."""
+        """Resume every evaluation of the work folder that has not ended; the journals of ended ones are not read."""
         converted: set[str] = set()
         for journal in sorted(Path(self.performer.site.work_dir).glob("*/journal.jsonl")):
-            ended = read_ended(EvaluationPaths(journal.parent))
-            if ended is None:
-                self._take_up(journal.parent)
-            elif ended.converted_digest is not None:
-                converted.add(ended.converted_digest)
+            status = read_status(EvaluationPaths(journal.parent))
+            if not isinstance(status, Ended):
+                self._resume(journal.parent)
+            elif status.converted_digest is not None:
+                converted.add(status.converted_digest)
         for digest in converted:
             self._clear_digest(digest)
 
-    def _resumed(self, root: Path) -> Running | None:
-        if root.name in self._asides.by_id and not Journal.begun(EvaluationPaths(root).journal):
+    def _replayed(self, root: Path) -> Running | None:
+        if root.name in self._parked.by_id and not Journal.begun(EvaluationPaths(root).journal):
             raise FileNotFoundError(errno.ENOENT, "its journal is not there", str(root))
         return Running.resume(root, self.performer, self.grace)
 
-    def _take_up(self, root: Path) -> None:
-        """Go on with what an earlier coordinator, or this one, left; whatever is wrong with it is its own fault."""
+    def _resume(self, root: Path) -> None:
+        """Go on from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
         started = time.monotonic()
-        try:
-            running = self._resumed(root)
-        except CopiedJournalError as error:  # its jobs, if it has any, are another's
-            log.warning("%s", error)
-            return
-        except Exception as error:  # noqa: BLE001 (told, with its traceback where it is no error of ours)
-            self._set_aside(root, error, time.monotonic() - started)
-            return
+        running = None
+        with isolated(lambda error: self._park(root, error, time.monotonic() - started)):
+            try:
+                running = self._replayed(root)
+            except CopiedJournalError as error:  # jobs of this name belong to the evaluation that was copied
+                log.warning("%s", error)
         if running is None:
             return
-        fault, known = read_fault(running.paths), root.name in self._asides.by_id
-        self._asides.forget(root.name, faults=False)
-        with suppress(OSError):
-            running.paths.fault.unlink(missing_ok=True)
-        if running.state.ended_at is not None:
-            write_ended(running.state, running.paths)
-        if running.state.ended_at is not None and not known:  # nobody waits for it
+        before, was_parked = read_status(running.paths), root.name in self._parked.by_id
+        self._parked.forget(root.name, faults=False)
+        remove_status(running.paths)
+        write_ended(running.state, running.paths)
+        if running.state.ended_at is not None and not was_parked:  # no command waits for its end
             running.journal.close()
             self._clear_converted(running)
             return
         self.running[root.name] = running
-        if fault is not None and fault.cancelled:
-            self._tell(root.name, CancelAsked(at=clock.now(), reason=fault.cancelled))
+        if isinstance(before, Parked) and before.cancelled:
+            self._tell(root.name, CancelAsked(at=clock.now(), reason=before.cancelled))
 
     # --- what people ask -----------------------------------------------------------------------------------------
 
     def cancel(self, evaluation_id: str, reason: str) -> None:
-        """End it. OSError where it cannot be told so now: it shall be asked again. KeyError where there is none."""
-        aside = self._asides.by_id.get(evaluation_id)
-        if aside is not None and aside.standing == "faulty":
-            self._take_up(aside.root)
-            aside = self._asides.by_id.get(evaluation_id)
-        if aside is not None and aside.standing in ("faulty", "given-up"):
-            self._asides.give_up(aside, clock.now(), reason)
-        if aside is not None and aside.standing != "refused":
-            return  # its jobs end
-        self._told(evaluation_id, CancelAsked(at=clock.now(), reason=reason))
+        """End an evaluation. OSError where that cannot be journalled now: ask again later. KeyError where there is none."""
+        parked = self._parked.by_id.get(evaluation_id)
+        if parked is not None and parked.reason == "fault":
+            self._resume(parked.root)
+            parked = self._parked.by_id.get(evaluation_id)
+        if parked is not None and parked.reason in ("fault", "given-up"):
+            self._parked.give_up(parked, clock.now(), reason)
+        if parked is not None and parked.reason != "refused":
+            return  # `_end_jobs` cancels its jobs
+        self._ask(evaluation_id, CancelAsked(at=clock.now(), reason=reason))
 
     def retry(self, evaluation_id: str) -> None:
         """Try again what failed in it. OSError and KeyError as of `cancel`; KeyError, too, where `revive` found a fault."""
-        aside = self._asides.by_id.get(evaluation_id)
-        if aside is not None and aside.standing != "refused":
-            raise KeyError(f"{evaluation_id}: {aside.why}")
-        if aside is not None:
-            raise OSError(errno.EAGAIN, f"{evaluation_id} is set aside: {aside.why}")
+        parked = self._parked.by_id.get(evaluation_id)
+        if parked is not None and parked.reason != "refused":
+            raise KeyError(f"{evaluation_id}: {parked.error}")
+        if parked is not None:
+            raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: {parked.error}")
         running = self.running[evaluation_id]
-        for note in running.paths.verdicts.glob(
-            "*.hand"
-        ):  # what died with an item: somebody has mended something
+        for note in running.paths.verdicts.glob("*.hand"):  # items that killed their process may be run again
             note.unlink(missing_ok=True)
-        self._told(evaluation_id, RetryAsked(at=clock.now()))
+        self._ask(evaluation_id, RetryAsked(at=clock.now()))
 
     def prioritize(self, evaluation_id: str, priority: int) -> None:
         """Serve it in another order. OSError and KeyError as of `cancel`."""
-        self._told(evaluation_id, PriorityAsked(at=clock.now(), priority=priority))
+        self._ask(evaluation_id, PriorityAsked(at=clock.now(), priority=priority))
 
-    def _told(self, evaluation_id: str, event: AnyEvent) -> None:
-        """What a person asked for. OSError where the evaluation is set aside (meanwhile): half of it may have been done,
-        and the other half is done when it is back, or told again.
+    def _ask(self, evaluation_id: str, event: AnyEvent) -> None:
+        """Pass on what a person asked for. OSError where the evaluation is parked, or was parked by it: the event may be in
+        its journal already, and asking again does no harm.
         """
-        if evaluation_id not in self._asides.by_id and evaluation_id not in self.running:
+        if evaluation_id not in self._parked.by_id and evaluation_id not in self.running:
             raise KeyError(evaluation_id)
         self._tell(evaluation_id, event)
         if evaluation_id not in self.running:
-            raise OSError(errno.EAGAIN, f"{evaluation_id} is set aside: it is told later")
+            raise OSError(errno.EAGAIN, f"{evaluation_id} is parked: it is asked again later")
 
     def revive(self, evaluation_id: str) -> None:
-        """Take up an evaluation of this folder again, also one that has ended or was given up. KeyError where there is
-        none.
-        """
+        """Resume an evaluation of this folder, also one that has ended or was given up. KeyError where there is none."""
         if evaluation_id in self.running:
             return
         root = self.performer.site.paths.evaluation(evaluation_id).root
-        aside = self._asides.by_id.get(evaluation_id)
-        if aside is not None:
-            if aside.standing != "refused":
-                self._asides.forget(evaluation_id, faults=True)
-                self._take_up(root)
+        parked = self._parked.by_id.get(evaluation_id)
+        if parked is not None:
+            if parked.reason != "refused":
+                self._parked.forget(evaluation_id, faults=True)
+                self._resume(root)
             return
         try:
-            running = self._resumed(root) if (root / "journal.jsonl").exists() else None
+            running = self._replayed(root) if (root / "journal.jsonl").exists() else None
         except OSError:
             raise
         except Exception as error:
-            log.exception("%s cannot be taken up", evaluation_id)
+            log.exception("%s cannot be resumed", evaluation_id)
             raise KeyError(f"{evaluation_id}: {error}") from error
         if running is None:
             raise KeyError(evaluation_id)
@@ -213,18 +202,18 @@ class Evaluations:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def forget_ended(self) -> None:
-        """Let go of evaluations that are over: a daemon lives for months."""
+        """Free the memory and files of evaluations that have ended: a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):
             if running.state.ended_at is not None:
                 running.journal.close()
                 del self.running[evaluation_id]
                 self.performer.forget(evaluation_id)
-        for evaluation_id, aside in list(self._asides.by_id.items()):
-            if aside.standing == "gone" and not aside.open:
-                self._asides.forget(evaluation_id, faults=True)
+        for evaluation_id, parked in list(self._parked.by_id.items()):
+            if parked.reason == "removed" and not parked.open:
+                self._parked.forget(evaluation_id, faults=True)
 
     def _clear_converted(self, ended: Running) -> None:
-        """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
+        """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs."""
         if ended.state.conversion.announced is not None:
             self._clear_digest(ended.state.conversion.announced.digest)
 
@@ -234,8 +223,8 @@ class Evaluations:
             s.conversion.announced is not None and s.conversion.announced.digest == digest for s in others
         ):
             return
-        if any(aside.open for aside in self._asides.by_id.values()):
-            return  # it may be one of these that needs it
+        if any(parked.open for parked in self._parked.by_id.values()):
+            return  # one of these may need it
         folder = self.performer.site.paths.converted
         with suppress(OSError):
             for left in folder.glob(f"{digest}*") if folder.is_dir() else ():
@@ -244,62 +233,59 @@ class Evaluations:
     # --- the boundary --------------------------------------------------------------------------------------------
 
     def _guarded(self, evaluation_id: str, what: Callable[[Running], None]) -> None:
-        """Do it. Whatever goes wrong is this evaluation's fault alone: its state is half-known now, so it is forgotten, and
-        read back from the journal later.
+        """Call `what` with an evaluation that runs. After an error its state may be half-changed, so it is dropped, and the
+        evaluation is parked until it is read back from its journal. Where the cluster is away, it goes on.
         """
         running = self.running.get(evaluation_id)
-        if running is None:
-            return  # set aside meanwhile
-        try:
-            what(running)
-        except ClusterError as error:
+        if running is not None:
+            with isolated(partial(self._failed, running)):
+                what(running)
+
+    def _failed(self, running: Running, error: Exception) -> None:
+        if isinstance(error, ClusterError):
             self.trouble = str(error)
             log.warning("%s", self.trouble)
-        except Exception as error:  # noqa: BLE001 (one boundary, told with its traceback)
-            running.journal.close()
-            del self.running[evaluation_id]
-            self._set_aside(running.paths.root, error)
+            return
+        running.journal.close()
+        del self.running[running.state.evaluation_id]
+        self._park(running.paths.root, error)
 
     def _tell(self, evaluation_id: str, event: AnyEvent) -> None:
-        """One event; an evaluation that the disk has refused meanwhile hears it, or its like, when it is back."""
+        """Pass one event on. A parked evaluation does not get it: its cause is seen again at a later look."""
         self._guarded(evaluation_id, lambda r: r.take([event]))
 
-    def _set_aside(self, root: Path, error: Exception, seconds: float = 0.0) -> None:
-        """This evaluation cannot be gone on with: `_mend` tries again, unless it is given up."""
-        before = self._asides.by_id.get(root.name)
-        aside = self._asides.put(root, error, clock.now(), seconds=seconds, gone=self._is_gone(root))
+    def _park(self, root: Path, error: Exception, seconds: float = 0.0) -> None:
+        """Park an evaluation after `error`: `_return_parked` tries again, unless it is given up."""
+        before = self._parked.by_id.get(root.name)
+        parked = self._parked.park(root, error, clock.now(), seconds=seconds, removed=self._is_removed(root))
         then = {
             "refused": "trying again",
-            "faulty": f"set aside; trying again in {aside.due_at - clock.now():.0f} s",
+            "fault": f"parked; trying again in {parked.until - clock.now():.0f} s",
             "given-up": f"given up, and its jobs end: `evalspan retry {root.name}` once it is mended",
-            "gone": "forgotten, and its jobs end",
-        }[aside.standing]
-        self.trouble = f"{root.name}: {aside.why}; {then}"
-        if before is None or (before.standing, before.why) != (aside.standing, aside.why):
-            ours = isinstance(error, (OSError, EvalspanError))
-            log.warning("%s", self.trouble, exc_info=None if ours else error)
+            "removed": "forgotten, and its jobs end",
+        }[parked.reason]
+        self.trouble = f"{root.name}: {parked.error}; {then}"
+        if before is None or (before.reason, before.error) != (parked.reason, parked.error):
+            log.warning("%s", self.trouble, exc_info=traceback_of(error))
 
-    def _is_gone(self, root: Path) -> bool:
-        """Has somebody removed it, and not the storage gone with all that is on it?"""
+    def _is_removed(self, root: Path) -> bool:
+        """Was its folder removed, while the storage of the work folder answers?"""
         try:
             return not Journal.begun(EvaluationPaths(root).journal) and self._lock.there
         except OSError:
             return False
 
-    def _mend(self, now: float) -> None:
-        for aside in list(self._asides.by_id.values()):
-            if aside.standing in ("refused", "faulty") and now >= aside.due_at:
-                self._take_up(aside.root)
+    def _return_parked(self, now: float) -> None:
+        for parked in list(self._parked.by_id.values()):
+            if parked.returns and now >= parked.until:
+                self._resume(parked.root)
 
     def _end_jobs(self, listing: Sequence[JobState]) -> None:
-        """Cancel whatever jobs there are of evaluations that nobody goes on with; forget what was removed when none is."""
-        for evaluation_id, aside in list(self._asides.by_id.items()):
-            if not aside.ending:
+        """Cancel all jobs of evaluations that were given up or removed."""
+        for evaluation_id, parked in list(self._parked.by_id.items()):
+            if not parked.ending:
                 continue
             prefix = job_prefix(evaluation_id)
             left = {j.job_id for j in listing if j.name.startswith(prefix) and j.phase != "ended"}
-            aside.clean = 0 if left else aside.clean + 1
+            parked.clean = 0 if left else parked.clean + 1
             self.performer.end(evaluation_id, sorted(left))
-
-    def _waiting_asides(self) -> list[Aside]:
-        return [aside for aside in self._asides.by_id.values() if aside.open]

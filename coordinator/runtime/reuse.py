@@ -1,8 +1,7 @@
-"""Responses and scores of earlier evaluations that answer the same requests: found, and linked into this one's folder.
+"""Reuse of responses and scores: those of earlier evaluations of the same requests are linked into this one's folder.
 
 Rule: only equal keys count: the same checkpoint, model options and batch size, and a request digest of which every batch is
 answered; for scores the score keys of all tasks of an entry, too. Files are linked, so the earlier folder may be removed.
-It does not know: why requests were built again.
 """
 
 from __future__ import annotations
@@ -34,16 +33,14 @@ from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
 
 log = logging.getLogger(__name__)
 
-REUSED = (
-    ".reused"  # ends the name of a linked response file: no trial writes it, and none is looked for in it
-)
+REUSED = ".reused"  # suffix of a linked response file; the loop does not look for new records in it
 
 Sets = Mapping[str, tuple[RequestSetManifest, BatchIndex]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Ours:
-    """The evaluation that looks."""
+    """The evaluation that reuses."""
 
     record: EvaluationRecord
     paths: EvaluationPaths

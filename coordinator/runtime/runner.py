@@ -1,13 +1,11 @@
-"""One evaluation in the loop: its journal, its state, and what its folder shows.
+"""One evaluation in the loop: its journal, its state, and the new files in its folder.
 
 Rule: observe -> step -> log -> perform, and nothing else changes the state. Outcome files and response records are
-the truth; Redis only says where to look sooner.
-It does not know: other evaluations, nodes' allocation.
+the truth; Redis only says where to look sooner. `coordinator.runtime.registry` keeps one `Running` per evaluation.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -21,6 +19,7 @@ from pydantic import ValidationError
 
 from coordinator.allocation import stragglers
 from coordinator.base import clock
+from coordinator.base.throttle import Throttle
 from coordinator.cluster import JobState
 from coordinator.evaluation import shards
 from coordinator.evaluation import step as machine
@@ -42,7 +41,7 @@ from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal
-from coordinator.runtime.summary import write_ended
+from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import OUTCOME
@@ -53,14 +52,14 @@ from evaljobs.queue.work_queue import QueueSnapshot, QueueUnavailable
 
 log = logging.getLogger(__name__)
 
-AUDIT_SECONDS = 15.0  # how often the work queue is compared with what is to do
-PACE_SECONDS = 5.0  # how often trials are compared
-METRIC_AUDIT_SECONDS = 3.0  # and the metric queue, which has few jobs; a look costs one round trip
-FULL_SCAN_SECONDS = 15.0  # how often response files are looked at without a hint
-REFILL_SECONDS = 2.0  # how often a Redis that takes no writes is asked again to take the queue
-RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # nothing else in their folder was left by a trial
-NEVER = sys.maxsize  # bytes after which there would be news of a file that is none of ours
-MAX_OUTCOME_BYTES = 1 << 24
+AUDIT_SECONDS = 15.0  # between two comparisons of the work queue with the shards to do
+PACE_SECONDS = 5.0  # between two comparisons of trials with each other
+METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look costs one round trip
+FULL_SCAN_SECONDS = 15.0  # between two looks at all response files; Redis names grown ones sooner
+REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that takes no writes
+RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
+NEVER = sys.maxsize  # bytes consumed of a file that is no response file: it is not read again
+MAX_OUTCOME_BYTES = 1 << 24  # size of an outcome file; larger ones are passed over
 
 
 class Running:
@@ -76,19 +75,14 @@ class Running:
         self.snapshot: QueueSnapshot | None = None
         self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
         self._consumed: dict[str, int] = {}
-        self._scanned_at = 0.0
-        self._audited_at = 0.0
-        self._paced_at = 0.0
+        self._throttle = Throttle()
         self._cancels: list[CancelJob] = []
         self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, stragglers.Pace] = {}
-        self._metrics_audited_at = 0.0
         self._refilled_at: float | None = None  # while the queue is known to be lost
-        self._queued_again: set[str] = set()  # shards that lay nowhere, and were queued then
-        self._refused: tuple[
-            str, ...
-        ] = ()  # shards that lie nowhere, which was told, and that Redis did not take
-        self._strange: set[str] = set()  # response files that hold what nobody asked for, which was told
+        self._queued_again: set[str] = set()  # shards that an audit found missing and queued again
+        self._refused: tuple[str, ...] = ()  # missing shards that Redis did not take; journalled already
+        self._strange: set[str] = set()  # response files with unknown shards, logged already
 
     # --- birth and return ------------------------------------------------------------------------------------------
 
@@ -113,7 +107,7 @@ class Running:
 
     @classmethod
     def resume(cls, root: Path, performer: Performer, grace: detect.Grace) -> Running | None:
-        """An evaluation that an earlier coordinator left; None where nothing was journalled yet."""
+        """An evaluation from its journal; None where nothing was journalled yet."""
         journal = Journal(EvaluationPaths(root).journal)
         try:
             running = cls._replayed(journal, performer, grace)
@@ -149,18 +143,6 @@ class Running:
             running.take([Restarted(at=clock.now())])
         return running
 
-    @classmethod
-    def view(cls, state: State, performer: Performer, grace: detect.Grace) -> Running:
-        """For showing only: a state read from its journal, with what the queue says of it now."""
-        running = cls.__new__(cls)
-        running.state, running.performer, running.grace = state, performer, grace
-        running.paths = performer.site.of(state)
-        running.snapshot = None
-        with contextlib.suppress(QueueUnavailable):
-            if state.shards.leaves and not state.winding_down:
-                running.snapshot = performer.queue(state.evaluation_id).snapshot()
-        return running
-
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
@@ -175,7 +157,7 @@ class Running:
             cancels, self._cancels = self._cancels, []
             self.performer.cancel(cancels)
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
-            # once more: the last jobs told of themselves after the results were written
+            # once more: the outcomes of the last jobs came after the results were written
             try_report(self.state, self.paths)
             write_ended(self.state, self.paths)
 
@@ -210,8 +192,8 @@ class Running:
             waiting.extend(self._logged(came))
 
     def submit(self, deadline: float) -> None:
-        """Submit what was called for, several at once, until `deadline` (monotonic seconds); what is left waits for the
-        next tick, so that however slow the cluster answers, everything else is looked at in between.
+        """Submit waiting jobs, several at once, until `deadline` (monotonic seconds). The rest waits for the next tick, so
+        that a slow controller does not hold up the loop.
         """
         while self._submits and time.monotonic() < deadline:
             count = min(self.performer.at_once, len(self._submits))
@@ -234,14 +216,11 @@ class Running:
         self._cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         self.take(detect.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
         self.take(detect.rests_over(self.state, now))
-        if now - self._paced_at >= PACE_SECONDS:
-            self._paced_at = now
+        if self._throttle.due("compare trials", PACE_SECONDS, now):
             self._compare_trials(now)
-        if now - self._audited_at >= AUDIT_SECONDS:
-            self._audited_at = now
+        if self._throttle.due("audit", AUDIT_SECONDS, now):
             self._audit(now)
-        if now - self._metrics_audited_at >= METRIC_AUDIT_SECONDS:
-            self._metrics_audited_at = now
+        if self._throttle.due("audit metrics", METRIC_AUDIT_SECONDS, now):
             self._audit_metrics(now)
 
     def _cancel(self, job_ids: Sequence[str]) -> None:
@@ -277,7 +256,7 @@ class Running:
         return events
 
     def _corrupted(self, outcomes: Iterable[AnyEvent], now: float) -> list[AnyEvent]:
-        """Shards whose records a failed metric job could not read, nor can we: told before the failure, they run again."""
+        """Shards whose records are corrupt, so that a metric job failed. Taken before its failure, they run again."""
         failed = [
             e.outcome.name for e in outcomes if isinstance(e, OutcomeSeen) and e.outcome.kind == "failed"
         ]
@@ -295,13 +274,8 @@ class Running:
         return list(events.values())
 
     def _look_at_queue(self, now: float) -> None:
-        if not self.state.shards.leaves or self.state.winding_down:
-            self.snapshot = None
-            return
-        try:
-            self.snapshot = self.performer.queue(self.state.evaluation_id).snapshot()
-        except QueueUnavailable:
-            self.snapshot = None
+        self.snapshot = self.performer.snapshot(self.state)
+        if self.snapshot is None:
             return
         if self.snapshot.epoch == self.state.queue_epoch:
             self._refilled_at = None
@@ -309,7 +283,7 @@ class Running:
             self._refilled_at = now
             self._queued_again.clear()
             self.take([QueueLost(at=now)])
-        elif now - self._refilled_at >= REFILL_SECONDS:  # it answers and takes nothing: told once, tried on
+        elif now - self._refilled_at >= REFILL_SECONDS:  # Redis answers and takes no writes: journalled once
             self._refilled_at = now
             self._perform(shards.refill(self.state))
 
@@ -323,8 +297,8 @@ class Running:
             for t, p in hints.items()
             if p.response_bytes > self._consumed.get(self.paths.response_file(t).name, 0)
         }
-        if thorough or self.snapshot is None or now - self._scanned_at > FULL_SCAN_SECONDS:
-            self._scanned_at = now
+        every = 0.0 if thorough or self.snapshot is None else FULL_SCAN_SECONDS
+        if self._throttle.due("scan", every, now):
             with os.scandir(self.paths.responses) as entries:
                 names |= {
                     e.name
@@ -372,7 +346,7 @@ class Running:
         return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
 
     def _compare_trials(self, now: float) -> None:
-        """Name the stragglers, with the shards that they have in hand. Times of a shard in hand are the Redis host's."""
+        """Find stragglers, by their finished shards and the one that each runs (timed by the Redis host's clock)."""
         if self.snapshot is None or not self.state.shards.todo:
             return
         paces = dict(self._paces)
@@ -393,7 +367,7 @@ class Running:
         self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
 
     def _audit(self, now: float) -> None:
-        """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""
+        """Queue again the shards to do that are neither queued nor claimed by a living trial."""
         if self.snapshot is None or not self.state.shards.todo or self._refilled_at is not None:
             return
         try:
@@ -418,7 +392,7 @@ class Running:
         self._refused = () if taken else stray
 
     def _audit_metrics(self, now: float) -> None:
-        """The same for metric jobs; those of dead workers are queued again."""
+        """The same for metric jobs; the jobs of dead workers are queued again."""
         if self.state.scoring.outstanding:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:

@@ -1,10 +1,9 @@
-"""What makes the loop a daemon: checkpoints come in by notices, people by commands, and nobody watches.
+"""The daemon's intake: notices of checkpoints become evaluations; commands, stale checkpoints and pins are dealt with.
 
-Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so a killed daemon hears it
-again; a checkpoint that is seen while it is being written is looked at again until it is whole and has stopped changing.
-What an announced checkpoint raises is its own refusal; what storage or the site raises is waited for. A notice that names
-what the settings do not allow is refused at once (`admission`).
-It does not know: how evaluations run.
+Rule: a notice is acknowledged only once its evaluation is journalled or refused for good, so that a restarted daemon
+reads it again. A checkpoint that is still being written is looked at again until it is whole and has stopped changing.
+An error of the checkpoint itself refuses it; while storage or the site is away, it stays pending. A notice that names
+what the settings do not allow is refused at once (`admission`). `evalspan daemon` calls `Service.tick`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from coordinator.allocation.backlog import Seen, stale
 from coordinator.base import clock
-from coordinator.base.isolate import Contained
+from coordinator.base.isolate import LoopGuard, isolated
+from coordinator.base.throttle import Throttle
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config
@@ -32,78 +30,78 @@ from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX
-from coordinator.intake import admission, pending, sources, validate
+from coordinator.intake import admission, sources, validate
 from coordinator.intake.admission import NotAdmittedError
-from coordinator.intake.pending import Gate, may_pass
+from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.runtime import wiring
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import obey_commands
-from evaljobs.contract.paths import WorkPaths
+from coordinator.runtime.status_file import read_evaluation
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
 
 log = logging.getLogger(__name__)
 
-# A checkpoint that nobody announced, or that was caught half-written, is taken for written when it is whole and its
-# files have not changed for so long.
+# A checkpoint that was only seen in a watched folder, or that was not whole at the first look, is accepted once it is
+# whole and its files have not changed for so long.
 STABLE_SECONDS = 2.0
-# A checkpoint that has not become whole by then is refused; one that waits for storage or the site is not, but holds up
-# no `--until-idle` any longer.
+# A checkpoint that is not whole after this time is refused. One that waits for storage or the site stays pending, but
+# no longer keeps `--until-idle` running.
 WAIT_SECONDS = 3600.0
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # between two looks at notices and commands
 
 
 class Service:
-    """The daemon's ears. `tick` is called between two ticks of the coordinator."""
+    """The intake of one work folder. `tick` is called between two ticks of the coordinator."""
 
     def __init__(self, coordinator: Coordinator, config: Config) -> None:
         self.coordinator = coordinator
         self.config = config
         self.paths = coordinator.performer.site.paths
-        self._gates: dict[tuple[str, str], Gate] = {}
-        self._book = pending.Book(self.paths.gate)
-        self._looked_at = 0.0
+        self._pending: dict[tuple[str, str], PendingCheckpoint] = {}  # by (checkpoint, suite)
+        self._writer = PendingWriter(self.paths.pending)
+        self._throttle = Throttle()
         self._suite_files = admission.suite_files(config.watch)
         watched = [(str(f), config.watch.suite or "default") for f in config.watch.folders]
         self._watch = sources.FolderWatch(
             self.paths.watched, watched, any_format=config.checkpoint.convert is not None
         )
-        # pins of an earlier daemon: the first look takes away those that nothing needs any more
+        # pins of an earlier daemon: the first tick removes those that no evaluation needs any more
         taken = list(_records(self.paths))
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
         self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
         self._made_of: dict[str, Inputs] = {}
-        self._contained = Contained(log)
+        self._guard = LoopGuard(log)
 
     @property
     def waiting(self) -> bool:
-        """Is a checkpoint announced and not dealt with yet? One that waits for long keeps nobody up for its sake."""
-        return any(clock.now() - each.since < WAIT_SECONDS for each in self._gates.values())
+        """Is a checkpoint pending? Those pending for longer than WAIT_SECONDS do not count."""
+        return any(clock.now() - each.since < WAIT_SECONDS for each in self._pending.values())
 
     def tick(self) -> None:
         now = clock.now()
-        if now - self._looked_at < LOOK_SECONDS:
+        if not self._throttle.due("look", LOOK_SECONDS, now):
             return
-        self._looked_at = now
         self._made_of.clear()
-        self._contained("what is announced", self._hear, now)
-        for key, each in list(self._gates.items()):
+        self._guard("what is announced", self._read_notices, now)
+        for key, each in list(self._pending.items()):
             if self._dealt_with(each, now):
-                del self._gates[key]
-        self._contained("commands", obey_commands, self.coordinator)
-        self._contained("stale checkpoints", self._drop_stale)
-        self._contained("pins", self._pins)
-        self._contained(str(self.paths.gate), self._book.write, self._gates.values(), now)
+                del self._pending[key]
+        self._guard("commands", obey_commands, self.coordinator)
+        self._guard("stale checkpoints", self._drop_stale)
+        self._guard("pins", self._pins)
+        self._guard(str(self.paths.pending), self._writer.write, self._pending.values(), now)
 
-    def _hear(self, now: float) -> None:
+    def _read_notices(self, now: float) -> None:
         for delivery in self._deliveries():
-            each = Gate(delivery.notice, since=now)
+            each = PendingCheckpoint(delivery.notice, since=now)
             if delivery.wrong:
                 each.add(delivery)
                 self._refuse(each, delivery.wrong, now)
                 continue
             key = (delivery.notice.checkpoint, delivery.notice.suite)
-            self._gates.setdefault(key, each).add(delivery)
+            self._pending.setdefault(key, each).add(delivery)
 
     def _deliveries(self) -> Iterator[sources.Delivery]:
         yield from sources.from_submissions(self.paths)
@@ -111,18 +109,20 @@ class Service:
         yield from sources.from_stream(self.paths)
         yield from self._watch.look()
 
-    # --- the gate ----------------------------------------------------------------------------------------------------
+    # --- pending checkpoints -----------------------------------------------------------------------------------------
 
-    def _dealt_with(self, each: Gate, now: float) -> bool:
-        """True once the notice is dealt with: accepted, or refused for good. Whatever one checkpoint raises is its own."""
-        try:
-            return not self._lacks_lm_eval(each) and self._pass(each, now)
-        except Exception as error:
-            log.exception("%s", each.notice.checkpoint)
-            return self._refuse(each, f"a fault of ours, in the daemon's log: {error!r}", now)
+    def _dealt_with(self, each: PendingCheckpoint, now: float) -> bool:
+        """True once the notice is dealt with: accepted, or refused for good. An unexpected error refuses it."""
+        with isolated(partial(self._unexpected, each, now)):
+            return not self._lacks_lm_eval(each) and self._examine(each, now)
+        return True
 
-    def _lacks_lm_eval(self, each: Gate) -> bool:
-        """Without it nothing could be begun: the checkpoint waits."""
+    def _unexpected(self, each: PendingCheckpoint, now: float, error: Exception) -> None:
+        log.error("%s", each.notice.checkpoint, exc_info=error)
+        self._refuse(each, f"an error in evalspan, see the daemon's log: {error!r}", now)
+
+    def _lacks_lm_eval(self, each: PendingCheckpoint) -> bool:
+        """True, and the checkpoint stays pending, where lm-eval does not answer: no evaluation could begin."""
         try:
             self.coordinator.performer.lm_eval_version()
         except EvalspanError as error:
@@ -130,20 +130,22 @@ class Service:
             return True
         return False
 
-    def _pass(self, each: Gate, now: float) -> bool:
+    def _examine(self, each: PendingCheckpoint, now: float) -> bool:
         try:
             record = self._record(each)
         except (EvalspanError, OSError, ValueError) as error:
             each.signature = ""
             why = " ".join(str(error).split())
-            young = now - each.since < WAIT_SECONDS  # not whole yet, perhaps, or somebody mends the suite
+            young = (
+                now - each.since < WAIT_SECONDS
+            )  # it may not be whole yet, or its suite file may be edited
             passing = may_pass(error) or (young and _may_be_there(each.notice.checkpoint))
             if passing and not isinstance(error, NotAdmittedError):
                 each.wait(why)
                 return False
             return self._refuse(each, why, now)
         if each.announced and not each.why:
-            return self._accept(record, each)  # said to be saved, and whole at the first look
+            return self._accept(record, each)  # announced after it was saved, and whole at the first look
         if record.checkpoint.digest != each.signature:
             each.signature, each.stable_since = record.checkpoint.digest, now
             return False
@@ -151,7 +153,7 @@ class Service:
             return False
         return self._accept(record, each)
 
-    def _record(self, each: Gate) -> EvaluationRecord:
+    def _record(self, each: PendingCheckpoint) -> EvaluationRecord:
         notice, watch = each.notice, self.config.watch
         suite = notice.suite
         if not each.own or suite == "default":
@@ -172,7 +174,7 @@ class Service:
         )
 
     def _inputs(self, suite: SuiteSpec, model: ModelOptions) -> Inputs:
-        """What a suite is made of, looked at once a tick."""
+        """Source keys of a suite, looked up once a tick."""
         key = suite.model_dump_json()
         if key not in self._made_of:
             performer = self.coordinator.performer
@@ -180,27 +182,26 @@ class Service:
             self._made_of[key] = look(suite, model)
         return self._made_of[key]
 
-    def _accept(self, record: EvaluationRecord, each: Gate) -> bool:
-        """Nothing is wrong with the checkpoint: what keeps it back now is the site, and is waited for."""
+    def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> bool:
+        """Accept a good checkpoint; False, and it stays pending, where storage or the site is away."""
         try:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = wiring.hosting(self.config, self.coordinator.cluster)
             self.coordinator.accept_or_wait(wiring.at_site(record, self._hosting, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
-            if (
-                running is not None and record.priority > running.state.record.priority
-            ):  # a notice that comes again lowers none
+            # a second notice raises the priority and never lowers it
+            if running is not None and record.priority > running.state.record.priority:
                 self.coordinator.prioritize(record.evaluation_id, record.priority)
         except (OSError, ClusterError, EvalspanError) as error:
             each.wait(str(error))
             return False
-        self._book.forgive(each.notice)
+        self._writer.accept(each.notice)
         each.done()
         return True
 
-    def _refuse(self, each: Gate, why: str, now: float) -> bool:
+    def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> bool:
         log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
-        self._book.refuse(each.notice, why, now)
+        self._writer.refuse(each.notice, why, now)
         each.done()
         return True
 
@@ -215,15 +216,15 @@ class Service:
         }
         keep_every = None if policy == "latest" else policy.keep_every
         there = {record.evaluation_id for record in self.coordinator.records()}
-        for evaluation_id in self._series.keys() - there:  # ended, given up, or removed
+        for evaluation_id in self._series.keys() - there:  # it has ended, was given up, or was removed
             self._series[evaluation_id] = replace(self._series[evaluation_id], phase="over")
         for evaluation_id, why in stale(self._series.values(), keep_every).items():
-            # a full disk, or a journal that it refused before: dropped at a later look
+            # a full disk, or a parked evaluation: cancelled at a later look
             with contextlib.suppress(OSError, KeyError):
                 self.coordinator.cancel(evaluation_id, why)
 
     def _pins(self) -> None:
-        """A marker in each checkpoint that is still needed; the trainer's hook honours it (`hook.pinned`)."""
+        """Keep a marker file in each checkpoint that is still needed; training asks for it by `hook.pinned`."""
         wanted = {str(_pin(record)) for record in self.coordinator.records()}
         for pin in wanted - self._pinned:
             with contextlib.suppress(OSError):  # a read-only checkpoint cannot be pinned
@@ -235,7 +236,7 @@ class Service:
 
 
 def _may_be_there(place: str) -> bool:
-    """False where it is known that there is no such place; storage that errs, or that is not for us, says nothing."""
+    """False where there is no such path. True where storage fails or denies access: the path may exist."""
     try:
         Path(place).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -246,15 +247,15 @@ def _may_be_there(place: str) -> bool:
 
 
 def _is_there(place: Path) -> bool:
-    """Not where we may not look, either, which `Path.exists` raises for."""
+    """Does it exist? False also where access is denied, where `Path.exists` raises."""
     return os.path.exists(place)  # noqa: PTH110
 
 
 def _records(paths: WorkPaths) -> Iterator[EvaluationRecord]:
-    """Of every evaluation that this work folder has ever taken, as far as this version can read them."""
+    """The records of all evaluations of this work folder that this version can read."""
     for file in paths.root.glob("*/evaluation.json"):
-        with contextlib.suppress(OSError, ValidationError):
-            yield EvaluationRecord.model_validate_json(file.read_bytes())
+        if (record := read_evaluation(EvaluationPaths(file.parent))) is not None:
+            yield record
 
 
 def _pin(record: EvaluationRecord) -> Path:
@@ -264,7 +265,7 @@ def _pin(record: EvaluationRecord) -> Path:
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
     if state.ended_at is not None or state.ending.cancelled:
         return "over"
-    # staged ahead is not started; what a person took up again is not dropped once more
+    # a prefetch is no start; an evaluation that a person retried is never dropped as stale
     started = state.ending.retried or any(n.lanes for n in state.nodes.by_name.values())
     return "started" if started else "waiting"
 

@@ -1,7 +1,7 @@
-"""From settings to a coordinator: which cluster, which Redis, which interpreters. The one place that wires them.
+"""A coordinator from the settings: its cluster, Redis and interpreters.
 
-Rule: nothing here decides anything about an evaluation; every default that depends on the machine is made here.
-It does not know: the loop's rules.
+Rule: every default that depends on the machine is made here; nothing here decides about an evaluation. Commands call
+`coordinator_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import urllib.parse
@@ -26,6 +25,7 @@ from pathlib import Path
 import evaljobs
 import priors
 from coordinator.allocation.allocate import Limits
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, RefusedError, slurm_parse
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.sbatch_text import SlurmOptions
@@ -52,11 +52,10 @@ from evaljobs.queue.redis_client import RedisAddress
 
 log = logging.getLogger(__name__)
 
-LOCAL_CPU_SLOTS = 2
-# looks at jobs for one at nodes: with the first looks and the last ones, under 0.2 a second at 10 s
-NODES_PACE = 1.5
-MOST_WORKERS = 64  # where the settings name no number: more would leave others little of a CPU partition
-SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side; a controller serves many users so
+LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
+NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: under 0.2 requests a second at 10 s
+MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
+SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
@@ -70,9 +69,8 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT} and WorkPaths(work).lock.exists():
-            log.warning(
-                "the work folder %s: %s", work, error.strerror
-            )  # one that has served before: it is waited for
+            # it was in use before: the loop waits for room
+            log.warning("the work folder %s: %s", work, error.strerror)
             return config
         raise OperatorError(
             f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
@@ -85,7 +83,7 @@ def _python(config: Config) -> str:
 
 
 def _command(config: Config) -> tuple[str, ...]:
-    """What starts the trial interpreter: the site's prologue, the container, python."""
+    """The command of the trial interpreter: the site's prologue, the container, python."""
     command = (*shlex.split(config.trial.container or ""), _python(config))
     if config.trial.prologue:
         return ("bash", "-c", f'{config.trial.prologue.strip()}\nexec "$@"', "bash", *command)
@@ -116,7 +114,7 @@ def site_of(config: Config) -> Site:
 
 
 def _code_folder(config: Config) -> Path:
-    """A copy of what runs on nodes, for an interpreter that does not have this package; made once a version."""
+    """A copy of the node-side packages, for an interpreter without them; made once a version."""
     version = importlib.metadata.version("evalspan")
     folder = WorkPaths(config.work_dir).cache / f"code-{version}"
     for package in (evaljobs, priors):
@@ -176,9 +174,9 @@ def run_options(config: Config) -> RunOptions:
 
 
 def judge_options(config: Config) -> JudgeOptions | None:
-    """The judge that the settings name, None where they name none; OperatorError where it cannot be asked as they stand.
+    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
 
-    The key is looked at here and kept nowhere: jobs read it themselves.
+    The key is only checked here: jobs read it themselves.
     """
     section = config.judge
     if section.url is None:
@@ -264,7 +262,7 @@ def cluster_of(config: Config) -> Cluster:
 
 
 def _digest(text: str) -> str:
-    """Two work folders of one name are told apart in Slurm's queue."""
+    """Eight hex digits that keep two work folders of one name apart in Slurm's queue."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -318,12 +316,10 @@ def keeper_of(config: Config, cluster: Cluster) -> Keeper:
 def _tls_files(config: Config) -> dict[str, str]:
     """The files of a TLS connection that the settings name; OperatorError where one cannot be read."""
     files = {}
-    for key in ("ca_file", "cert_file", "key_file"):
-        place: Path | None = getattr(config.redis, key)
-        if place is None:
-            continue
+    named = {"ca_file", "cert_file", "key_file"}
+    for key, place in config.redis.model_dump(include=named, exclude_none=True).items():
         try:
-            place.open("rb").close()
+            Path(place).open("rb").close()
         except OSError as error:
             raise OperatorError(f"redis.{key} {place}: {error.strerror}") from error
         files[key] = str(place)
@@ -336,18 +332,17 @@ def controller_host() -> str:
     RetryError while it is away, OperatorError where it does not say.
     """
     argv = ["scontrol", "show", "config"]
+    said, away = "it names no SlurmctldHost", False
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RetryError(f"{' '.join(argv)}: no answer in {error.timeout:g} s") from error
-    match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", done.stdout, re.MULTILINE)
-    if match is None:
-        why = (done.stderr.strip().splitlines() or ["it names no SlurmctldHost"])[-1]
-        said = f"{' '.join(argv)}: {why}"
-        if slurm_parse.says(why, slurm_parse.AWAY):
-            raise RetryError(said)
-        raise OperatorError(f"{said}; set redis.bind to this host's cluster address")
-    return match.group(2) or match.group(1)
+        config = run_command(argv, seconds=30)
+        match = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", config, re.MULTILINE)
+        if match is not None:
+            return match.group(2) or match.group(1)
+    except CommandError as error:
+        said, away = str(error), error.timed_out or slurm_parse.says(str(error), slurm_parse.AWAY)
+    if away:
+        raise RetryError(f"{' '.join(argv)}: {said}")
+    raise OperatorError(f"{' '.join(argv)}: {said}; set redis.bind to this host's cluster address")
 
 
 def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:

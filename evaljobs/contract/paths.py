@@ -38,8 +38,8 @@ class EvaluationPaths:
         self.request_sets = self.root / "request_sets.json"
         self.results = self.root / "results.json"
         self.report = self.root / "report.json"
-        self.ended = self.root / "ended.json"
-        self.fault = self.root / "fault.json"
+        self.status = self.root / "status.json"
+        self.ended = self.root / "ended.json"  # of earlier versions: read where there is no status.json
 
     def folders(self) -> tuple[Path, ...]:
         return (
@@ -88,8 +88,8 @@ class WorkPaths:
         self.digests = self.cache / "digests.json"
         self.spool = self.root / "spool"
         self.submissions = self.root / "submissions"
-        self.kept_back = self.root / "kept_back.json"
-        self.gate = self.root / "gate.json"
+        self.nodes = self.root / "nodes.json"
+        self.pending = self.root / "pending.json"
         self.watched = self.root / "watched.json"
 
     def evaluation(self, evaluation_id: str) -> EvaluationPaths:

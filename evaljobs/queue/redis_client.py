@@ -9,10 +9,11 @@ coordinator, `work_queue` and `judges`.
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import redis
 from pydantic import Field, ValidationError
@@ -22,6 +23,7 @@ from redis.retry import Retry
 from evaljobs.contract.specs import SCHEMA_VERSION, Record
 from evaljobs.contract.storage import write_atomic
 
+T = TypeVar("T")
 SOCKET_SECONDS = 5.0  # most seconds for one command; a queue script takes milliseconds
 HEALTH_SECONDS = 15  # seconds idle before a connection is pinged: firewalls drop silent ones
 DOCS = "see docs/redis.md"
@@ -174,6 +176,19 @@ def explained(where: str) -> Iterator[None]:
         yield
     except (redis.RedisError, OSError) as error:
         raise QueueUnavailable(explain(error, where)) from error
+
+
+def once_more(effect: Callable[[], T], reconnect: Callable[[], object]) -> T:
+    """What `effect()` returns. After a broken connection `reconnect()` is called and `effect()` once more: a restarted
+    server breaks idle connections, and may have another address. Other errors are raised at once, as QueueUnavailable.
+    """
+    try:
+        return effect()
+    except QueueUnavailable as error:
+        if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
+            raise
+    reconnect()
+    return effect()
 
 
 def explain(error: Exception, where: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import redis
 
 from evaljobs.queue import lua, redis_client
-from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained, once_more
 
 __all__ = ["Claim", "Progress", "QueueSnapshot", "QueueUnavailable", "QueuedShard", "WorkQueue"]
 
@@ -231,15 +231,12 @@ class WorkQueue:
 
     def _twice(self, effect: Callable[[], T]) -> T:
         """Call `effect`, again after a broken connection: the server may have restarted or moved."""
-        try:
+
+        def tried() -> T:
             with explained(self._where):
                 return effect()
-        except QueueUnavailable as error:
-            if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
-                raise
-            self._follow()
-        with explained(self._where):
-            return effect()
+
+        return once_more(tried, self._follow)
 
     @property
     def _where(self) -> str:

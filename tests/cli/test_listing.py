@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.intake import pending
-from coordinator.report.status_table import failed_jobs, show_gate, show_status
+from coordinator.report.status_table import failed_jobs, show_pending, show_status
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -82,12 +82,14 @@ def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
 
 def test_what_waits_at_the_gate_and_what_was_refused_is_told_with_its_reason():
     """In a line each, names in brackets that rich would eat included."""
-    shown = pending.Shown(
-        waiting=(pending.Waits(checkpoint="/run/[step]-1", suite="core", since=100.0, why="no config.json"),),
+    shown = pending.PendingFile(
+        waiting=(
+            pending.Waiting(checkpoint="/run/[step]-1", suite="core", since=100.0, why="no config.json"),
+        ),
         refused=(pending.Refused(checkpoint="/run/step-2", suite="croe", at=40.0, why="no suite"),),
     )
     out = io.StringIO()
-    show_gate(Console(file=out, width=40), shown, 160.0)
+    show_pending(Console(file=out, width=40), shown, 160.0)
     assert out.getvalue().splitlines() == [
         "/run/[step]-1 (suite core): waits, 60.0 s by now: no config.json",
         "/run/step-2 (suite croe): refused 2:00 min ago: no suite",

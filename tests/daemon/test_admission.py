@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon.test_gate import SUITE, daemon, notices, small, taken
+from daemon.test_pending import SUITE, daemon, notices, small, taken
 from hypothesis import given
 from hypothesis import strategies as st
 from served import served_work

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.test_gate import SUITE, announce, daemon, notices, small, until
+from daemon.test_pending import SUITE, announce, daemon, notices, small, until
 from typer.testing import CliRunner
 from world_parts import record
 

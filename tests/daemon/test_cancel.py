@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from world import World, replay
-from world_parts import SITE, Faults, record
+from world_parts import SITE, Faults
 
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
 from coordinator.runtime.effects import Performer
 
 
@@ -22,11 +21,10 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     performer = Performer(
         site=SITE, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
     )
-    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1)))
     job_id = cluster.submit(Job(name="es-x", argv=("true",), log="/dev/null"))
     cluster.advance()
     cluster.fail("cancel", ClusterError("away"), times=2)
-    assert performer.perform(state, do.CancelJob(job_id=job_id)) == []
+    performer.cancel([do.CancelJob(job_id=job_id)])
     with pytest.raises(ClusterError):
         performer.cancel_again()
     assert cluster.member(job_id).phase != "ended"

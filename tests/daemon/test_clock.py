@@ -9,17 +9,17 @@ from world import World
 from world_parts import Faults
 
 from coordinator.base import clock
-from coordinator.runtime.loop import _Due
+from coordinator.base.throttle import Throttle
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 def test_a_set_clock_makes_nothing_due_sooner_or_later(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """What is done every ten seconds is neither done at once nor in an hour."""
-    due, wall = _Due(), time.time
-    assert due("jobs", 10.0, clock.now())
+    throttle, wall = Throttle(), time.time
+    assert throttle.due("jobs", 10.0, clock.now())
     monkeypatch.setattr(time, "time", lambda: wall() + jump)
-    assert not due("jobs", 10.0, clock.now())
-    assert due("jobs", 10.0, clock.now() + 10.0)
+    assert not throttle.due("jobs", 10.0, clock.now())
+    assert throttle.due("jobs", 10.0, clock.now() + 10.0)
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

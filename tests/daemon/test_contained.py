@@ -1,4 +1,4 @@
-"""What goes wrong with one evaluation is that one's fault alone: it is set aside, read back, given up; others go on."""
+"""What goes wrong with one evaluation is that one's fault alone: it is parked, read back, given up; others go on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from loop_parts import coordinator_on, fill, no_room_for_an_event
 from world_parts import record
 
+from coordinator.base.throttle import Throttle
 from coordinator.cli.standing import rows_of
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import Config
@@ -21,7 +22,7 @@ from coordinator.runtime import parked
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.service import Service
-from coordinator.runtime.summary import read_ended
+from coordinator.runtime.status_file import Ended, Parked, read_status, write_parked
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
@@ -68,11 +69,11 @@ def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
     return {row["evaluation_id"]: row for row in rows_of(config)}
 
 
-def set_aside(coordinator: Coordinator) -> parked.Aside:
-    return coordinator._asides.by_id[BAD]
+def parked_bad(coordinator: Coordinator) -> parked.ParkedEvaluation:
+    return coordinator._parked.by_id[BAD]
 
 
-def test_a_fault_in_an_evaluations_turn_sets_it_aside_and_its_journal_brings_it_back(
+def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the fault: the other goes on, the traceback is told once, jobs go on, and `status` says why."""
@@ -88,7 +89,7 @@ def test_a_fault_in_an_evaluations_turn_sets_it_aside_and_its_journal_brings_it_
     for _ in range(20):  # it does not spin
         pair.tick()
     assert caplog.text.count("Traceback") == 1
-    set_aside(pair).due_at = 0.0
+    parked_bad(pair).until = 0.0
     pair.tick()
     assert sorted(pair.running) == [BAD, GOOD]
     assert shown(pair)[BAD]["fault"] is None
@@ -104,11 +105,11 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
     pair.tick()
     for _ in parked.FAULT_SECONDS:
-        assert set_aside(pair).standing == "faulty"
-        set_aside(pair).due_at = 0.0
+        assert parked_bad(pair).reason == "fault"
+        parked_bad(pair).until = 0.0
         pair.tick()
-    assert set_aside(pair).standing == "given-up"
-    until(pair, lambda: not jobs_of(cluster, BAD) and not set_aside(pair).open)
+    assert parked_bad(pair).reason == "given-up"
+    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
     assert jobs_of(cluster, GOOD)
     assert "is no event of this version" in str(pair.lost(BAD))
     assert shown(pair)[BAD]["stage"] == "given up"
@@ -142,9 +143,9 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
         obey_commands(coordinator)
         until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
     coordinator.keeper.stop()
-    fault = parked.read_fault(EvaluationPaths(work / BAD))
-    assert fault is not None
-    assert fault.cancelled == "enough"
+    status = read_status(EvaluationPaths(work / BAD))
+    assert isinstance(status, Parked)
+    assert (status.cancelled, status.until) == ("enough", None)
     lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)
     (work / BAD / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
     later = coordinator_on(work, cluster)
@@ -163,18 +164,18 @@ def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(
     pair.tick()
     assert list(pair.running) == [GOOD]
     (work / BAD / "outcomes").mkdir(parents=True)
-    until(pair, lambda: not jobs_of(cluster, BAD) and not set_aside(pair).open)
+    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
     assert jobs_of(cluster, GOOD)
     pair.forget_ended()
-    assert not pair._asides.by_id
+    assert not pair._parked.by_id
     assert caplog.text.count("its folder has been removed; forgotten") == 1
     away = work.with_name("away")
     work.rename(away)
     pair.tick()
-    assert pair._asides.by_id[GOOD].standing == "refused"
+    assert pair._parked.by_id[GOOD].reason == "refused"
     assert jobs_of(cluster, GOOD)
     away.rename(work)
-    pair._asides.by_id[GOOD].due_at = 0.0
+    pair._parked.by_id[GOOD].until = 0.0
     pair.tick()
     assert list(pair.running) == [GOOD]
 
@@ -211,7 +212,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
     coordinator.keeper.stop()
 
 
-def test_while_set_aside_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
+def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
     disk: Path, cluster: FakeCluster
 ) -> None:
     """Rotation may not take what is needed again in a moment; who asked is obeyed once it is back."""
@@ -228,15 +229,15 @@ def test_while_set_aside_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
         no_room_for_an_event(coordinator.running[GOOD].paths.journal)
         filler = fill(disk)
         until(coordinator, lambda: GOOD not in coordinator.running)
-        service._looked_at = 0.0
+        service._throttle = Throttle()
         service.tick()
         assert pinned(checkpoint)
         filler.unlink()
         leave_command(coordinator.performer.site.paths, Command(command="cancel", evaluation_id=GOOD))
-        service._looked_at = 0.0
+        service._throttle = Throttle()
         service.tick()
         until(coordinator, lambda: GOOD in coordinator.running)
-        service._looked_at = 0.0
+        service._throttle = Throttle()
         service.tick()
         assert coordinator.running[GOOD].state.ending.cancelled == "asked"
     coordinator.keeper.stop()
@@ -254,21 +255,44 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     before.keeper.stop()
     paths = EvaluationPaths(work / GOOD)
     row = shown(before)[GOOD]
-    ended = read_ended(paths)
-    assert ended is not None
-    paths.ended.unlink()
+    ended = read_status(paths)
+    assert isinstance(ended, Ended)
+    paths.status.unlink()
     assert {**shown(before)[GOOD], "age_seconds": 0} == {**row, "age_seconds": 0}
     coordinator = coordinator_on(work, cluster)
     coordinator.resume_all()
     assert not coordinator.running
-    assert read_ended(paths) == ended
+    assert read_status(paths) == ended
     paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
     coordinator.resume_all()
-    assert not coordinator._asides.by_id
+    assert not coordinator._parked.by_id
     assert shown(before)[GOOD]["stage"] == "cancelled"
     with paths.journal.open("ab") as journal:
         journal.write(b"x")
-    assert read_ended(paths) is None, "it was gone on with"
+    assert read_status(paths) is None, "it was gone on with"
+
+
+def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Its summary is `ended.json`, without the field that tells it from a parked one; `status.json` counts before it."""
+    work = tmp_path / "work"
+    before = coordinator_on(work, cluster)
+    with before.in_charge():
+        accept(before, GOOD)
+        before.cancel(GOOD, "asked")
+        until(before, lambda: before.running[GOOD].state.ended_at is not None)
+        before.forget_ended()
+    before.keeper.stop()
+    paths = EvaluationPaths(work / GOOD)
+    ended = read_status(paths)
+    old = json.loads(paths.status.read_text())
+    del old["what"]
+    paths.ended.write_text(json.dumps(old))
+    paths.status.unlink()
+    assert read_status(paths) == ended
+    paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
+    assert shown(before)[GOOD]["stage"] == "cancelled"
+    write_parked(paths, Parked(evaluation_id=GOOD, at=1.0, error="no disk", until=2.0))
+    assert shown(before)[GOOD]["stage"] == "parked"
 
 
 def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:
@@ -286,7 +310,7 @@ def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluste
         for _ in range(5):
             coordinator.tick()
         assert list(coordinator.running) == [GOOD]
-        assert not coordinator._asides.by_id
+        assert not coordinator._parked.by_id
         assert jobs_of(cluster, GOOD)
         assert list(shown(coordinator)) == [GOOD]
     coordinator.keeper.stop()

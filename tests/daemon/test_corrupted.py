@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from world import World
 from world_parts import SITE, Faults
 
+from coordinator.base.throttle import Throttle
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import shards
@@ -111,7 +112,8 @@ def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path)
     state.shards.by_name[shard].frame = None
     running = Running.__new__(Running)
     running.state, running.paths, running.snapshot = state, EvaluationPaths(tmp_path), None
-    running._consumed, running._paces, running._scanned_at = {}, {}, 0.0
+    running._consumed, running._paces = {}, {}
+    running._throttle = Throttle()
     for trial in ("a", "b"):
         copy = ShardResponses(
             task=leaf.planned.task,
@@ -204,7 +206,8 @@ def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path: Path) -> 
     world, _ = scoring(3)
     running = Running.__new__(Running)
     running.state, running.paths, running.snapshot = world.state, EvaluationPaths(tmp_path), None
-    running._consumed, running._paces, running._scanned_at = {}, {}, 0.0
+    running._consumed, running._paces = {}, {}
+    running._throttle = Throttle()
     running._outcomes_read = set()
     for folder in (running.paths.responses, running.paths.outcomes):
         folder.mkdir()

@@ -56,12 +56,12 @@ def test_the_last_word_on_a_node_counts_until_its_time_is_over(
     tmp_path_factory: pytest.TempPathFactory, words: list[tuple[str, float, float]]
 ) -> None:
     """Kept back to the second; a time that is over takes back what was said before; nothing else is forgotten."""
-    path = tmp_path_factory.mktemp("w") / "kept_back.json"
+    path = tmp_path_factory.mktemp("w") / "nodes.json"
     said: dict[str, float] = {}
     now = 0.0
     for node, until, passed in words:
         now += passed
-        left = cordons.keep(path, [node], until, now)
+        left = cordons.cordon(path, [node], until, now)
         said[node] = until
         assert left == cordons.read(path, now) == {n: at for n, at in said.items() if at > now}
 

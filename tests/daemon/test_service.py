@@ -127,14 +127,14 @@ def announce(site: Any, checkpoint: Path, times: int) -> None:
 def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_in_between_it_is_one_evaluation(
     site: Any, expected: dict[str, Any]
 ) -> None:
-    """The gate waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
+    """The daemon waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
     checkpoint = site.folder / "run" / "step-100"
     shutil.copytree(site.model, checkpoint)
     whole = (checkpoint / WEIGHTS).read_bytes()
     (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
     site.pause_a_trial(after=0)
     with daemon(site) as (process, log):
-        wait(lambda: "is not taken yet" in log.read_text(), "the gate says what it waits for", log)
+        wait(lambda: "is not taken yet" in log.read_text(), "the log says what it waits for", log)
         wait((site.work / "redis" / "address.json").exists, "Redis", log)
         announce(site, checkpoint, 50)
         assert not journals(site), "half a checkpoint is not taken"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.test_gate import SUITE, daemon, small, taken
+from daemon.test_pending import SUITE, daemon, small, taken
 from staging.test_ordinary_user import as_user
 from typer.testing import CliRunner
 
@@ -19,7 +19,7 @@ from coordinator.cli.evaluate import _record
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake.sources import Notice, spool, submit
-from coordinator.runtime import service, wiring
+from coordinator.runtime import service
 from coordinator.runtime.journal import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
@@ -110,9 +110,9 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(
     place = small(tmp_path / name)
     (tmp_path / "latest").symlink_to(place)
     option = [] if said is None else ["--step", str(said)]
+    performer = daemon(tmp_path / "work").coordinator.performer
     for path in (str(place), "latest"):
         settings = Config(work_dir=tmp_path / "work")
-        performer = wiring.coordinator_of(settings).performer
         record = _record(
             performer, settings, path, SUITE, slots=None, shards=None, batch_size=None, step=said
         )

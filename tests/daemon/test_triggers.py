@@ -100,7 +100,7 @@ def test_what_is_no_plain_file_stops_no_look(work: WorkPaths, kind: str) -> None
                 with contextlib.suppress(OSError):  # lets the thread go on
                     os.close(os.open(folder / "0.json", os.O_WRONLY | os.O_NONBLOCK))
             raise
-    refused = {Path(r.checkpoint).name for r in pending.read(work.gate).refused}
+    refused = {Path(r.checkpoint).name for r in pending.read(work.pending).refused}
     assert refused == {"0.json", "nowhere"}
 
 

@@ -1,4 +1,4 @@
-"""The gate: what one checkpoint, one watched folder or one command raises is its own, and no other one's; what storage or
+"""Pending checkpoints: what one checkpoint, one watched folder or one command raises is its own, and no other one's; what storage or
 the site raises is waited for. Whoever asks is told."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from staging.world import make_checkpoint
 from typer.testing import CliRunner
 from world_parts import record
 
-from coordinator.base.isolate import Contained
+from coordinator.base.isolate import LoopGuard
 from coordinator.cli import app
 from coordinator.cluster.fake import FakeCluster
 from coordinator.cluster.slurm_rules import Hosting
@@ -94,7 +94,7 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     announce(ears, good)
     ears.tick()
     assert taken(ears) == ["good"]
-    shown = pending.read(ears.paths.gate)
+    shown = pending.read(ears.paths.pending)
     refused = [Path(r.checkpoint).name[:7] for r in shown.refused]
     assert refused == ["xxxxxxx", "no\0name", "circle", "nowhere"]
     assert "no such folder" in shown.refused[-1].why
@@ -127,20 +127,20 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
     assert taken(ears) == ["good"]
     assert notices(ears) == 0
     assert "Traceback" in caplog.text
-    (refused,) = pending.read(ears.paths.gate).refused
+    (refused,) = pending.read(ears.paths.pending).refused
     assert "a rule of ours" in refused.why
-    assert daemon(tmp_path / "work")._book._refused, "a new daemon still knows"
+    assert daemon(tmp_path / "work")._writer._refused, "a new daemon still knows"
 
 
 def test_a_refused_checkpoint_that_is_announced_again_and_taken_is_shown_no_more(tmp_path: Path) -> None:
     ears = daemon(tmp_path / "work")
     announce(ears, tmp_path / "late")
     ears.tick()
-    assert pending.read(ears.paths.gate).refused
+    assert pending.read(ears.paths.pending).refused
     announce(ears, small(tmp_path / "late"))
     ears.tick()
     assert taken(ears) == ["late"]
-    assert pending.read(ears.paths.gate) == pending.Shown()
+    assert pending.read(ears.paths.pending) == pending.PendingFile()
 
 
 @pytest.fixture
@@ -174,12 +174,12 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
     announce(ears, small(tmp_path / "new"))
     ears.tick()
     assert notices(ears) == 1
-    (waits,) = pending.read(ears.paths.gate).waiting
+    (waits,) = pending.read(ears.paths.pending).waiting
     assert "install `evalspan[hf]` there" in waits.why
     (tmp_path / "has").touch()
     wait(lambda: ears.tick() or "new" in taken(ears))
     assert notices(ears) == 0
-    assert not pending.read(ears.paths.gate).waiting
+    assert not pending.read(ears.paths.pending).waiting
 
 
 def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
@@ -204,7 +204,7 @@ def wait(law: Callable[[], object], seconds: float = 240) -> None:
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder in which anybody may look."""
-    folder = Path(tempfile.mkdtemp(prefix="gate-user-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="pending-user-", dir="/dev/shm"))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
@@ -236,7 +236,7 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
         ears.tick()
         ears.tick()
         assert taken(ears) == ["step-2"], caplog.text
-        (waits,) = pending.read(ears.paths.gate).waiting
+        (waits,) = pending.read(ears.paths.pending).waiting
         assert "Permission denied" in waits.why
         assert notices(ears) == 1
 
@@ -281,7 +281,7 @@ def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.Log
 
 def test_a_part_that_raises_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     """And again when it raises anew after a turn that went well; the others are called all the same."""
-    contained = Contained(logging.getLogger("parts"))
+    contained = LoopGuard(logging.getLogger("parts"))
     turns = iter([OSError("full"), OSError("full"), None, OSError("full"), ValueError("other")])
 
     def part() -> str:

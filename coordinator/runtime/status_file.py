@@ -1,0 +1,129 @@
+"""`status.json` of an evaluation: its summary once it has ended, or why it is parked.
+
+Rule: the journal stays the truth. The summary counts while the journal has the length that it had at the end; without a
+valid one, or after a `retry`, the journal is read. The daemon, `status` and the backlog read this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import State
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import Record
+from evaljobs.contract.storage import write_record
+
+SCHEMA_VERSION = 1
+WARNINGS = 5  # number of warnings in a summary: the last ones
+
+
+class Ended(Record):
+    """An evaluation that has ended. `started`: it used GPUs; `cancelled`: why it was cancelled or dropped, or ""."""
+
+    what: Literal["ended"] = "ended"
+    schema_version: int = SCHEMA_VERSION
+    evaluation_id: str
+    journal_bytes: int
+    accepted_at: float  # unix seconds
+    ended_at: float  # unix seconds
+    checkpoint: str  # the folder that training wrote
+    step: int | None
+    suite: str
+    converted_digest: str | None = None  # of the announced checkpoint: names its converted copy
+    cancelled: str = ""
+    started: bool
+    shards: int
+    shards_done: int
+    scored: int
+    entries: int
+    stragglers: Mapping[str, float]  # trial -> its time as a multiple of the other trials' time
+    errors: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+class Parked(Record):
+    """An evaluation that cannot go on now. `cancelled`: the reason of a cancellation that waits for its return, or ""."""
+
+    what: Literal["parked"] = "parked"
+    schema_version: int = SCHEMA_VERSION
+    evaluation_id: str
+    at: float  # unix seconds
+    error: str
+    until: float | None  # unix seconds of the next try; None: given up until `evalspan retry`
+    cancelled: str = ""
+
+
+_STATUS: TypeAdapter[Ended | Parked] = TypeAdapter(Ended | Parked)
+
+
+def read_status(paths: EvaluationPaths) -> Ended | Parked | None:
+    """What became of an evaluation; None where only its journal says it."""
+    try:
+        # evaluations that ended under earlier versions have `ended.json`, which holds the same fields
+        file = paths.status if paths.status.exists() else paths.ended
+        found = _STATUS.validate_json(file.read_bytes())
+        if isinstance(found, Ended) and found.journal_bytes != paths.journal.stat().st_size:
+            return None
+    except (OSError, ValidationError):
+        return None
+    current = found.schema_version == SCHEMA_VERSION and found.evaluation_id == paths.root.name
+    return found if current else None
+
+
+def write_ended(state: State, paths: EvaluationPaths) -> None:
+    """Write the summary of an evaluation that has ended. Where the disk refuses it, readers use the journal."""
+    if state.ended_at is not None:
+        with contextlib.suppress(OSError):
+            write_record(paths.status, ended_of(state, paths.journal.stat().st_size))
+
+
+def ended_of(state: State, journal_bytes: int) -> Ended:
+    """The summary of a state that has ended. Pure."""
+    if state.ended_at is None:
+        raise ValueError(f"{state.evaluation_id} has not ended")
+    checkpoint, announced = state.record.checkpoint, state.conversion.announced
+    return Ended(
+        evaluation_id=state.evaluation_id,
+        journal_bytes=journal_bytes,
+        accepted_at=state.record.accepted_at,
+        ended_at=state.ended_at,
+        checkpoint=checkpoint.announced,
+        step=checkpoint.step,
+        suite=state.record.suite.name,
+        converted_digest=announced.digest if announced is not None else None,
+        cancelled=state.ending.cancelled,
+        started=any(n.lanes for n in state.nodes.by_name.values()),
+        shards=len(state.shards.by_name),
+        shards_done=len(state.shards.by_name) - state.shards.todo,
+        scored=sum(e.status == "scored" for e in state.entries),
+        entries=len(state.entries),
+        stragglers=dict(state.trials.stragglers),
+        errors={e.name: e.error for e in state.entries if e.error},
+        warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
+    )
+
+
+def write_parked(paths: EvaluationPaths, parked: Parked) -> None:
+    """Write why an evaluation is parked, where its folder exists and the disk takes it."""
+    with contextlib.suppress(OSError):
+        if paths.root.is_dir():
+            write_record(paths.status, parked)
+
+
+def remove_status(paths: EvaluationPaths) -> None:
+    """Remove the file of an evaluation that goes on."""
+    with contextlib.suppress(OSError):
+        paths.status.unlink(missing_ok=True)
+
+
+def read_evaluation(paths: EvaluationPaths) -> EvaluationRecord | None:
+    """The record that an evaluation was accepted with; None where it cannot be read."""
+    try:
+        return EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+    except (OSError, ValidationError):
+        return None
