@@ -1,7 +1,7 @@
 """What the same work would have taken without evalspan, by simulation of this very run's measured seconds. Pure.
 
-Rule: the policies and their costs are those of `packing.baselines`; the seconds are what was measured here, with no
-spread. A model load, a read of the weights and the building of a task's requests cost each job of a baseline what they
+Rule: the policies and their costs are those of `simulation.commands`; the seconds are what was measured here, with no
+spread. Round-robin is the plan that `[plan] policy = "round-robin"` would run, on staged weights. A model load, a read of the weights and the building of a task's requests cost each job of a baseline what they
 cost here once; where request sets were reused or weights were not staged, that cost is taken as none, in the
 baselines' favour. The same lanes, and as many CPU slots as there were workers.
 It does not know: journals, or how it is shown.
@@ -21,6 +21,8 @@ POLICIES: Mapping[str, str] = {
     "a job a data set": "per-dataset",
     "OpenCompass, by size": "opencompass-size",
     "OpenCompass, num-worker": "opencompass-num-worker",
+    "round-robin, tokens cached": "round-robin",
+    "round-robin, not cached": "paper",
 }
 
 
@@ -50,6 +52,7 @@ def without_evalspan(
             "cpu_slots": state.cpu_slots,
             "load_seconds": load_seconds,
             "storage_seconds_alone": read_seconds,
+            "staging_seconds": read_seconds,
             "preprocess_seconds": build_seconds / len(sets),
             "datasets": sets,
         }

@@ -168,6 +168,8 @@ def run_options(config: Config) -> RunOptions:
         workers=1 if local else config.metric.workers or FEW_WORKERS,
         worker_cpus=config.metric.cpus,
         worker_memory_mb=config.metric.memory_mb,
+        plan_policy=config.plan.policy,
+        steal=config.plan.steals,
         stage=config.stage.enabled,
         requests_mb=config.stage.requests_mb,
         host_trials=config.stage.host_trials is True,

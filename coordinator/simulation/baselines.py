@@ -2,9 +2,9 @@
 
 Rule: partitioners follow their sources to the document, errors of theirs included; where a source leaves something
 open, the choice that is faster for the baseline is taken.
-Sources: OpenCompass `partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`; the trial
-coordinator of Hu et al., NSDI 2024, section 6.2.
-It does not know: the evalspan planner.
+Sources: OpenCompass `partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of
+Hu et al., NSDI 2024, is no baseline of this file: it is planned by `planning.round_robin`, for real runs too.
+It does not know: the planning policies.
 """
 
 from __future__ import annotations
@@ -106,37 +106,6 @@ def opencompass_num_worker(sources: Sequence[Source], workers: int) -> list[Task
     return [tuple(bucket) for bucket in buckets if bucket]
 
 
-def paper(
-    sources: Sequence[Source], seconds: Sequence[float], metric_seconds: Sequence[float], gpus: int
-) -> list[Task]:
-    """The trial coordinator: large sets broken down, small ones batched by prior, long CPU metrics first.
-
-    `seconds`, `metric_seconds`: the prior of each set. A set above an even share of the run is cut into equal
-    pieces; the rest is batched, next-fit decreasing, up to a quarter of that share. Sorted by metric seconds, then
-    by inference seconds, the trials go round the GPUs as these become free.
-    """
-    share = sum(seconds) / gpus
-    trials: list[tuple[float, float, Task]] = []
-    small: list[tuple[float, float, Piece]] = []
-    for source, cost, metric in zip(sources, seconds, metric_seconds, strict=True):
-        pieces = min(source.docs, max(1, ceil(cost / share))) if share else 1
-        if pieces == 1 and cost < share / 4 and metric < share / 4:
-            small.append((cost, metric, _whole(source)))
-            continue
-        cut = _slices(source, ceil(source.docs / pieces))
-        trials += [(metric, cost * (one.end_doc - one.start_doc) / source.docs, (one,)) for one in cut]
-    small.sort(key=lambda one: -one[0])
-    batch: list[tuple[float, float, Piece]] = []
-    for index, one in enumerate(small):
-        batch.append(one)
-        cost = sum(item[0] for item in batch)
-        if index == len(small) - 1 or cost + small[index + 1][0] > share / 4:
-            trials.append((max(item[1] for item in batch), cost, tuple(item[2] for item in batch)))
-            batch = []
-    trials.sort(key=lambda trial: (-trial[0], -trial[1]))
-    return [task for _, _, task in trials]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """What every job of a policy pays, seconds. `storage`: reading the weights with a node's NIC to itself."""
@@ -145,7 +114,6 @@ class Costs:
     storage: float
     load: float
     gap: float = 0.0  # between two submissions
-    start: float = 0.0  # before any job may start: staging
     running: int = 1 << 30  # jobs at once
     metric_slots: int = 0  # jobs that may run their metric at once, GPU held; 0: metrics run elsewhere
 
@@ -176,18 +144,6 @@ def metrics_after(ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float
     """When scores are all there if every set's metric is one CPU job after all inference."""
     last = max((job.end for job in ended), default=0.0)
     jobs: list[MetricJob] = [(last, seconds, index) for index, seconds in enumerate(truth.metric_seconds)]
-    return max(last, metrics_end(jobs, [1] * len(truth.sets), cpu_slots))
-
-
-def metrics_decoupled(ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
-    """When scores are all there if every set's metric is one CPU job as soon as its documents are done."""
-    done: dict[int, float] = {}
-    for job in ended:
-        for piece, end in job.pieces:
-            index = truth.index[piece.dataset]
-            done[index] = max(end, done.get(index, 0.0))
-    last = max((job.end for job in ended), default=0.0)
-    jobs = [(end, truth.metric_seconds[index], index) for index, end in done.items()]
     return max(last, metrics_end(jobs, [1] * len(truth.sets), cpu_slots))
 
 
@@ -239,7 +195,7 @@ class _Floor:
     def run(self) -> list[Ended]:
         waiting = list(range(len(self.tasks)))[::-1]
         idle = list(range(self.gpus))
-        may_submit = now = self.costs.start
+        may_submit = now = 0.0
         while True:
             while waiting and idle and self.gpus - len(idle) < self.costs.running:
                 may_submit = max(may_submit, now)
