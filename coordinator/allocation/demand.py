@@ -31,7 +31,8 @@ def demands(states: Iterable[State]) -> list[Demand]:
         have = sum(n.lanes for n in in_use)
         most = options.max_trials if options.max_trials is not None else NO_LIMIT
         if state.leaves:
-            most = min(most, max(state.todo, 0))
+            # without stealing, the shards were dealt to the lanes that there were
+            most = min(most, max(state.todo, 0)) if options.steal or not have else have
         if most <= have:
             continue
         # a job that hosts trials holds what it has from its start

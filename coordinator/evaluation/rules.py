@@ -22,6 +22,7 @@ from coordinator.evaluation.messages import (
     CancelJob,
     FindResponses,
     MakePlan,
+    QueueShards,
     RemoveQueue,
     StopWorkers,
     SubmitJob,
@@ -56,6 +57,7 @@ def due(state: State, site: Site, now: float) -> list[Action]:
         _return_nodes(state, now)
         actions += _nodes(state, site, now)
         actions += _plan(state)
+        actions += _deal_anew(state)
         actions += _trials(state, site, now)
         actions += metric_rules.metrics(state, site, now)
         actions += metric_rules.workers(state, site, now)
@@ -105,13 +107,17 @@ def _nodes(state: State, site: Site, now: float) -> list[Action]:
     options = state.record.options
     ahead = list(state.index.nodes.get("ahead", {}).values())  # their GPUs are busy: once, ahead of them
     actions = [_submit_holder(state, site, node, now) for node in ahead]
-    for node in list(state.index.nodes.get("offered", {}).values()):
+    offered = list(state.index.nodes.get("offered", {}).values())
+    own = _lanes_with_work(state) if offered and state.leaves and not options.steal else None
+    for node in offered:
         in_use, nodes_in_use = state.index.lanes_in_use, len(state.index.in_use)
         most = options.max_trials if options.max_trials is not None else in_use + node.lanes
         if in_use >= most or (options.max_nodes is not None and nodes_in_use >= options.max_nodes):
             break
         if state.leaves and state.todo - len(state.live_trials) <= in_use - len(state.live_trials):
             break  # what is in use already suffices
+        if own is not None and in_use and own.isdisjoint(_lanes(node)):
+            continue  # without stealing it would have nothing to run
         node.lanes = min(node.lanes, most - in_use)
         if options.host_trials or node.hosted:
             if not state.leaves and (state.batch_size != "auto" or nodes_in_use):
@@ -173,13 +179,49 @@ def _plan(state: State) -> list[Action]:
     return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes[:most] if most else lanes)]
 
 
+def _lanes(node: NodeUse) -> list[str]:
+    return [f"{node.name}/{i}" for i in range(node.lanes)]
+
+
+def _lanes_with_work(state: State) -> set[str]:
+    """Lanes whose own shards are to do. O(shards): asked only without stealing, while a lane is idle or a node is offered."""
+    return {s.lane for s in state.shards.values() if s.frame is None and not s.quarantined}
+
+
+def _deal_anew(state: State) -> list[Action]:
+    """Without stealing, the shards of lanes that are lost go round-robin, by rank, to the lanes of the nodes in use."""
+    if state.record.options.steal or len(state.live_trials) >= state.index.lanes_in_use or not state.todo:
+        return []
+    kept = [lane for name in sorted(state.index.in_use) for lane in _lanes(state.nodes[name])]
+    lost = _lanes_with_work(state) - set(kept) - {state.trial_lane[trial] for trial in state.live_trials}
+    shards = sorted(
+        (shard.rank, name)
+        for name, shard in state.shards.items()
+        if shard.lane in lost and shard.frame is None and not shard.quarantined
+    )
+    dealt: dict[str, list[tuple[str, float, float]]] = {}
+    for number, (rank, name) in enumerate(shards):
+        shard = state.shards[name]
+        shard.lane = kept[number % len(kept)]
+        dealt.setdefault(shard.lane, []).append((name, rank, shard.seconds))
+    return [QueueShards(lane=lane, shards=tuple(its)) for lane, its in sorted(dealt.items())]
+
+
 def _trials(state: State, site: Site, now: float) -> list[Action]:
-    """As many trials as there are shards that no living trial can be holding, on the lanes that are free."""
+    """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
+
+    Without stealing, a trial for each free lane whose own shards are to do.
+    """
     actions: list[Action] = []
     probing = state.batch_size == "auto"
     if not state.leaves and not probing:
         return []
     need = 1 - len(state.live_trials) if probing else state.todo - len(state.live_trials)
+    own = None
+    if not probing and not state.record.options.steal:
+        idle = len(state.live_trials) < state.index.lanes_in_use
+        own = _lanes_with_work(state) if idle else set()
+        need = len(own)
     if need < 0:
         actions += _cancel_pending(state, -need)
     shunned = _shunned(state)
@@ -190,7 +232,9 @@ def _trials(state: State, site: Site, now: float) -> list[Action]:
         free = [
             lane
             for i in range(node.lanes)
-            if (lane := f"{node.name}/{i}") not in busy and lane not in shunned
+            if (lane := f"{node.name}/{i}") not in busy
+            and lane not in shunned
+            and (own is None or lane in own)
         ]
         # a lane that was preempted is gone, whichever number it bore
         free = free[: max(0, min(need, node.lanes - len(busy)))]

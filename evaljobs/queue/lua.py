@@ -2,6 +2,7 @@
 
 Keys below `evalspan:{evaluation}:`
   meta      hash    epoch (set: the queue is filled), filling (token of a fill under way),
+                    own (set: a lane runs its own shards alone: no stealing, no copies, no stragglers held back),
                     predicted and took (seconds of all shards done, whose ratio says how far predictions are off)
   info      hash    shard -> lane, priority, seconds (of every shard the coordinator named, claimed or not)
   where     hash    shard -> lane it is queued in: the unclaimed ones
@@ -171,12 +172,13 @@ return 1
 """
 )
 
-# takes token, epoch
+# takes token, epoch, and whether lanes steal (1 or 0)
 END_FILL = (
     _COMMON
     + """
 if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
-redis.call('HDEL', key('meta'), 'filling')
+redis.call('HDEL', key('meta'), 'filling', 'own')
+if ARGV[3] == '0' then redis.call('HSET', key('meta'), 'own', '1') end
 redis.call('HSET', key('meta'), 'epoch', ARGV[2])
 return 1
 """
@@ -275,11 +277,12 @@ for i = 1, #copies, 2 do
   if copies[i + 1] == trial and not known[copies[i]] then return {'shard', copies[i]} end
 end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
-local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or steal()
-local slow = tonumber(redis.call('HGET', key('slow'), trial) or 0)
+local own = redis.call('HEXISTS', key('meta'), 'own') == 1
+local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or (not own and steal()) or nil
+local slow = not own and tonumber(redis.call('HGET', key('slow'), trial)) or 0
 if slow > 0 and not (shard and in_time(shard, slow)) then return {'drained'} end
 if not shard then
-  shard = copy()
+  shard = not own and copy() or nil
   return shard and {'shard', shard} or {'drained'}
 end
 unqueue(shard)

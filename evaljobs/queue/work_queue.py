@@ -95,11 +95,12 @@ class WorkQueue:
 
     # --- coordinator -------------------------------------------------------------------------------------------------
 
-    def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str) -> None:
+    def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str, *, steal: bool = True) -> None:
         """Replace everything unclaimed by these lanes, forget what was withdrawn, and mark the queue as filled.
 
         Claimed shards stay claimed even where a lane names them. Trials wait until the fill is complete; one that
-        was broken off leaves the queue unfilled. Safe to repeat.
+        was broken off leaves the queue unfilled. Safe to repeat. `steal` False: until the next fill, a trial claims
+        shards of its own lane alone.
         """
         count = sum(len(shards) for shards in lanes.values())
         if len({s.shard for shards in lanes.values() for s in shards}) != count:
@@ -109,7 +110,7 @@ class WorkQueue:
         self._run(lua.BEGIN_FILL, token)
         for lane, values in calls:
             self._run(lua.FILL, token, lane, *values)
-        self._run(lua.END_FILL, token, epoch)
+        self._run(lua.END_FILL, token, epoch, int(steal))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
         """Queue these shards wherever they are now: queued elsewhere, withdrawn, or claimed by someone given up."""
@@ -165,7 +166,7 @@ class WorkQueue:
     # --- trial -------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: str, lane: str, holding: Collection[str] = ()) -> Claim:
-        """The next shard: of the trial's own lane, else stolen, else a slow trial's once more (queue_scripts.py).
+        """The next shard: of the trial's own lane; where trials steal, else stolen, else a slow trial's once more (lua.py).
 
         `holding`: claimed shards the trial is still busy with (say, being dumped). A claim of it that it does not
         name is handed out again: the answer of an earlier call was lost.

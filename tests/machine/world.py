@@ -108,7 +108,7 @@ class World:
                     if trial == action.trial:
                         del self.claims[shard]
                         if self.queue is not None:
-                            self.queue[shard] = ("x", 0.0)
+                            self.queue[shard] = (self.state.shards[shard].lane, 0.0)
             case m.MarkSlow():
                 self.slow |= action.trials
             case m.EnqueueMetric():
@@ -255,12 +255,19 @@ class World:
             del self.claims[shard]
         if self.queue is None:
             return  # waits
-        refused = trial in self.slow and self.dice.random() < 0.5 and len(self.claims) > 0
-        if not self.queue or refused:
+        lane = spec.lanes[index].lane
+        open_ = [s for s in sorted(self.queue) if self.record.options.steal or self.queue[s][0] == lane]
+        refused = (
+            self.record.options.steal
+            and trial in self.slow
+            and self.dice.random() < 0.5
+            and len(self.claims) > 0
+        )
+        if not open_ or refused:
             self.leave(ended(spec, trial, "drained"))
             self.end_member(job, index, member)
             return
-        self.claim(job, index, member, self.dice.choice(sorted(self.queue)))
+        self.claim(job, index, member, self.dice.choice(open_))
 
     def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:
         """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
