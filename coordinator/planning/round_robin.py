@@ -16,10 +16,10 @@ from coordinator.planning.model import Lane, Plan, WorkSet
 from coordinator.planning.shard_sizes import Cut, cut_evenly, shards_of
 
 SMALL = 0.25
-"""A set below this part of a lane's even share of GPU seconds is batched with others, up to the same part."""
+"""Part of a lane's even share of GPU seconds: shorter sets are batched, up to so much; a metric that takes longer goes first."""
 
 Unit = tuple[float, float, tuple[Cut, ...]]
-"""(CPU seconds of its longest metric, GPU seconds, cuts that one lane runs one after the other)"""
+"""(CPU seconds of its metric where that is long, else 0; GPU seconds; cuts that one lane runs one after the other)"""
 
 
 def plan_round_robin(
@@ -55,18 +55,20 @@ def _units(shop: Shop, shards_per_task: int | None) -> Iterator[Unit]:
     """What is dealt: pieces of large sets, whole sets, and batches of small ones."""
     share = shop.total / len(shop.lanes)
     small: list[Unit] = []
+    long = SMALL * share
     for index, work in enumerate(shop.sets):
         if not work.batch_seconds:
             continue
         sums, cost = shop.sums(index), shop.totals[index]
         pieces = shards_per_task or (max(1, ceil(cost / share - 1e-9)) if share else 1)
         cuts = shards_of(index, work, sums, cut_evenly(sums, pieces), shop.cpu_slots)
-        units = [(work.metric_seconds, cut[3], (cut,)) for cut in cuts]
-        if shards_per_task is None and max(cost, work.metric_seconds) < SMALL * share:
+        metric = work.metric_seconds if work.metric_seconds >= long else 0.0
+        units = [(metric, cut[3], (cut,)) for cut in cuts]
+        if shards_per_task is None and not metric and cost < long:
             small += units
         else:
             yield from units
-    yield from _batched(sorted(small, key=lambda unit: -unit[1]), SMALL * share)
+    yield from _batched(sorted(small, key=lambda unit: -unit[1]), long)
 
 
 def _batched(small: Sequence[Unit], most: float) -> Iterator[Unit]:
@@ -82,5 +84,4 @@ def _batched(small: Sequence[Unit], most: float) -> Iterator[Unit]:
 
 
 def _joined(batch: Sequence[Unit]) -> Unit:
-    cuts = tuple(cut for _, _, its in batch for cut in its)
-    return max(metric for metric, _, _ in batch), sum(seconds for _, seconds, _ in batch), cuts
+    return 0.0, sum(seconds for _, seconds, _ in batch), tuple(cut for _, _, its in batch for cut in its)

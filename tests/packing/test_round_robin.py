@@ -38,10 +38,10 @@ def named(seconds, metrics=None):
 
 
 def test_large_sets_are_split_small_ones_batched_and_long_metrics_go_first():
-    """8 s + 2 + 1 + 0.4 of GPU on 2 lanes, a share of 5.7 s: big is cut in two; code has the longest metric and goes first; s
-    and t are below a quarter of the share and fit into one together. Queue: code, big, big, s with t."""
+    """8 s + 2 + 1 + 0.4 of GPU on 2 lanes, a share of 5.7 s: big is cut in two; code's metric is long and goes first; s and t
+    are below a quarter of the share and fit into one together; t's own metric is too short to count. Queue: code, big, big, s with t."""
     made = plan_round_robin(
-        named({"big": 8.0, "code": 2.0, "s": 1.0, "t": 0.4}, {"code": 50.0}),
+        named({"big": 8.0, "code": 2.0, "s": 1.0, "t": 0.4}, {"code": 50.0, "t": 1.0}),
         [Lane(name=name, node="n") for name in "ab"],
         load_seconds=1.0,
     )
@@ -84,24 +84,23 @@ def test_every_batch_is_dealt_exactly_once(sets, on, costs):
 @FEW
 @given(work_sets(), lanes(), fixed)
 def test_units_go_round_the_lanes_by_metric_then_by_length(sets, on, costs):
-    """Whoever is small stands in a batch of at most a quarter share, on one lane; every other shard is a unit of its own, at
-    most one batch longer than an even share; units stand by metric, then by GPU seconds, and the lanes take turns."""
+    """Small sets stand in batches of at most a quarter share, each on one lane; every other shard is a unit of its own, at
+    most one batch longer than an even share. Units stand by metric where that is long, then by GPU seconds; lanes take
+    turns."""
     made = plan_round_robin(sets, on, **costs)
     known = {work.name: work for work in sets}
     share = sum(sum(work.batch_seconds) for work in sets) / len(on)
     units = []
     for lane, shard in dealt(made):
         work = known[shard.set]
+        metric = work.metric_seconds if work.metric_seconds >= SMALL * share else 0.0
         small = max(sum(work.batch_seconds), work.metric_seconds) < SMALL * share
         joins = small and units and units[-1]["small"] and units[-1]["lane"] == lane and len(on) > 1
         if joins:
-            units[-1]["metric"] = max(units[-1]["metric"], work.metric_seconds)
             units[-1]["seconds"] += shard.seconds
         else:
             assert small or shard.seconds <= share + max(work.batch_seconds) + 1e-6
-            units.append(
-                {"lane": lane, "small": small, "metric": work.metric_seconds, "seconds": shard.seconds}
-            )
+            units.append({"lane": lane, "small": small, "metric": metric, "seconds": shard.seconds})
     if len(on) > 1:
         assert [unit["lane"] for unit in units] == [number % len(on) for number in range(len(units))]
         assert all(unit["seconds"] <= SMALL * share + 1e-6 for unit in units if unit["small"])
