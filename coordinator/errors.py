@@ -1,24 +1,23 @@
-"""Errors by who must act: the operator, time, or we.
+"""Errors by what helps: the operator's action, a retry, or a fix of evalspan.
 
-Rule: one base, one leaf per actor. A message says in one line what happened and what to do next; only the shell (the
-command line, the daemon's loop) catches them and turns them into an exit code.
-It does not know: where it was raised.
+Rule: one base, one leaf per remedy. A message says in one line what happened and what to do next.
+Only the shell (the command line, the daemon's loop) catches these errors and sets the exit code.
 """
 
 from __future__ import annotations
 
 
 class EvalspanError(Exception):
-    """Base of all errors that we raise on purpose."""
+    """Base of all errors that evalspan raises on purpose."""
 
 
 class OperatorError(EvalspanError):
-    """A person must change something (input, config, site). Nothing was submitted; the command line exits with 2."""
+    """The operator must change input, config or site. Nothing was submitted; exit code 2."""
 
 
 class RetryError(EvalspanError):
-    """Something is away for now (Redis, the controller, storage): the same call may succeed later."""
+    """Redis, the Slurm controller or storage is away: the same call may succeed later."""
 
 
 class BugError(EvalspanError):
-    """A rule of ours was broken: the journal and the log belong in a bug report."""
+    """A bug in evalspan: the journal and the log belong in a bug report."""

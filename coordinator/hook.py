@@ -1,9 +1,9 @@
-"""What a training process imports: tell evalspan that a checkpoint was saved. Never raises, never blocks.
+"""The module that a training process imports to announce saved checkpoints. Never raises, never blocks.
 
-Rule: standard library only; `notify` puts a notice on a list and returns; a background thread delivers it (to the
-daemon's Redis stream where that answers, else as a file in the spool folder). Whatever goes wrong is one warning.
-Only rank 0 speaks. The daemon's `[watch]` folders see what a lost notice would have told.
-It does not know: suites, evaluations, torch. (Trainer callbacks are made on request, from classes the trainer brings.)
+Rule: standard library only. `notify` puts a notice on a list and returns. A background thread
+delivers it to the daemon's Redis stream, or as a file in the spool folder where Redis is away. Any
+fault is one warning. Only rank 0 sends notices. The daemon's `[watch]` folders make up for a lost
+notice. Trainer callbacks are made on request, from the trainer's classes.
 """
 
 # pathlib costs milliseconds at import:
@@ -26,30 +26,29 @@ TYPE_CHECKING = False  # typing costs milliseconds at import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK_SECONDS = 0.2  # how often the thread looks for notices
-FLUSH_SECONDS = 5.0  # the most that the end of the training process waits for undelivered notices
-REDIS_SECONDS = 1.5  # patience with connecting, and with a command: together less than FLUSH_SECONDS
-REDIS_REST_SECONDS = 30.0  # after a failure notices go to the spool folder for so long
-PIN_GRACE_SECONDS = (
-    120.0  # an announced checkpoint counts as pinned for so long, until the daemon's own pin is seen
-)
+LOOK_SECONDS = 0.2  # interval at which the thread looks for notices
+FLUSH_SECONDS = 5.0  # longest wait for undelivered notices at the end of the training process
+REDIS_SECONDS = 1.5  # time limit of connecting and of a command: together less than FLUSH_SECONDS
+REDIS_REST_SECONDS = 30.0  # after a failure of Redis, notices go to the spool folder this long
+PIN_GRACE_SECONDS = 120.0  # an announced checkpoint counts as pinned this long before the daemon's pin
 STREAM = "evalspan:checkpoints"
 PIN_PREFIX = ".evalspan-pin-"
-SUMS = "evalspan.sums.json"  # `evaljobs.staging.fingerprint.SAVE_SUMS`, which staging holds its copies to
+SUMS = "evalspan.sums.json"  # staging checks its copies against it (`staging.fingerprint.SAVE_SUMS`)
 SUMMED = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 NOT_SUMMED = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "trainer_state")
-SUM_BLOCK = 8 << 20  # bytes read at once; between two the end of training is noticed
+SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks whether training ends
 
 _numbers = itertools.count()
 _warned = False
-_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; until a pin was seen
+_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice, until its pin is seen
 
 
 class _Courier:
-    """Notices on their way, and the thread that delivers them.
+    """Undelivered notices, and the thread that delivers them.
 
-    Taking a notice wakes nobody: on a busy machine waking a thread costs the caller up to 10 ms (it hands over the
-    interpreter's lock and perhaps its core), so the thread looks for itself. A notice leaves the list once delivered.
+    `take` does not wake the thread: on a busy machine that costs the caller up to 10 ms, since it
+    may lose the interpreter's lock and its core. The thread polls instead. A notice stays listed
+    until delivered.
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ class _Courier:
                 self.hurry.wait(LOOK_SECONDS)
             try:
                 self._deliver(dict(self.notices[0]))
-            except Exception as error:  # noqa: BLE001 (the training job is sacred)
+            except Exception as error:  # noqa: BLE001 (training must go on)
                 _warn(f"a notice is lost ({error!r}); the [watch] folders will still show the checkpoint")
             self.notices.popleft()
 
@@ -102,10 +101,10 @@ class _Courier:
             _warn(f"no daemon has run in {folder} yet: notices wait there for one")
 
     def _sum(self, checkpoint: str) -> None:
-        """Leave the files' hashes beside them, before the notice goes; without them it goes all the same."""
+        """Write the files' hashes before the notice is sent; a failure does not stop the notice."""
         try:
             _write_sums(checkpoint, lambda: self.ending)
-        except Exception as error:  # noqa: BLE001 (the training job is sacred)
+        except Exception as error:  # noqa: BLE001 (training must go on)
             _warn(f"{checkpoint} is announced without sums: {error!r}")
 
 
@@ -122,12 +121,13 @@ def notify(
     rank: int | None = None,
     sums: bool = False,
 ) -> bool:
-    """Say that `checkpoint` is durable on shared storage; True where the notice was taken (delivery is later).
+    """Announce that `checkpoint` is durable on shared storage; True where the notice was queued.
 
-    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch] suite`.
-    `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0 speaks (default: $RANK, $SLURM_PROCID, $PMI_RANK or
-    $OMPI_COMM_WORLD_RANK). `sums`: the thread hashes the files first (needs xxhash) and leaves evalspan.sums.json beside
-    them, so that what storage corrupts from then on is caught when it is staged. Returns in well under 5 ms; never raises.
+    `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch]
+    suite`. `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0
+    announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
+    thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
+    staging detects later corruption. Returns in well under 5 ms; never raises.
     """
     try:
         if (rank if rank is not None else _rank()) != 0:
@@ -148,17 +148,18 @@ def notify(
         }
         _announced[where] = time.monotonic()
         _courier.take(notice)
-    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+    except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"the checkpoint is not announced: {error!r}")
         return False
     return True
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
-    """Is this checkpoint still needed by an evaluation? Ask before rotation deletes it. Never raises.
+    """Does an evaluation still need this checkpoint? Call it before rotation deletes one. Never raises.
 
-    The daemon leaves a pin in each checkpoint it has accepted and takes it away at the end. A checkpoint announced by
-    this process counts as pinned until the daemon's pin was seen once, for at most PIN_GRACE_SECONDS.
+    The daemon leaves a pin in each accepted checkpoint and removes it at the evaluation's end. A
+    checkpoint announced by this process counts as pinned until the daemon's pin was seen once, for
+    at most PIN_GRACE_SECONDS.
     """
     try:
         where = os.path.abspath(os.fspath(checkpoint))
@@ -173,9 +174,9 @@ def pinned(checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-") -> list[str]:
-    """Delete the oldest `prefix<step>` folders below `folder` beyond `keep`, never a pinned one; those deleted.
+    """Delete the oldest unpinned `prefix<step>` folders of `folder` beyond `keep`; those deleted.
 
-    The newest is always kept. A pinned checkpoint counts towards `keep` and goes at a later call. Never raises.
+    Keeps the newest. A pinned checkpoint counts towards `keep`; a later call deletes it. Never raises.
     """
     gone = []
     try:
@@ -194,13 +195,13 @@ def rotate(folder: str | os.PathLike[str], keep: int, prefix: str = "checkpoint-
                 if not os.path.lexists(path):
                     gone.append(path)
                     left -= 1
-    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+    except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"checkpoints in {folder!r} are not rotated: {error!r}")
     return gone
 
 
 def flush(seconds: float = FLUSH_SECONDS) -> bool:
-    """Wait, at most `seconds`, until all notices so far are delivered; False where some are not. Never raises."""
+    """Wait at most `seconds` for delivery of all notices; False if some remain. Never raises."""
     return _courier.flush(seconds)
 
 
@@ -208,23 +209,23 @@ def _flush_at_exit() -> None:
     _courier.ending = True  # a notice without sums is better than none
     _courier.redis_rests_until = float(
         "inf"
-    )  # what has not been begun goes to the spool folder: no waiting for Redis
+    )  # notices not begun yet go to the spool folder, without a wait for Redis
     if not _courier.flush(FLUSH_SECONDS):
         _warn("training ends with notices undelivered; the [watch] folders will still show the checkpoints")
 
 
 def _flush_in_multiprocessing() -> None:
-    """A child that multiprocessing forked (Lightning's ddp_fork) ends without atexit's handlers, but runs its own."""
+    """Flush in children forked by multiprocessing (Lightning's ddp_fork), which skip atexit."""
     try:
         finalize = getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
         if finalize is not None:
             finalize(None, _flush_at_exit, exitpriority=0)
-    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+    except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"the end of this process may lose notices: {error!r}")
 
 
 def _forget_after_fork() -> None:
-    """A forked data loader has neither our thread nor, perhaps, a free lock."""
+    """Start afresh after a fork: the child has no courier thread, and the lock may be held."""
     global _courier  # noqa: PLW0603 (the child's own)
     _courier = _Courier()
 
@@ -251,7 +252,7 @@ def _warn(text: str) -> None:
 
 
 def _to_redis(folder: str, text: str) -> bool:
-    """Through the stream, where the daemon's Redis answers and the redis package is there; False otherwise."""
+    """Send by the stream; False without the redis package or an answer from the daemon's Redis."""
     address_file = os.path.join(folder, "redis", "address.json")
     if not os.path.exists(address_file):
         return False
@@ -279,13 +280,13 @@ def _to_redis(folder: str, text: str) -> bool:
             **where,  # type: ignore[arg-type]
         ) as client:
             client.xadd(STREAM, {"notice": text})
-    except Exception:  # noqa: BLE001 (Redis away is no error: the spool folder takes it)
+    except Exception:  # noqa: BLE001 (Redis away is no error: the notice goes to the spool folder)
         return False
     return True
 
 
 def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
-    """Hash what a trial may read of a saved checkpoint, by reading it back (mostly from the page cache)."""
+    """Hash the files that a trial may read, by reading them back (mostly from the page cache)."""
     import xxhash  # noqa: PLC0415 (optional, and never at import)
 
     table = {}
@@ -335,10 +336,11 @@ def transformers_callback(
     keep: int | None = None,
     sums: bool = False,
 ) -> object:
-    """A `transformers.TrainerCallback` that announces every saved checkpoint. Imports transformers when called.
+    """A `transformers.TrainerCallback` that announces saved checkpoints. Imports transformers.
 
-    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's own rotation asks nobody.
-    The tokenizer must be saved with the model: pass it to Trainer as `processing_class`.
+    `keep`: rotate here and honour pins; leave `save_total_limit` unset then, since Trainer's
+    rotation ignores pins. The tokenizer must be saved with the model: pass it to Trainer as
+    `processing_class`.
     """
     from transformers import TrainerCallback  # noqa: PLC0415 (the trainer has it loaded)
 
@@ -358,10 +360,11 @@ def transformers_callback(
 def lightning_callback(
     export: object, suite: str = "default", work_dir: str | os.PathLike[str] | None = None
 ) -> object:
-    """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning when called.
+    """A Lightning `Callback` that exports and announces whenever Lightning saves. Imports lightning.
 
-    Lightning's own file is none that lm-eval can load: `export(module, step) -> folder` writes the Hugging Face folder
-    to announce. It runs on rank 0 before the next optimizer step, so its weights are those of the checkpoint.
+    lm-eval cannot load Lightning's file: `export(module, step) -> folder` writes the Hugging Face
+    folder to announce. It runs on rank 0 before the next optimizer step, with the checkpoint's
+    weights.
     """
     try:
         from lightning.pytorch import Callback  # noqa: PLC0415
@@ -397,10 +400,11 @@ def on_dcp_saved(
     export: object = None,
     **more: object,
 ) -> None:
-    """Announce a `dcp.async_save` once it is durable: its future's completion, not its start, fires the notice.
+    """Announce a `dcp.async_save` once it is durable: at its future's completion, not its start.
 
-    `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) -> folder` writes the
-    Hugging Face folder to announce; it runs on rank 0 in the thread that ended the save. `more`: as of `notify`.
+    `saving`: what async_save returned (a Future, or an AsyncSaveResponse). `export(checkpoint) ->
+    folder` writes the Hugging Face folder to announce; it runs on rank 0 in the thread that ended
+    the save. `more`: arguments of `notify`.
     """
 
     def fire(done: object) -> None:
@@ -412,7 +416,7 @@ def on_dcp_saved(
 
     try:
         getattr(saving, "upload_completion", saving).add_done_callback(fire)  # type: ignore[attr-defined]
-    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+    except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"the save of {checkpoint} cannot be followed: {error!r}")
 
 
@@ -424,13 +428,13 @@ def _export_and_notify(
     arguments: tuple[object, ...],
     **more: object,
 ) -> None:
-    """Call the user's `export`, if any, on rank 0 and announce what it wrote."""
+    """Call the user's `export`, if any, on rank 0 and announce the folder."""
     try:
         rank = more.get("rank")
         if (rank if rank is not None else _rank()) != 0:
             return
         folder = export(*arguments) if callable(export) else checkpoint
-    except Exception as error:  # noqa: BLE001 (the training job is sacred)
+    except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"the checkpoint of step {step} could not be exported and is not announced: {error!r}")
         return
     notify(folder, step, suite, **more)  # type: ignore[arg-type]

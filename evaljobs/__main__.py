@@ -1,7 +1,7 @@
 """`python -m evaljobs VERB …`: the jobs on nodes.
 
-Rule: a verb reads one spec, does its work and leaves an outcome; the exit status says only whether it failed. Modules
-are imported by the verb that needs them: a holder must not load torch.
+Rule: a verb reads one spec, does its work and writes an outcome; the exit status says whether it
+failed. Each verb imports the modules that it needs, since a holder must not load torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger("evaljobs")
 
-# verbs with arguments of their own: (module, function of the arguments)
+# verbs that parse their own arguments: (module, function of the arguments)
 PASSED_ON = {
     "worker": ("evaljobs.scoring.worker", "main"),
     "sandbox": ("evaljobs.sandbox.cli", "main"),
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbs.add_parser(verb).add_argument("specs", nargs="+", type=Path, metavar="SPEC")
     for verb in PASSED_ON:
         verbs.add_parser(verb)
-    tasks = verbs.add_parser("tasks", help="which of these names lm-eval knows, as JSON")
+    tasks = verbs.add_parser("tasks", help="which of these names lm-eval defines, as JSON")
     tasks.add_argument("--include-path", action="append", default=[])
     tasks.add_argument("--names", default="")
     tasks.add_argument("--cache", type=Path)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
-    """One spec; the verb must be the spec's own."""
+    """Run one spec, whose kind must be the verb. Returns the exit status."""
     spec = SPEC.validate_json(path.read_bytes())
     if spec.kind != verb:
         log.error("%s is a %s spec, not a %s spec", path, spec.kind, verb)
@@ -131,8 +131,9 @@ def _build(spec: BuildSpec) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process without freeing what it has imported: with torch and transformers that takes 3 to 6 seconds, and
-    for as long a trial would hold its GPU. Exit handlers run first: an engine ends its own processes there.
+    """End this process without freeing its imports. Freeing torch and transformers takes 3 to 6
+    seconds, during which a trial would hold its GPU. Exit handlers run first, since an engine ends
+    its own processes there.
     """
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
     sys.stdout.flush()

@@ -1,7 +1,8 @@
 """Errors of jobs, by who must act.
 
-Rule: a job raises one of these where it knows who must act; anything else is our bug. The text is one line: what
-happened and what to do next. It does not know: which job it is.
+Rule: a job raises one of these where the cause is understood; any other exception is a bug of
+evalspan. The text is one line: what happened and what to do next. Raised in all jobs; `Failed`
+outcomes carry them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from typing import Literal
 
 
 class JobError(Exception):
-    """Base of the errors that end a job with an outcome of its own."""
+    """Base of the errors that end a job with a `Failed` outcome."""
 
     blame: Literal["operator", "retry", "bug"] = "bug"
 
 
 class OperatorError(JobError):
-    """Trying again changes nothing until somebody has acted."""
+    """A retry fails too, until the operator has acted."""
 
     blame = "operator"
 
 
 class RetryError(JobError):
-    """Trying again, perhaps elsewhere, may work."""
+    """A retry, perhaps on another node, may work."""
 
     blame = "retry"
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of at most 400 characters, with its type where it is not one of ours."""
+    """An error as one line of at most 400 characters, with its type unless it is a JobError."""
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, JobError):
         return text[:400]

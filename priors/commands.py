@@ -1,7 +1,6 @@
-"""What `evalspan priors show | fit | import | export` print, as JSON-able values.
+"""Results of `evalspan priors show | fit | import | export`, as JSON-able values.
 
-Rule: ValueError, naming file and line, for whatever is no table of observations.
-It does not know: argument parsing or a terminal.
+Rule: a file that is no table of observations raises ValueError with file and line.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from priors.table import Observation, merge, parse, read
 
 
 def show(path: Path) -> dict[str, Any]:
-    """Every observed task on every hardware and engine: runs, the last one's seconds, what was learnt of it."""
+    """Every observed task by hardware and engine: runs, the last run's seconds, the learnt residual."""
     learnt = Learnt(read(path))
     history = learnt.timed
     rows = []
@@ -44,7 +43,7 @@ def show(path: Path) -> dict[str, Any]:
 
 
 def fit(path: Path) -> dict[str, Any]:
-    """Rates learnt of every hardware and engine, for the model size and batch size seen last."""
+    """Rates learnt per hardware and engine, for the model size and batch size seen last."""
     learnt = Learnt(read(path))
     history = learnt.timed
     rows = []
@@ -74,9 +73,9 @@ def fit(path: Path) -> dict[str, Any]:
 
 
 def import_file(path: Path, file: Path) -> dict[str, Any]:
-    """Add a table's observations, or what `export` printed, to the table at `path`; those it holds are left out.
+    """Add the new observations of another table, or of `export`'s output, to the table at `path`.
 
-    ValueError: `file` cannot be read or a line of it is no observation; then nothing is added.
+    ValueError, with nothing added: `file` cannot be read, or a line of it is no observation.
     """
     try:
         text = file.read_bytes()
@@ -85,19 +84,19 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
     if text.lstrip().startswith(b"["):
         text = _as_lines(text, str(file))
     if text and not text.endswith(b"\n"):
-        text += b"\n"  # a file that is handed over is whole: its last line counts like any other
+        text += b"\n"  # an imported file is whole, so its last line is not torn
     observations = parse(text, str(file))
     added = merge(path, observations)
     return {"schema_version": 1, "read": len(observations), "added": added}
 
 
 def export(path: Path) -> list[dict[str, Any]]:
-    """Every observation, oldest line first. `import` reads this array, or one of its objects a line."""
+    """Every observation, oldest line first. `import` reads this array, or one object per line."""
     return [_row(one) for one in read(path)]
 
 
 def _as_lines(text: bytes, name: str) -> bytes:
-    """An array's elements, one a line: the line that an error names is then the element's number."""
+    """An array's elements, one per line, so that an error's line is the element's number."""
     try:
         elements = json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""Predicts seconds, each with a spread: of every batch, of a metric, of a model load.
+"""Predicts seconds, with a spread, of every batch, of a metric and of a model load. Pure.
 
-Rule: medians; the spread is of log seconds, so the 95th percentile is median · exp(1.645 sigma). Pure.
-It does not know: lanes, shards, or files.
+Rule: predictions are medians; the spread is of log seconds, so the 95th percentile is
+median · exp(1.645 sigma). Called by `make_plan` and `from_suite`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ __all__ = [
 ]
 
 History = Sequence[Observation] | Learnt
-"""What was observed; `Learnt(observations)` spares the work of many predictions from one history."""
+"""Observations; `Learnt(observations)` fits once for many predictions from one history."""
 
 SIGMA_HARDWARE = 0.5
-"""Added spread where the hardware is not in the table of nominal figures and was never seen."""
+"""Added spread of hardware without nominal figures and without observations."""
 SIGMA_METRIC = 0.7
 """Spread of log metric seconds between tasks: most shipped figures are estimates."""
 SIGMA_METRIC_RUN = 0.2
 SCORE_SECONDS = 0.0005
-"""A document's metric where nothing is known: exact match, likelihoods, BLEU (0.5 ms measured)."""
+"""Seconds of a document's metric without a figure: exact match, likelihoods, BLEU (0.5 ms measured)."""
 EXECUTE_SECONDS = 0.25
-"""A document's program where nothing is known: MBPP 0.24 s, HumanEval 0.26 s, time-outs included."""
+"""Seconds of a document's program without a figure: MBPP 0.24 s, HumanEval 0.26 s, time-outs included."""
 JOB_SECONDS = 1.0
-"""A metric job's start."""
+"""Seconds that a metric job takes to start."""
 JUDGES_AT_ONCE = 1
-"""A judge's endpoint limits how fast it is asked, whatever number of CPU slots there is (shipped portfolio)."""
+"""Judge jobs at once: the endpoint limits them, not the CPU slots (shipped portfolio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What a prediction goes by. `hardware`: a GPU type as Slurm names it, or `cpu`."""
+    """Inputs of a prediction. `hardware`: a GPU type as Slurm names it, or `cpu`."""
 
     task: str
     model_parameters: int
@@ -69,7 +69,7 @@ class BatchPrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPrediction:
-    """Median CPU seconds of a task's whole metric. `at_once`: its jobs that may run at once; None: no limit known."""
+    """Median CPU seconds of a task's whole metric. `at_once`: its most jobs at once; None: unknown."""
 
     seconds: float
     sigma: float
@@ -77,12 +77,12 @@ class MetricPrediction:
 
 
 def percentile_95(median: float, sigma: float) -> float:
-    """Seconds that one run in twenty passes."""
+    """Seconds that one run in twenty exceeds."""
     return median * exp(1.645 * sigma)
 
 
 def rates(features: Features, history: History) -> Rates:
-    """Tokens a second of a model on this hardware and engine, as learnt so far, before the task's own residual."""
+    """Learnt tokens per second of a model on this hardware and engine, without task residuals."""
     cold = _cold(features)
     speed = learnt_of(history).speed(features.hardware, features.engine)
     return Rates(
@@ -121,7 +121,7 @@ def predict_batches(
 
 
 def predict_metric(task: str, documents: int, executes: bool, history: History) -> MetricPrediction:
-    """CPU seconds of a task's metric over `documents` documents; `executes`: programs are run or a judge is asked."""
+    """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge."""
     logs = [
         log(one.metric_seconds / _cold_metric(task, one.documents, executes))
         for one in learnt_of(history).by_task.get(task, ())
@@ -143,7 +143,7 @@ def predict_load(model_bytes: int, hardware: str, history: History) -> float:
 
 
 def load_percentile_95(model_bytes: int, hardware: str, history: History) -> float:
-    """Seconds that one load in twenty passes."""
+    """Seconds that one load in twenty exceeds."""
     own = _load_residual(hardware, history)
     return percentile_95(_cold_load(model_bytes, hardware) * exp(own.mean), own.sigma)
 
@@ -181,5 +181,5 @@ def _cold_metric(task: str, documents: int, executes: bool) -> float:
 
 
 def _cold_load(model_bytes: int, hardware: str) -> float:
-    """14 GB to a GPU in about 10 s, start-up included (shipped portfolio); safetensors from tmpfs read 4.8 GB/s."""
+    """14 GB to a GPU in 10 s, with start-up (shipped portfolio); tmpfs gives 4.8 GB/s."""
     return 7.0 + max(0, model_bytes) / (2e9 if hardware == "cpu" else 4.8e9)

@@ -1,12 +1,11 @@
-"""Learns from observations: how fast a kind of trial really is, and how far each task is from that.
+"""Learns from observations the speed of each hardware and engine, and each task's deviation. Pure.
 
     seconds = (batches · a + p · prefill / R_p + d · expected generated / R_d) · exp(task's residual)
 
-p and d belong to a hardware and an engine and are shrunk to 1; residuals belong to a task, are shrunk to 0 (σ₀ = 0.4)
-and follow the newest runs (EWMA). Every estimate comes with its spread.
+p and d belong to a hardware and an engine and are shrunk to 1. Residuals belong to a task, are
+shrunk to 0 (σ₀ = 0.4) and follow the newest runs (EWMA). Every estimate has its spread.
 
-Rule: pure; the order of observations counts only through their time.
-It does not know: files, or shards.
+Rule: the order of observations counts only through their time.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from priors.hardware import cold_rates
 from priors.table import MEASURABLE, Observation
 
 SIGMA_TASK = 0.4
-"""σ₀: spread of log seconds between tasks before any of them was seen (41 published runs: 0.40)."""
+"""σ₀: spread of log seconds between tasks without observations (41 published runs: 0.40)."""
 SIGMA_RUN = 0.1
 """Spread of one task's log seconds from checkpoint to checkpoint."""
 SIGMA_MOVED = 0.25
-"""Spread of a task's residual when it was only seen on other hardware or another engine."""
+"""Spread of a task's residual from runs on other hardware or another engine only."""
 SIGMA_RATE = 0.7
-"""Spread of log p and log d before a hardware and engine were seen."""
+"""Spread of log p and log d without observations of a hardware and engine."""
 MEMORY = 0.1
-"""Weight of the newest run once many were seen; before that all runs weigh the same."""
+"""Weight of the newest run among many; among few all runs weigh the same."""
 MOST_OBSERVATIONS = 1000
 """Newest observations of a hardware and engine that its rates are fitted to."""
 
 
 def expected_generated(cap: float, requests: float) -> float:
-    """Tokens that will be generated under a summed cap: about 0.35 of it and 4 a request (shipped portfolio)."""
+    """Expected generated tokens under a summed cap: 0.35 of it and 4 per request (shipped portfolio)."""
     return min(cap, 0.35 * cap + 4 * requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Log factors on the cold seconds of prefill and of generation; `observations` they were fitted to."""
+    """Log factors on cold seconds of prefill and generation, fitted to `observations` runs."""
 
     prefill: float = 0.0
     generated: float = 0.0
@@ -49,7 +48,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Log of (real / predicted) of a task, shrunk; `sigma` is the spread of the next run's around it."""
+    """A task's log(real / predicted), shrunk; `sigma`: spread of the next run around it."""
 
     mean: float
     sigma: float
@@ -69,7 +68,7 @@ class Parts:
 
 
 def parts_of(one: Observation) -> Parts:
-    """What an observation would have been predicted to take before anything was learnt."""
+    """The prediction for an observation without any learning."""
     rates = cold_rates(
         model_parameters=one.model_parameters,
         hardware=one.hardware,
@@ -126,7 +125,7 @@ def residual(logs: Sequence[float], *, sigma_before: float, sigma_run: float) ->
     for number, value in enumerate(logs, start=1):
         weight = max(1 / number, MEMORY)
         mean += weight * (value - mean)
-        share = share * (1 - weight) ** 2 + weight**2  # variance of the mean, in units of one run's
+        share = share * (1 - weight) ** 2 + weight**2  # variance of the mean / variance of one run
     if not logs:
         return Residual(mean=0.0, sigma=sqrt(sigma_before**2 + sigma_run**2), observations=0)
     noise = sigma_run**2 * share
@@ -135,7 +134,7 @@ def residual(logs: Sequence[float], *, sigma_before: float, sigma_run: float) ->
 
 
 class Learnt:
-    """A history made ready for many predictions: sorted, by task, and each speed fitted once."""
+    """A history prepared for many predictions: sorted, grouped by task, each speed fitted once."""
 
     def __init__(self, history: Iterable[Observation]) -> None:
         self.all = sorted(history, key=lambda one: one.at)
@@ -152,7 +151,7 @@ class Learnt:
         return self._speeds[place]
 
     def residual(self, task: str, hardware: str, engine: str) -> Residual:
-        """How a task deviates: from runs on this hardware and engine, else from runs elsewhere, else 0."""
+        """A task's deviation: by runs on this hardware and engine, else by runs elsewhere, else 0."""
         own = [one for one in self.by_task.get(task, ()) if one.inference_seconds >= MEASURABLE]
         here = [one for one in own if one.hardware == hardware and one.engine == engine]
         logs = [

@@ -1,8 +1,7 @@
-"""Rates before anything was observed: from nominal figures of the hardware and the size of the model.
+"""Rates without observations: from nominal figures of the hardware and the model's size. For `estimate`.
 
-Rule: figures are of dense bf16 and of one GPU (one core for `cpu`); they only have to be right to within the spread
-that a first prediction states, the first run corrects them.
-It does not know: tasks.
+Rule: figures are of dense bf16 and of one GPU (one core for `cpu`). They need to be right only
+within the spread of a first prediction; the first run corrects them.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PREFILL_EFFICIENCY = 0.4
-"""Of nominal FLOP/s in prefill: 9,000 tokens/s of a 7B model on an A100 (shipped portfolio)."""
+"""Share of nominal FLOP/s in prefill: 9,000 tokens/s of a 7B model on an A100 (shipped portfolio)."""
 BATCH_SECONDS = 0.005
-"""Of every batch, whatever its tokens: tokenising, padding, launching."""
+"""Seconds per batch of any size: tokenising, padding, launching."""
 HOST_STEP_SECONDS = {"hf": 0.0225, "": 0.004}
-"""Of every generated token of a batch, outside the GPU's memory reads: transformers' Python, else (vLLM, SGLang) CUDA
-graphs. With hf a 7B model on an A100 at batch size 8 then makes 270 tokens/s (shipped portfolio)."""
+"""Seconds per generated token of a batch beside the GPU's memory reads: transformers' Python, else (vLLM,
+SGLang) CUDA graphs. With hf a 7B model on an A100 at batch size 8 makes 270 tokens/s (shipped portfolio)."""
 CPU_PREFILL_FLOPS = 2 * 135e6 * 250
-"""A core: a 135M model measured at 150 to 400 prefill tokens/s."""
+"""Rate of one core: a 135M model measured at 150 to 400 prefill tokens/s."""
 CPU_GENERATED = 13.0 * 135e6
-"""A core: a 135M model measured at 11 to 16 generated tokens/s."""
+"""Rate of one core: a 135M model measured at 11 to 16 generated tokens/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Tokens a second of one model on one trial, and seconds of every batch."""
+    """Tokens per second of one model in one trial, and fixed seconds per batch."""
 
     prefill_per_second: float
     generated_per_second: float
@@ -59,7 +58,7 @@ UNKNOWN = NOMINAL["a100"]
 
 
 def nominal(hardware: str) -> tuple[float, float] | None:
-    """(FLOP/s, bytes/s) of a name as Slurm's or the driver's, e.g. `nvidia_h100_80gb_hbm3`; None if unknown."""
+    """(FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
     name = hardware.lower()
     matches = [key for key in NOMINAL if key in name]
     return NOMINAL[max(matches, key=len)] if matches else None

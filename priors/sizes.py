@@ -1,7 +1,6 @@
 """The shipped table of common data sets: documents, tokens, and metric seconds, by lm-eval task name.
 
-Rule: the table is read once and never written; `max_gen_tokens` in it is a cap, not a mean.
-It does not know: models or hardware.
+Rule: the table is read once and never written; its `max_gen_tokens` is a cap, not a mean.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ TASKS = {
     "strategyqa": "strategyqa_6shot",
     "mt_bench": "mtbench",
 }
-"""lm-eval's task name -> row of the table. Names not here are looked up as they stand."""
+"""lm-eval's task name -> row of the table. Other names are looked up unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A row: tokens are means a document (prompt) and a cap (generated); metric seconds of the whole data set."""
+    """A row: mean prompt tokens per document, cap of generated tokens, metric seconds of the data set."""
 
     name: str
     kind: Kind
@@ -70,7 +69,7 @@ class Known:
 
     @property
     def labels(self) -> int:
-        """Choices that are scored a document; 0 for generation."""
+        """Choices scored per document; 0 for generation."""
         return self.choices if self.kind == "ppl" else 0
 
 
@@ -95,7 +94,7 @@ def _table() -> dict[str, Known]:
 
 
 def known(task: str) -> Known | None:
-    """The row of a task: by lm-eval's name, by the table's own, or by that of the group it is a leaf of."""
+    """The row of a task: by lm-eval's name, the table's name, or the name of the task's group."""
     table = _table()
     for name in (task, *_groups(task)):
         row = table.get(TASKS.get(name, name))

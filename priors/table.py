@@ -1,8 +1,8 @@
-"""What evaluations were observed to take: one JSON line an observation, appended by any number of processes.
+"""The table of observed run times: one JSON line per observation, appended by any number of processes.
 
-Rule: an append holds the file's lock and is on disk before it returns; a last line that a killed writer left torn is
-dropped by the next append and skipped by readers; any other line that is no observation is refused by number.
-It does not know: what the figures are used for.
+Rule: an append holds the file's lock and is on disk before it returns. A torn last line, left by a
+killed writer, is skipped by readers and dropped by the next append. Any other line that is no
+observation is refused by number.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 Count = Annotated[int, Field(ge=0, le=10**18)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 MEASURABLE = 1e-6
-"""Seconds below this say nothing: unknown."""
+"""Seconds below this count as unknown."""
 
 
 class Observation(BaseModel):
     """One task of one evaluation.
 
-    `generated_tokens` is the sum of the requests' caps, as predictions are given it; `inference_seconds` and
-    `metric_seconds` are of all documents, 0 where unknown; `load_seconds` is a trial's import and load; `at` is unix
-    seconds.
+    `generated_tokens`: sum of the requests' caps, as in predictions. `inference_seconds`,
+    `metric_seconds`: of all documents, 0 where unknown. `load_seconds`: a trial's import and load.
+    `at`: unix seconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -48,7 +48,7 @@ class Observation(BaseModel):
 
 
 def append(path: Path, observations: Iterable[Observation]) -> None:
-    """Add observations; makes the file and its folder if there are none. OSError where the disk refuses."""
+    """Append observations; makes the file and its folder if missing. OSError where the disk refuses."""
     lines = _lines(observations)
     if not lines:
         return
@@ -57,7 +57,7 @@ def append(path: Path, observations: Iterable[Observation]) -> None:
 
 
 def merge(path: Path, observations: Iterable[Observation]) -> int:
-    """Add those observations that the table does not hold yet; how many were added. ValueError: a corrupt table."""
+    """Append observations that the table lacks; the number appended. ValueError: a corrupt table."""
     with _locked(path) as file:
         held = {_line(one) for one in parse(_whole(file), str(path))}
         fresh = [one for one in dict.fromkeys(observations) if _line(one) not in held]
@@ -67,7 +67,7 @@ def merge(path: Path, observations: Iterable[Observation]) -> int:
 
 
 def read(path: Path) -> list[Observation]:
-    """All observations, oldest line first; none where there is no file. ValueError names a corrupt line."""
+    """All observations, oldest first; none without a file. ValueError names a corrupt line."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def read(path: Path) -> list[Observation]:
 
 
 def parse(text: bytes, name: str) -> list[Observation]:
-    """Observations of a table's bytes; `name` stands in errors. A torn last line is skipped."""
+    """Observations in a table's bytes; `name`: for errors. A torn last line is skipped."""
     *lines, last = text.split(b"\n")
     observations = []
     for number, line in enumerate(lines, start=1):
@@ -88,7 +88,7 @@ def parse(text: bytes, name: str) -> list[Observation]:
             said = f"{place}: {first['msg']}" if place else first["msg"]
             raise ValueError(f"{name}: line {number} is no observation: {said}") from error
     if last:
-        with suppress(ValidationError):  # a writer was killed in this line
+        with suppress(ValidationError):  # a killed writer tore this line
             observations.append(Observation.model_validate_json(last))
     return observations
 
@@ -131,7 +131,7 @@ def _write(file: int, lines: bytes) -> None:
 
 
 def _mend(file: int) -> bytes:
-    """Drop a torn last line; what must be written first where that line is whole and only its end is missing."""
+    """Drop a torn last line; the bytes to write first where a whole last line lacks only its line end."""
     text = _whole(file)
     start = text.rfind(b"\n") + 1
     try:

@@ -1,8 +1,7 @@
-"""Which evaluation may use which free GPUs. Pure.
+"""Divides free GPUs among evaluations. Pure. Called by the daemon's loop.
 
-Rule: by priority, then age; a node's free GPUs are offered once. What an evaluation already uses stays its own, what it
-was promised and has not taken yet is not free, and on its own nodes it may grow.
-It does not know: what an evaluation does with an offer.
+Rule: by priority, then age; each free GPU is offered once. An evaluation keeps the GPUs it uses and
+may grow on its nodes. A GPU that was offered and is not used yet is not free.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.cluster import NodeState
-from coordinator.evaluation.messages import Offer
+from coordinator.evaluation.events import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one evaluation could use: `gpus` more than it has. It has `in_use[node]` GPUs; it wants none of `avoid`.
+    """What one evaluation could use: `gpus` more than its `in_use[node]`, on none of the `avoid` nodes.
 
-    `holder_mb`: memory that it needs once a node; `trial_mb`: beside that, for each trial.
+    `holder_mb`: memory that it needs once per node; `trial_mb`: per trial, beside that. MiB.
     """
 
     evaluation_id: str
@@ -33,13 +32,13 @@ class Demand:
 
     @property
     def turn(self) -> tuple[int, float, str]:
-        """Sorts demands as they are served: by priority, then age."""
+        """Sort key of demands: by priority, then age."""
         return -self.priority, self.accepted_at, self.evaluation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What all evaluations together may borrow from the cluster at most."""
+    """What all evaluations together may take of the cluster at most."""
 
     max_nodes: int | None = None
     max_gpus: int | None = None
@@ -57,13 +56,13 @@ def allocate(
     promised: Mapping[str, int] | None = None,
     promised_mb: Mapping[str, int] | None = None,
 ) -> Mapping[str, tuple[Offer, ...]]:
-    """Offers for each evaluation id: GPUs of a node that are its own from now on, those it has there included.
+    """Evaluation id -> offers: GPUs of a node that it may use, those it uses there included.
 
-    Nodes that it has weights on first, then whole free nodes and the fullest offers, so that few nodes are staged; those
-    that a job of higher priority may take back come last. `gpus_in_use`, `nodes_in_use`: what all evaluations have, for
-    the limits; `promised`, `promised_mb`: GPUs and MiB of a node that are offered and still free. A node gives as many
-    trials as its free memory holds. Where no node of the cluster could ever hold one, memory decides nothing here: the
-    cluster's own refusal then says why.
+    First come nodes with its weights, then whole free nodes and the largest offers, so that few
+    nodes are staged; preemptible nodes come last. `gpus_in_use`, `nodes_in_use`: of all
+    evaluations, for the limits. `promised`, `promised_mb`: GPUs and MiB of a node that are offered
+    and not used yet. A node gets as many trials as its free memory holds. Where no node could ever
+    hold one, memory is ignored here: the cluster's refusal then names the reason.
     """
     promised, promised_mb = promised or {}, promised_mb or {}
     nodes = [
@@ -85,7 +84,7 @@ def allocate(
         spared = {n.name for n in idle[max(0, len(idle) - limits.leave_nodes_free) :]}
         usable = [n for n in usable if n.name not in spared]
     left = None if limits.max_gpus is None else max(0, limits.max_gpus - gpus_in_use)
-    ours = set(nodes_in_use).union(*(d.in_use for d in demands))
+    in_use = set(nodes_in_use).union(*(d.in_use for d in demands))
     taken: set[str] = set()
     offers: dict[str, tuple[Offer, ...]] = {}
     for demand in sorted(demands, key=lambda d: d.turn):
@@ -96,10 +95,10 @@ def allocate(
             if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
                 break
             has = demand.in_use.get(node.name, 0)
-            full = limits.max_nodes is not None and len(ours) >= limits.max_nodes
-            if node.name in taken or node.name in demand.avoid or (full and node.name not in ours):
+            full = limits.max_nodes is not None and len(in_use) >= limits.max_nodes
+            if node.name in taken or node.name in demand.avoid or (full and node.name not in in_use):
                 continue
-            # trials of its own that have ended unnoticed leave GPUs free: those are not new ones
+            # GPUs of its own ended trials show as free before their end is seen: not new ones
             gpus = min(node.gpus_free, node.gpus - has, wanted if left is None else min(wanted, left))
             gpus -= gpus % demand.gpus_per_trial
             if fits_somewhere:
@@ -108,7 +107,7 @@ def allocate(
             if gpus <= 0:
                 continue
             taken.add(node.name)
-            ours.add(node.name)
+            in_use.add(node.name)
             wanted -= gpus
             left = None if left is None else left - gpus
             mine.append(
@@ -125,7 +124,7 @@ def allocate(
 
 
 def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int:
-    """Trials that this much memory of the node holds; `new`: beside what the evaluation needs once a node."""
+    """Trials that `megabytes` of the node hold; `new`: less the evaluation's need per node."""
     if not node.counts_memory:
         return node.gpus
     left = megabytes - (demand.holder_mb if new else 0)

@@ -1,9 +1,8 @@
-"""Which waiting checkpoints are not worth evaluating any more. Pure.
+"""Selects waiting checkpoints to drop as stale, for the setting `backlog`. Pure. Called by the service.
 
-Rule: only evaluations that nothing has been started for are dropped, and each drop is told with its reason; a series
-is the checkpoints of one folder under one suite, and which of it are kept goes by all that were ever seen, so that
-dropping one changes nothing for the others.
-It does not know: how an evaluation is dropped.
+Rule: only evaluations without any started job are dropped, each with its reason. A series is the
+checkpoints of one folder under one suite. All checkpoints ever seen count, so that a drop does not
+change the choice among the others.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An evaluation in a series. `order`: its step (when it came, where steps are unknown), then when it came. "over": ended or
-    cancelled.
-    """
+    """An evaluation in a series. `order`: (step, else arrival; arrival). "over": ended or cancelled."""
 
     evaluation_id: str
     series: str
@@ -27,8 +24,10 @@ class Seen:
 
 
 def stale(seen: Iterable[Seen], keep_every: int | None) -> dict[str, str]:
-    """Evaluation ids to drop, with the reason: of each series those that wait but the newest and, with `keep_every` = k, every
-    k-th from its first on.
+    """Evaluation id -> why to drop it.
+
+    Of each series' waiting evaluations the newest stays and, with `keep_every` = k, every k-th from
+    the series' first on.
     """
     series: dict[str, list[Seen]] = defaultdict(list)
     for item in seen:

@@ -1,7 +1,6 @@
-"""What the evaluations of a work folder need of the cluster, and what they have of it, for allocation. Pure.
+"""Needs and use of nodes by a work folder's evaluations. Pure. Called by the loop and the CLI.
 
-Rule: read from the evaluations' states and nothing else, so whatever was promised to one is known after a restart too.
-It does not know: what is free, or who is served first.
+Rule: derived from the evaluations' states alone, so offers stay known after a restart.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from dataclasses import dataclass
 from coordinator.allocation.allocate import Demand
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
-from coordinator.evaluation.specs import holder_memory_mb
-from coordinator.evaluation.state import NodeUse, State
+from coordinator.evaluation.job_specs import precursor_memory_mb
+from coordinator.evaluation.state import NodeUse, Prefetch, State
 
 IN_USE = ("offered", "staging", "ready")
-LOSS = {"aside": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
+LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
 NO_LIMIT = 1 << 20
-PATIENCE_SECONDS = 30.0  # three looks: jobs and nodes are not listed at the same moment
-TAKEN_SECONDS = 120.0  # that jobs wait for what somebody else has on their node, while another node is free
+PATIENCE_SECONDS = 30.0  # wait before a memory shortage counts: jobs and nodes are not listed together
+TAKEN_SECONDS = 120.0  # wait for a node busy with other users' jobs before a free node is used instead
 
 
 def demands(states: Iterable[State]) -> list[Demand]:
@@ -30,12 +29,13 @@ def demands(states: Iterable[State]) -> list[Demand]:
         in_use = _in_use(state)
         have = sum(n.lanes for n in in_use)
         most = options.max_trials if options.max_trials is not None else NO_LIMIT
-        if state.leaves:
+        if state.shards.leaves:
             # without stealing, the shards were dealt to the lanes that there were
-            most = min(most, max(state.todo, 0)) if options.steal or not have else have
+            todo = max(state.shards.todo, 0)
+            most = min(most, todo) if options.steal or not have else have
         if most <= have:
             continue
-        # a job that hosts trials holds what it has from its start
+        # a job that hosts trials holds its GPUs from its start
         hosted = {n.name for n in in_use if n.hosted or n.rung == "host" or options.host_trials}
         found.append(
             Demand(
@@ -45,7 +45,9 @@ def demands(states: Iterable[State]) -> list[Demand]:
                 gpus=(most - have) * options.gpus_per_trial,
                 gpus_per_trial=options.gpus_per_trial,
                 in_use={n.name: n.lanes * options.gpus_per_trial for n in in_use},
-                avoid=frozenset(hosted | {n.name for n in state.nodes.values() if n.status == "aside"}),
+                avoid=frozenset(
+                    hosted | {n.name for n in state.nodes.by_name.values() if n.status == "back-off"}
+                ),
                 holder_mb=_once_mb(state),
                 trial_mb=options.trial_memory_mb,
             )
@@ -54,7 +56,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
 
 
 def promised(states: Iterable[State]) -> dict[str, int]:
-    """GPUs of each node that an evaluation was offered and that no running job of it holds: free only to look at."""
+    """Node -> GPUs offered and not held by jobs yet; the cluster lists them as free."""
     gpus: dict[str, int] = {}
     for state in _open(states):
         for node, lanes in _promised_lanes(state):
@@ -63,8 +65,9 @@ def promised(states: Iterable[State]) -> dict[str, int]:
 
 
 def promised_mb(states: Iterable[State]) -> dict[str, int]:
-    """MiB of each node that jobs of offers will take and do not hold yet, less what is staged ahead there: that makes way
-    for the evaluation that is given the GPUs (`in_the_way`).
+    """Node -> MiB that jobs of offers will take and do not hold yet, less prefetched weights there.
+
+    Prefetched weights make way for the evaluation that gets the GPUs (`in_the_way`).
     """
     megabytes: dict[str, int] = {}
     for state in _open(states):
@@ -72,18 +75,17 @@ def promised_mb(states: Iterable[State]) -> dict[str, int]:
             once = 0 if node.status == "ready" or _held_mb(state, node) else _once_mb(state)
             more = once + lanes * state.record.options.trial_memory_mb
             megabytes[node.name] = megabytes.get(node.name, 0) + more
-        for node in state.nodes.values():
-            if not node.lanes:
-                megabytes[node.name] = megabytes.get(node.name, 0) - _held_mb(state, node)
+        for ahead in state.nodes.prefetches.values():
+            megabytes[ahead.name] = megabytes.get(ahead.name, 0) - _held_mb(state, ahead)
     return megabytes
 
 
 def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
-    """Nodes in use, each with its lanes that were offered and run no trial."""
+    """(node in use, number of its lanes that were offered and run no trial)."""
     in_use = _in_use(state)
     busy = {n.name: state.running_lanes(n.name) for n in in_use}
-    # towards its end an evaluation has more lanes than shards: those serve the next one
-    wanted = state.todo - sum(busy.values()) if state.leaves else sum(n.lanes for n in in_use)
+    # towards its end an evaluation has more lanes than shards: the next evaluation uses these
+    wanted = state.shards.todo - sum(busy.values()) if state.shards.leaves else sum(n.lanes for n in in_use)
     for node in in_use:
         lanes = max(0, min(node.lanes - busy[node.name], wanted))
         wanted -= lanes
@@ -91,34 +93,34 @@ def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
 
 
 def _once_mb(state: State) -> int:
-    """Memory that an evaluation needs once a node, beside its trials: of its precursor, or of the job that hosts them."""
+    """MiB that an evaluation needs per node, for its precursor or the job that hosts its trials."""
     options = state.record.options
-    return holder_memory_mb(state.record) if options.stage or options.host_trials else 0
+    return precursor_memory_mb(state.record) if options.stage or options.host_trials else 0
 
 
 def gpus_in_use(states: Iterable[State]) -> int:
-    """GPUs on nodes that are staged or being staged: what the limit on GPUs counts."""
+    """GPUs on staged and staging nodes, which the limit on GPUs counts."""
     return sum(
         n.lanes * state.record.options.gpus_per_trial
         for state in states
-        for n in state.nodes.values()
+        for n in state.nodes.by_name.values()
         if n.status in ("staging", "ready")
     )
 
 
 def nodes_in_use(states: Iterable[State]) -> set[str]:
-    """Nodes that evaluations have GPUs of, or were offered and have work for: what the limit on nodes counts."""
+    """Nodes with GPUs in use, or offered to an evaluation with work: what the limit on nodes counts."""
     return {
         n.name
         for state in _open(states)
         for n in _in_use(state)
-        if n.status != "offered" or state.todo or not state.leaves
+        if n.status != "offered" or state.shards.todo or not state.shards.leaves
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What an evaluation has on a node: `gpus` that it may run trials on (none while it is set aside), `trials` that live."""
+    """An evaluation's use of a node: `gpus` for its trials (0 in back-off), and live `trials`."""
 
     evaluation_id: str
     node: str
@@ -127,8 +129,8 @@ class Use:
     trials: int
 
 
-def uses(states: Iterable[State]) -> list[Use]:
-    """Every node that is not given up, once for each evaluation that has it."""
+def uses(states: Sequence[State]) -> list[Use]:
+    """Every node that is not given up, once per evaluation that uses it or has prefetched on it."""
     return [
         Use(
             evaluation_id=state.evaluation_id,
@@ -138,14 +140,20 @@ def uses(states: Iterable[State]) -> list[Use]:
             trials=len(state.live_lanes(node.name)),
         )
         for state in states
-        for node in state.nodes.values()
+        for node in state.nodes.by_name.values()
         if node.status != "withdrawn"
+    ] + [
+        Use(evaluation_id=state.evaluation_id, node=ahead.name, status=ahead.status, gpus=0, trials=0)
+        for state in states
+        for ahead in state.nodes.prefetches.values()
+        if ahead.status != "over"
     ]
 
 
 def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
-    """As many nodes as hold `gpus` GPUs (all, where they hold fewer), those on which the least is lost first: nothing
-    staged yet before staged weights, few trials before many.
+    """Nodes that together hold `gpus` GPUs (all nodes, where they hold fewer), least loss first.
+
+    A node without staged weights is the smaller loss, then one with fewer trials.
     """
     by_node: dict[str, list[Use]] = {}
     for use in used:
@@ -166,37 +174,40 @@ def to_give_back(used: Iterable[Use], gpus: int) -> tuple[str, ...]:
 
 
 def waiting(states: Iterable[State], demanded: Sequence[Demand]) -> list[Candidate]:
-    """Evaluations that wait for their first GPU and would be served by a precursor, in the order of `demanded`."""
+    """Evaluations that wait for their first GPU and stage by precursor, in the order of `demanded`."""
     known = {state.evaluation_id: state for state in states}
     candidates = []
     for demand in demanded:
         state = known.get(demand.evaluation_id)
         if state is None or state.record.options.host_trials or not state.record.options.stage:
             continue
-        ready = state.looked_up and state.conversion in ("none", "done")
-        if ready and not any(n.lanes for n in state.nodes.values()):
+        ready = state.builds.looked_up and state.conversion.status in ("none", "done")
+        if ready and not state.nodes.by_name:
             candidates.append(
                 Candidate(
                     demand=demand,
                     digest=state.record.checkpoint.digest,
-                    memory_mb=holder_memory_mb(state.record),
-                    known=frozenset(state.nodes),
+                    memory_mb=precursor_memory_mb(state.record),
+                    known=frozenset(state.nodes.prefetches),
                 )
             )
     return candidates
 
 
 def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
-    """(evaluation id, node) of checkpoints staged ahead that must go: another evaluation was given the GPUs there, and its
-    precursor has waited for their memory for a while, so both would wait for ever. The last to be served goes first;
-    none, where all of them together would not be enough.
+    """(evaluation id, node) of prefetched checkpoints to clear.
+
+    Another evaluation got the node's GPUs, and its precursor has waited PATIENCE_SECONDS for
+    memory. The prefetch of the lowest turn goes first; none goes where all of them would not free
+    enough.
     """
     served = sorted(_open(states), key=lambda s: s.turn)
     gone: list[tuple[str, str]] = []
     for node in nodes:
-        here = [(s, s.nodes[node.name]) for s in served if node.name in s.nodes]
-        wanted = max((_waits_for_mb(s, use, now) for s, use in here if use.lanes), default=0)
-        ahead = [(s, mb) for s, use in here if not use.lanes and (mb := _held_mb(s, use))]
+        uses = [(s, s.nodes.by_name[node.name]) for s in served if node.name in s.nodes.by_name]
+        wanted = max((_waits_for_mb(s, use, now) for s, use in uses), default=0)
+        prefetched = [(s, s.nodes.prefetches[node.name]) for s in served if node.name in s.nodes.prefetches]
+        ahead = [(s, mb) for s, use in prefetched if (mb := _held_mb(s, use))]
         free = node.memory_free_mb
         if wanted <= free or free + sum(mb for _, mb in ahead) < wanted:
             continue
@@ -208,8 +219,10 @@ def in_the_way(states: Iterable[State], nodes: Iterable[NodeState], now: float) 
 
 
 def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> list[tuple[str, str]]:
-    """(evaluation id, node) of nodes whose GPUs or memory went to somebody else before our jobs there began, though another
-    node is free: given up, since an evaluation of which nothing runs would wait for as long as theirs does.
+    """(evaluation id, node) of nodes to give up: other users' jobs took their GPUs or memory.
+
+    Only where the evaluation runs nothing and another node is free: it would wait for those jobs'
+    end.
     """
     known = {node.name: node for node in nodes}
     states = list(states)
@@ -218,15 +231,18 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
     for state in _open(states):
         options = state.record.options
         per_trial = options.gpus_per_trial
-        if not state.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
-            continue  # who runs takes over what is left
+        if not state.shards.todo or any(state.running_lanes(n.name) for n in _in_use(state)):
+            continue  # an evaluation that runs leaves its shards to its other lanes
         free = [
             n.name
             for n in known.values()
             if n.usable
             and n.gpus_free - spoken_for.get(n.name, 0) >= per_trial
             and (not n.counts_memory or n.memory_free_mb >= _once_mb(state) + options.trial_memory_mb)
-            and (n.name not in state.nodes or state.nodes[n.name].status in ("offered", "withdrawn"))
+            and (
+                n.name not in state.nodes.by_name
+                or state.nodes.by_name[n.name].status in ("offered", "withdrawn")
+            )
         ]
         for use in _in_use(state):
             there = known.get(use.name)
@@ -237,7 +253,7 @@ def taken(states: Iterable[State], nodes: Iterable[NodeState], now: float) -> li
 
 
 def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
-    """All that waits there has waited for long, and for want of what a job of it needs."""
+    """Have its pending jobs there waited TAKEN_SECONDS, and does the node lack what one asks?"""
     jobs = [i for i in state.index.jobs_on.get(use.name, {}).values() if i.released_at is None]
     waiting = [i for i in jobs if i.phase == "submitted" and "pending" in i.members.values()]
     if any(now - i.changed_at < TAKEN_SECONDS for i in waiting):
@@ -246,37 +262,40 @@ def _shut_out(state: State, use: NodeUse, node: NodeState, now: float) -> bool:
 
 
 def _waits_for_mb(state: State, use: NodeUse, now: float) -> int:
-    """Memory that the job which is to stage there has waited for so long that no look at jobs or nodes is older; else 0."""
-    info = state.jobs.get(use.holder or "")
+    """MiB that the node's precursor has waited for longer than PATIENCE_SECONDS; else 0."""
+    info = state.jobs.by_name.get(use.precursor or "")
     if info is None or info.phase != "submitted" or now - info.changed_at < PATIENCE_SECONDS:
         return 0
     return info.job.memory_mb if "pending" in info.members.values() else 0
 
 
-def _held_mb(state: State, use: NodeUse) -> int:
-    info = state.jobs.get(use.holder or "")
+def _held_mb(state: State, use: NodeUse | Prefetch) -> int:
+    info = state.jobs.by_name.get(use.precursor or "")
     return info.job.memory_mb if info is not None and "running" in info.members.values() else 0
 
 
 def held(states: Iterable[State]) -> dict[str, Held]:
-    """By node, the checkpoints that are in its memory for us or on their way there."""
+    """Node -> checkpoints that are staged or being staged in its memory."""
     found: dict[str, Held] = {}
     for state in states:
-        for node in state.nodes.values():
+        for node in state.nodes.by_name.values():
             there = found.setdefault(node.name, Held())
-            if node.lanes and node.status == "ready" and node.rung in ("shm", "disk"):
+            if node.status == "ready" and node.rung in ("shm", "disk"):
                 there.inferring.add(state.record.checkpoint.digest)
-            elif not node.lanes and node.holder is not None:
-                there.ahead.add(state.record.checkpoint.digest)
+        for ahead in state.nodes.prefetches.values():
+            if ahead.precursor is not None:
+                found.setdefault(ahead.name, Held()).ahead.add(state.record.checkpoint.digest)
     return found
 
 
 def _open(states: Iterable[State]) -> Iterator[State]:
-    """Those that still have something to run."""
+    """Evaluations that still have something to run."""
     for state in states:
-        if not (state.ended_at is not None or state.winding_down or state.fatal or state.cancelled):
+        if not (
+            state.ended_at is not None or state.winding_down or state.ending.reason or state.ending.cancelled
+        ):
             yield state
 
 
 def _in_use(state: State) -> list[NodeUse]:
-    return [n for n in state.nodes.values() if n.lanes and n.status in IN_USE]
+    return [n for n in state.nodes.by_name.values() if n.status in IN_USE]

@@ -1,10 +1,9 @@
-"""Which waiting checkpoint is staged ahead, and on which nodes whose GPUs are still busy; and whether one that is cleared
-leaves its pages to another. Pure.
+"""Chooses nodes with busy GPUs that prefetch the next checkpoint. Pure.
 
-Rule: only the next checkpoint in the daemon's order; only where an evaluation of ours already infers from staged
-weights (it will give those GPUs back, and its own staging is over); only within a share of the memory that is free
-there. A checkpoint is counted once a node, however many evaluations wait with it, and a node holds one ahead at most.
-It does not know: what node memory really looks like (the precursor checks the same share there, `node_room`).
+Rule: only the next checkpoint in the daemon's order; only on a node where an evaluation infers from
+staged weights (its staging is over, and its GPUs will come free); only within a share of the node's
+free memory. A checkpoint counts once per node, however many evaluations wait for it; a node holds
+one prefetch at most. The precursor checks the share again on the node (`node_room`).
 """
 
 from __future__ import annotations
@@ -16,44 +15,23 @@ from dataclasses import dataclass, field
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import NodeState
 
-NEAR = 0.1  # pages of a checkpoint that is at most this share larger or smaller are worth keeping for another
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An evaluation that waits for its first GPU. `memory_mb`: what its precursor asks of a node."""
+    """An evaluation that waits for its first GPU. `memory_mb`: MiB that its precursor asks of a node."""
 
     demand: Demand
     digest: str
     memory_mb: int
-    known: frozenset[str] = frozenset()  # nodes where it has staged ahead, is doing so, or could not
+    known: frozenset[str] = frozenset()  # nodes with its prefetch: done, under way or failed
 
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """Digests that we hold on a node: those that trials infer from, and those that wait there for GPUs."""
+    """Checkpoint digests in a node's memory: those that trials infer from, and prefetched ones."""
 
     inferring: set[str] = field(default_factory=set)
     ahead: set[str] = field(default_factory=set)
-
-
-def heir(
-    node: NodeState | None, digest: str, memory_mb: int, candidates: Iterable[Candidate], limits: Limits
-) -> bool:
-    """Whether an evaluation waits that may soon stage here another checkpoint of about this size, beside what is held.
-
-    Its precursor needs `memory_mb` of its own before the old holder ends: where there is no room for both, nothing is kept.
-    """
-    if node is None or not node.usable or (limits.partition and limits.partition not in node.partitions):
-        return False
-    return any(
-        c.digest != digest
-        and node.name not in c.known
-        and node.gpus >= c.demand.gpus_per_trial
-        and abs(c.memory_mb - memory_mb) <= NEAR * memory_mb
-        and c.memory_mb <= node.memory_free_mb
-        for c in candidates
-    )
 
 
 def choose(
@@ -65,7 +43,7 @@ def choose(
     share: float,
     kept_back: AbstractSet[str] = frozenset(),
 ) -> dict[str, tuple[str, ...]]:
-    """Evaluation id -> nodes to stage on now. `share`: of a node's free memory; 0 is never."""
+    """Evaluation id -> nodes to prefetch on now. `share`: of a node's free memory; 0: never."""
     order = sorted(candidates, key=lambda c: c.demand.turn)
     if not order or share <= 0:
         return {}

@@ -1,9 +1,9 @@
-"""Which trials are stragglers: slower than the prior by three sigma while the others are not. Pure.
+"""Finds stragglers: trials slower than the prior by three sigma while the others are not. Pure.
 
-Rule: a trial's pace is the log of what its shards took over what was predicted of them. What all share is the prior's
-mistake and blames nobody: a trial is judged by how far it lies above the median of the others, in units of the prior's
-own spread or of theirs, whichever is wider.
-It does not know: why one is slow (a throttled GPU, a busy node), or what is done about it (`queue_scripts.CLAIM`).
+Rule: a trial's pace is the log of (seconds taken / seconds predicted) of its shards. A deviation
+common to all trials is the prior's error. So a trial is measured against the median of the others,
+in units of the prior's spread or of theirs, whichever is wider. The report names stragglers; a
+second trial copies the shard that holds up the end (`evaljobs.queue.lua`, `copy`).
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from math import exp, log
 from statistics import median
 
 SIGMAS = 3.0
-LEAST_SIGMA = 0.1  # of log seconds: what shards of one set differ by on one GPU (priors.fit.SIGMA_RUN)
-LEAST_SHARDS = 2  # one may be an odd one
-LEAST_SECONDS = 10.0  # what took less is noise, not pace
+LEAST_SIGMA = 0.1  # spread of log seconds of one set's shards on one GPU (priors.fit.SIGMA_RUN)
+LEAST_SHARDS = 2  # fewest shards to judge a trial by: one may be odd
+LEAST_SECONDS = 10.0  # least seconds of shards to judge a trial by: less is noise
 LEAST_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Of one trial: seconds that its shards took, seconds predicted of them, how many they are."""
+    """One trial's shards: seconds that they took, seconds predicted, their number."""
 
     took: float = 0.0
     predicted: float = 0.0
     shards: int = 0
 
     def and_done(self, took: float, predicted: float) -> Pace:
-        """With one more shard."""
+        """The pace with one more shard."""
         return Pace(took=self.took + took, predicted=self.predicted + predicted, shards=self.shards + 1)
 
     def and_in_hand(self, elapsed: float, predicted: float, done: int, batches: int) -> Pace:
-        """With the shard in hand where it is late already: it took `elapsed` for `done` batches and part of one more."""
+        """The pace with the running shard, if late: `elapsed` seconds for `done` batches and a part."""
         due = predicted * min(1.0, (done + 1) / batches) if batches else predicted
         return self.and_done(elapsed, due) if elapsed > due else self
 
     @property
     def tells(self) -> bool:
-        """Is it enough to judge by?"""
+        """Is there enough to judge by?"""
         return self.shards >= LEAST_SHARDS and self.took >= LEAST_SECONDS and self.predicted > 0
 
     @property
@@ -48,7 +48,7 @@ class Pace:
 
 
 def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
-    """Straggling trials, with how many times as long as the others each takes. `sigma`: the prior's, of log seconds."""
+    """Straggler -> its time / the others' time. `sigma`: the prior's, of log seconds."""
     logs = {trial: pace.log for trial, pace in paces.items() if pace.tells}
     found = {}
     for trial, own in logs.items():
@@ -56,7 +56,7 @@ def stragglers(paces: Mapping[str, Pace], sigma: float) -> dict[str, float]:
         if len(others) < LEAST_OTHERS:
             continue
         middle = median(others)
-        # the median deviation, as a normal distribution's sigma: one more straggler among them hardly widens it
+        # sigma from the median deviation: another straggler among the others hardly widens it
         theirs = 1.4826 * median(abs(other - middle) for other in others)
         if own - middle > SIGMAS * max(sigma, theirs, LEAST_SIGMA):
             found[trial] = exp(own - middle)

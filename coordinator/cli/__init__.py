@@ -1,7 +1,7 @@
-"""The command line: thin. Each command reads arguments, calls one function of the coordinator, shows what came of it.
+"""The command line. Each command reads arguments, calls one function and shows the result.
 
-Exit codes: 0 all asked for is done; 1 the evaluation has failed entries, or items without a score; 2 bad input, refused before anything was
-submitted; 3 a fault of ours; 130 cancelled.
+Exit codes: 0 done; 1 the evaluation has failed tasks, or items without a score; 2 bad input,
+refused before anything was submitted; 3 a bug in evalspan, or a service failed; 130 cancelled.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["app", "commands", "doctor", "evaluate", "main", "series", "service",
 
 log = logging.getLogger(__name__)
 
-FAULT = "evalspan: a fault of ours; what follows, and the journal, belong in a bug report"
+BUG = "evalspan: a bug in evalspan; what follows, and the journal, belong in a bug report"
 
 
 def main() -> None:
-    """Entry point `evalspan`: an operator's error is one line on stderr, never a traceback; only a fault of ours is."""
+    """Entry point `evalspan`: an operator's error is one line on stderr; only a bug shows a traceback."""
     try:
         app(standalone_mode=True)
     except EvalspanError as error:
         if isinstance(error, BugError):
-            log.exception(FAULT)
+            log.exception(BUG)
         else:
             Console(stderr=True).print(
                 f"evalspan: {error}", style="red", highlight=False, markup=False, soft_wrap=True
             )
         sys.exit(2 if isinstance(error, OperatorError) else 3)
     except Exception:
-        log.exception(FAULT)
+        log.exception(BUG)
         sys.exit(3)

@@ -1,4 +1,4 @@
-"""The typer application and what all commands share."""
+"""The typer application, common options, and how commands find and replay an evaluation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.console import Console
 from coordinator.config.schema import Config
 from coordinator.doctor.shared_storage import check_shared
 from coordinator.errors import OperatorError
-from coordinator.evaluation import machine
-from coordinator.evaluation.messages import Accepted, AnyEvent
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.events import Accepted, AnyEvent
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.intake.validate import check_tasks, prepare_command
 from coordinator.runtime.journal import events_after, read_events
@@ -42,16 +42,17 @@ JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) inste
 
 
 def stdout() -> Console:
-    """Where results go. NO_COLOR, pipes and narrow terminals are rich's business."""
+    """The console for results. rich handles NO_COLOR, pipes and narrow terminals."""
     return Console()
 
 
 def check_suite(
     record: EvaluationRecord, settings: Config, suite: str, *, config: Path | None, work_dir: Path | None
 ) -> None:
-    """Refuse a suite whose tasks or data jobs would not find; `suite`, `config`, `work_dir`: as they were typed.
+    """Refuse a suite whose tasks or data jobs would not find.
 
-    Says that it waits: the first time lm-eval reads thousands of files.
+    `suite`, `config`, `work_dir`: as typed. Shows a spinner: at first lm-eval reads thousands of
+    files.
     """
     site = site_of(settings)
     named = record.checkpoint.source
@@ -63,14 +64,14 @@ def check_suite(
 
 
 def find_evaluation(config: Config, prefix: str) -> tuple[State, EvaluationPaths, list[AnyEvent]]:
-    """The evaluation whose id begins with `prefix` (or has it as its digest), as its journal shows it now."""
+    """Replay the evaluation whose id begins with `prefix` or has it as its digest."""
     paths = find_folder(config, prefix)
     events = list(read_events(paths.journal))
     return replay(events, config), paths, events
 
 
 def find_folder(config: Config, prefix: str) -> EvaluationPaths:
-    """The folder of that evaluation, whatever is in it; OperatorError where there is none, or more than one."""
+    """The folder of that evaluation, unread. OperatorError unless exactly one id matches."""
     root = Path(config.work_dir)
     ids = sorted(p.parent.name for p in root.glob("*/journal.jsonl"))
     found = [i for i in ids if i.startswith(prefix) or i.endswith(f"-{prefix}")]
@@ -87,65 +88,65 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
 
 
 def replay(events: list[AnyEvent], config: Config) -> State:
-    """The state that a journal shows. Reads only."""
+    """The state that a journal's events lead to. Writes nothing."""
     if not events or not isinstance(events[0], Accepted):
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
     state, _ = machine.start(events[0])
-    go_on(state, events[1:], site_of(config))
+    _apply(state, events[1:], site_of(config))
     return state
 
 
-def go_on(state: State, events: Iterable[AnyEvent], site: Site) -> None:
-    """Take further events of the journal in."""
+def _apply(state: State, events: Iterable[AnyEvent], site: Site) -> None:
+    """Apply further events of the journal to `state`."""
     for event in events:
-        with contextlib.suppress(IllegalEventError):  # the coordinator that wrote it passed over it too
-            machine.step(state, site, event)
+        with contextlib.suppress(IllegalEventError):  # the coordinator that wrote it skipped it too
+            machine.step(state, site, event, replaying=True)
 
 
 class Follower:
-    """The states of a work folder's evaluations as their journals grow: each line is read once, nothing is written."""
+    """Follows the journals of a work folder's evaluations. Reads each line once and writes nothing."""
 
     def __init__(self, config: Config, only: str | None = None) -> None:
         """`only`: the id of one evaluation."""
         self._root = Path(config.work_dir)
         self._site = site_of(config)
         self._only = only
-        self._read: dict[Path, tuple[State, int]] = {}
-        self._passed: dict[Path, int] = {}  # ended, or not to be read; for as long as they do not grow
+        self._read: dict[Path, tuple[State, int]] = {}  # journal -> its state, bytes read
+        self._skipped: dict[Path, int] = {}  # ended or unreadable journal -> size; skipped until it grows
 
     def states(self) -> list[State]:
-        """Those that have not ended, oldest first."""
+        """States of evaluations that have not ended, oldest first."""
         for journal in self._root.glob(f"{self._only or '*'}/journal.jsonl"):
-            # storage that is away for a moment; a journal that is not ours to read
+            # storage is away for a moment, or the journal is unreadable for this user
             with contextlib.suppress(OSError, OperatorError):
                 self._look(journal, journal.stat().st_size)
         states = [state for state, _ in self._read.values() if state.ended_at is None]
         return sorted(states, key=lambda state: state.record.accepted_at)
 
     def _look(self, journal: Path, size: int) -> None:
-        if self._passed.get(journal) == size:
+        if self._skipped.get(journal) == size:
             return
-        self._passed.pop(journal, None)
+        self._skipped.pop(journal, None)
         if journal not in self._read and read_ended(EvaluationPaths(journal.parent)) is not None:
-            self._passed[journal] = size
+            self._skipped[journal] = size
             return
         try:
             self._follow(journal, size)
         except OperatorError:
-            self._passed[journal] = size
+            self._skipped[journal] = size
             raise
 
     def _follow(self, journal: Path, size: int) -> None:
         known = self._read.get(journal)
         if known is not None and size == known[1]:
             return
-        if known is None or size < known[1]:  # a failed write was taken back
+        if known is None or size < known[1]:  # the writer truncated a failed write
             events, offset = events_after(journal, 0)
             if events and isinstance(events[0], Accepted):
                 state, _ = machine.start(events[0])
-                go_on(state, events[1:], self._site)
+                _apply(state, events[1:], self._site)
                 self._read[journal] = state, offset
             return
         events, offset = events_after(journal, known[1])
-        go_on(known[0], events, self._site)
+        _apply(known[0], events, self._site)
         self._read[journal] = known[0], offset

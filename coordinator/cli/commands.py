@@ -1,4 +1,4 @@
-"""`evalspan cancel | retry | release`: what a person asks of evaluations that run, or have ended."""
+"""`evalspan cancel | retry | release`: an operator's commands for running or ended evaluations."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from coordinator.runtime.operator_commands import Command, leave_command
 from coordinator.runtime.parked import read_fault
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-MOST_MINUTES = 60.0 * 24 * 365
+MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
-    """Through the daemon where one runs; else do it here, with the same loop. Exit code 1 where a retry failed again."""
+    """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     folder = find_folder(config, evaluation)
     name = folder.root.name
     paths = WorkPaths(config.work_dir)
@@ -56,7 +56,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         else:
             coordinator.retry(name)
         coordinator.run(
-            lambda: _over(coordinator, name),
+            lambda: _has_ended(coordinator, name),
             lambda: watcher.show(list(coordinator.running.values()), coordinator.trouble),
         )
     ended = coordinator.running[name].state
@@ -75,7 +75,10 @@ def _say(text: str) -> None:
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
-    """None where nobody can tell, or more than its journal tells: one that is set aside may have jobs, and be mended."""
+    """The state by the journal; None where the journal is unreadable or the evaluation is parked.
+
+    A parked evaluation may still have jobs, and a retry may mend it.
+    """
     try:
         state = replay(list(read_events(folder.journal)), config)
     except JournalError:
@@ -84,7 +87,10 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
 
 
 def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
-    """Why a command would change nothing; empty where it would. Without a daemon a retry goes on with what has not ended."""
+    """Why a command would change nothing; "" where it would.
+
+    Without a daemon a retry continues an evaluation that has not ended.
+    """
     if command.command == "cancel":
         return "has ended: nothing is left to cancel" if state.ended_at is not None else ""
     if state.failed_entries() or state.unscored_items or (state.ended_at is None and not alive):
@@ -97,7 +103,7 @@ def _nothing_to_do(state: State, command: Command, *, alive: bool) -> str:
     return f"{so_far}: nothing is left to try again"
 
 
-def _over(coordinator: Coordinator, evaluation_id: str) -> bool:
+def _has_ended(coordinator: Coordinator, evaluation_id: str) -> bool:
     running = coordinator.running.get(evaluation_id)
     if why := coordinator.lost(evaluation_id):
         raise OperatorError(f"{evaluation_id} was given up: {why}")
@@ -122,9 +128,9 @@ def cancel(
 
 @app.command()
 def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Try the failed tasks of an evaluation again, and items without a score; what is done is kept.
+    """Retry an evaluation's failed tasks and its items without a score; scored tasks are kept.
 
-    Without a daemon it is done here, to its end: exit code 1 where tasks failed again. Example:
+    Without a daemon the command runs here: exit code 1 where tasks failed again. Example:
 
     evalspan retry step-1000-core-1a2b3c4d
     """
@@ -142,7 +148,7 @@ def release(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """Give nodes back to others, whole; their shards go on elsewhere.
+    """Give whole nodes back to other users; their shards run on other nodes.
 
     Examples:
 
@@ -174,7 +180,7 @@ def release(
 
 
 def _check_node(config: Config, node: str, used: Sequence[demand.Use]) -> None:
-    """A name that neither an evaluation nor the cluster knows is refused; a cluster that is away is not asked twice."""
+    """Refuse a name of no evaluation's or the cluster's nodes; pass where the cluster does not answer."""
     if any(use.node == node for use in used):
         return
     try:
@@ -183,11 +189,12 @@ def _check_node(config: Config, node: str, used: Sequence[demand.Use]) -> None:
         return
     if node not in known:
         near = ", ".join(difflib.get_close_matches(node, known, n=3, cutoff=0.5)) or "none"
-        raise OperatorError(f"the cluster has no node {node!r} for us (nearest: {near})")
+        raise OperatorError(f"the cluster has no usable node {node!r} (nearest: {near})")
 
 
 def _given_back(node: str, used: Sequence[demand.Use], minutes: float) -> str:
     if not minutes:
         return f"{node} may be taken again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]
-    return f"{node} is asked back ({'; '.join(there) or 'not in use'}) and not taken again for {seconds(60 * minutes)}"
+    in_use = "; ".join(there) or "not in use"
+    return f"{node} is released ({in_use}) and not taken again for {seconds(60 * minutes)}"

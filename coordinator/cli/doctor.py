@@ -1,4 +1,4 @@
-"""`evalspan doctor`: what this site lets us do, and what to change before the first evaluation."""
+"""`evalspan doctor`: checks of this site, and what to change before the first evaluation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def doctor(
     ] = 256,
     as_json: JSON = False,
 ) -> None:
-    """Look at this machine, Redis, Slurm's rules and its nodes (by small jobs), and say what to change.
+    """Check this machine, Redis, Slurm's rules and its nodes (by small jobs), and print what to change.
 
     Exit code 1 where an evaluation would be stopped. Example:
 
@@ -53,7 +53,7 @@ def doctor(
 
 
 def show(made: Checkup, work_dir: Path) -> None:
-    """The findings as a table, or as lines where it would be narrow, and what they come to."""
+    """Print the findings, as a table or (on a narrow terminal) as lines, then a summary."""
     if stdout().width < NARROW:
         for finding in made.findings:
             line = Text.assemble(
@@ -66,11 +66,11 @@ def show(made: Checkup, work_dir: Path) -> None:
         return
     table = Table("", "what", "found, and what to do", box=box.SIMPLE)
     for finding in made.findings:
-        told = Text(finding.found)
+        found = Text(finding.found)
         if finding.todo:
-            told.append(f"\n-> {finding.todo}", style=STYLES[finding.status])
-        told.overflow = "fold"  # a path is never cut
-        table.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), told)
+            found.append(f"\n-> {finding.todo}", style=STYLES[finding.status])
+        found.overflow = "fold"  # a path is never cut
+        table.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), found)
     stdout().print(table)
     _show_end(made, work_dir)
 

@@ -1,4 +1,4 @@
-"""`evalspan eval | prepare`: one checkpoint, one suite, now."""
+"""`evalspan eval | prepare`: evaluate one checkpoint on one suite, or build a suite's request sets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from coordinator.runtime.operator_commands import obey_commands
 from coordinator.runtime.runner import Running
 from coordinator.trackers.live import Exporter
 
-TRACKER_SECONDS = 60.0  # waited for the trackers that the settings name, before the scores are shown
+TRACKER_SECONDS = 60.0  # longest wait for tracker exports before the scores are printed
 
 
 @app.command("eval")
@@ -137,13 +137,14 @@ def _record(
 
 
 def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
-    """The loop with one evaluation, until it has ended. Ctrl-C asks once, then cancels. At SIGTERM this process ends with
-    exit code 143 and the evaluation's jobs go on.
+    """Run the loop until this one evaluation has ended.
+
+    Ctrl-C asks once, then cancels. SIGTERM ends this process with exit code 143; its jobs on Slurm go on.
     """
     with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
         coordinator.accept_or_wait(record)
         interrupt = Interrupt(signals, watcher, sys.stdin)
-        # of an earlier run: whoever asks for the same again wants it to go on; None: not yet known
+        # An earlier run was cancelled: typing the same command again resumes it. None: not yet known.
         cancelled_before: bool | None = None
 
         def tick() -> None:
@@ -151,7 +152,7 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
             obey_commands(coordinator)
             if interrupt.wanted() and not coordinator.running:
                 raise OperatorError(
-                    f"not taken up ({coordinator.trouble}); its jobs go on: run the same command again"
+                    f"not resumed ({coordinator.trouble}); its jobs go on: run the same command again"
                 )
             if interrupt.cancelled:
                 _cancel(coordinator)
@@ -164,11 +165,11 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
                     raise OperatorError(f"{record.evaluation_id} was given up: {why}")
                 return False
             if cancelled_before is None:
-                cancelled_before = bool(running.state.cancelled)
+                cancelled_before = bool(running.state.ending.cancelled)
             if running.state.ended_at is None:
                 return False
             if cancelled_before and not interrupt.cancelled:
-                with suppress(OSError):  # a full disk: at a later tick
+                with suppress(OSError):  # full disk: a later tick tries again
                     coordinator.retry(record.evaluation_id)
                     cancelled_before = False
                 return running.state.ended_at is not None and not cancelled_before
@@ -181,7 +182,7 @@ def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console)
 def _cancel(coordinator: Coordinator) -> None:
     """Each tick again, until the journal has it: the disk may be full."""
     for evaluation_id, running in list(coordinator.running.items()):
-        if not running.state.cancelled and running.state.ended_at is None:
+        if not running.state.ending.cancelled and running.state.ended_at is None:
             with suppress(OSError):
                 coordinator.cancel(evaluation_id, "interrupted")
 
@@ -206,7 +207,7 @@ def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_pric
         stdout().print(
             f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
         )
-    if state.cancelled:
+    if state.ending.cancelled:
         raise typer.Exit(130)
     if state.failed_entries() or state.unscored_items:
         raise typer.Exit(1)
@@ -222,9 +223,9 @@ def prepare(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """Build a suite's request sets here, on a machine with internet: data sets and metric scripts are fetched now.
+    """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
 
-    Every job of an evaluation runs offline and finds them in the work folder and in the Hugging Face cache. Example:
+    Jobs run offline: they read the work folder and the Hugging Face cache. Example:
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """

@@ -1,8 +1,7 @@
-"""Ctrl-C at a one-shot evaluation: it asks once whether to cancel, and the evaluation goes on while it asks.
+"""Ctrl-C and SIGTERM during `evalspan eval`: the first Ctrl-C asks whether to cancel.
 
-Rule: the question is read without waiting, so the loop goes on; Ctrl-C once more says yes. Without a terminal Ctrl-C
-means yes. SIGTERM leaves the evaluation's jobs to the next run, but that of a `scancel` cancels.
-It does not know: how an evaluation is cancelled.
+Rule: the answer is read without waiting, so the loop goes on. A second Ctrl-C, or the first without
+a terminal, means yes. SIGTERM leaves the jobs to the next run; a SIGTERM from `scancel` cancels.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from coordinator.cli.live_screen import Watcher
 from coordinator.runtime.runner import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
-LEFT = "SIGTERM: the evaluation's jobs go on; the same command takes them up"
+LEFT = "SIGTERM: the evaluation is not cancelled; the same command resumes it"
 TERMINATED = 143  # exit code, as a shell reports SIGTERM
 
 
 class Interrupt:
-    """What the person at the terminal wants, asked between two ticks of the loop."""
+    """Asks the person at the terminal whether to cancel, between two ticks of the loop."""
 
     def __init__(self, signals: Signals, watcher: Watcher, keyboard: TextIO) -> None:
         self.cancelled = False
         self._signals = signals
         self._watcher = watcher
         self._keyboard = keyboard
-        self._heard = 0
+        self._seen = 0  # signals handled so far
         self._asking = False
 
     def show(self, runnings: Sequence[Running], trouble: str) -> None:
@@ -41,9 +40,9 @@ class Interrupt:
             self._watcher.show(runnings, trouble)
 
     def wanted(self) -> bool:
-        """True once, when it is to be cancelled. typer.Exit where this process is to end and the evaluation's jobs go on."""
-        new = self._signals.received[self._heard :]
-        self._heard += len(new)
+        """True once, when the person cancels. At SIGTERM raises typer.Exit; the evaluation stays open."""
+        new = self._signals.received[self._seen :]
+        self._seen += len(new)
         if self.cancelled:
             return False
         if signal.SIGTERM in new and not cancelled_by_slurm(os.environ):
@@ -56,7 +55,7 @@ class Interrupt:
             self._watcher.pause()
             self._watcher.console.print(QUESTION, end="", markup=False, highlight=False, soft_wrap=True)
         elif self._asking and select.select([self._keyboard], [], [], 0)[0]:
-            # end of input: the terminal is gone, and with it whoever would have answered
+            # end of input (the terminal is gone) means no
             return self._close(cancel=self._keyboard.readline().strip().lower() in ("y", "yes"))
         return False
 

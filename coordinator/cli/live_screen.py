@@ -1,9 +1,7 @@
-"""The live screen of running evaluations: stages, shards, lanes, metrics, scores as they come, ETA against the prior.
+"""The live screen of running evaluations: stages, shards, lanes, metrics, scores and ETA.
 
-Rule: reads states, snapshots and the files of scores that are there, computes nothing but sums for display; fits the
-terminal, whatever its width. Where there is no terminal, or a dumb one, it prints a line for each evaluation that has changed, at most
-every few seconds, and a line for each score.
-It does not know: how the evaluation is driven.
+Rule: reads states, snapshots and score files, and computes only sums for display. Without a capable
+terminal it prints lines instead: one per score, and one per changed evaluation every few seconds.
 """
 
 from __future__ import annotations
@@ -22,28 +20,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.evaluation.state import EntryState, State
+from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.report.learning_curves import ScoreValue, scores_of
 from coordinator.report.render import by_reason, seconds
 from coordinator.runtime.runner import Running
 
-MAX_LANES = 16  # beyond that a line is a node
-MAX_ENTRIES = 12
-LINE_SECONDS = 5.0
-WIDE = 100  # columns from which on two lanes share a line
+MAX_LANES = 16  # with more lanes than this the screen shows a line per node
+MAX_ENTRIES = 12  # scored tasks shown, the latest
+LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
+WIDE = 100  # columns of a terminal that shows two lanes on a line
 OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
 STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
 
 
 def stage_of(state: State) -> str:
-    """The stage in one word, the furthest that is under way."""
-    if state.ended_at is not None or state.results_written:
-        return "clearing" if state.ended_at is None else "cancelled" if state.cancelled else "ended"
-    if state.cancelled or state.fatal:
+    """The furthest stage under way, in one or two words."""
+    if state.ending.phase >= Phase.LEAVING:
+        return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
+    if state.ending.cancelled or state.ending.reason:
         return "ending"
-    if state.leaves and state.todo == 0:
+    if state.shards.leaves and state.shards.todo == 0:
         return "scoring"
-    if any(s.frame is not None for s in state.shards.values()) or state.live_trials:
+    if any(s.frame is not None for s in state.shards.by_name.values()) or state.trials.live:
         return "inference"
     if any(e.status in ("unbuilt", "building") for e in state.entries):
         return "building requests"
@@ -51,20 +49,20 @@ def stage_of(state: State) -> str:
 
 
 def done_shards(state: State) -> int:
-    return len(state.shards) - state.todo
+    return len(state.shards.by_name) - state.shards.todo
 
 
 def eta_seconds(state: State, now: float) -> float | None:
-    """Predicted seconds until the last shard is done; None before there is a plan and after the last one.
+    """Predicted seconds until the last shard is done; None before the plan and after the last shard.
 
-    At first the prior's word, then more and more what the shards so far took: each counts by the share that is done.
+    Mixes the prior with the pace of the shards so far, weighted by the share of work that is done.
     """
-    if state.planned_at is None or not state.shards or state.todo == 0:
+    if state.plan.made_at is None or not state.shards.by_name or state.shards.todo == 0:
         return None
-    total = sum(s.seconds for s in state.shards.values()) or 1e-9
-    done = sum(s.seconds for s in state.shards.values() if s.frame is not None)
-    elapsed = max(0.0, now - state.planned_at)
-    by_prior = max(0.0, state.predicted_makespan_seconds - elapsed)
+    total = sum(s.seconds for s in state.shards.by_name.values()) or 1e-9
+    done = sum(s.seconds for s in state.shards.by_name.values() if s.frame is not None)
+    elapsed = max(0.0, now - state.plan.made_at)
+    by_prior = max(0.0, state.plan.predicted_makespan_seconds - elapsed)
     if done <= 0:
         return by_prior
     share = done / total
@@ -78,14 +76,14 @@ class Scores:
         self._read: dict[str, tuple[ScoreValue, ...]] = {}
 
     def of(self, entry: EntryState) -> tuple[ScoreValue, ...]:
-        """Of a scored entry: its groups' values where it has groups, else its tasks'."""
+        """Values of a scored entry: its groups' where it has groups, else its tasks'."""
         if not entry.result_file:
             return ()
         if entry.result_file not in self._read:
             try:
                 results = json.loads(Path(entry.result_file).read_bytes())
             except (OSError, ValueError):
-                return ()  # storage that is away for a moment
+                return ()  # storage is away for a moment
             if results.get("groups"):
                 results = {**results, "results": {}}
             self._read[entry.result_file] = scores_of(results)
@@ -98,9 +96,9 @@ def _value(score: ScoreValue) -> str:
 
 
 def _lanes(running: Running, width: int) -> Table | None:
-    """What each trial does now; with many of them, what those of a node do."""
+    """What each trial does now; with many trials, a line per node."""
     trials = running.snapshot.trials if running.snapshot is not None else {}
-    lanes = {lane: t for t, lane in running.state.trial_lane.items() if t in running.state.live_trials}
+    lanes = {trial.lane: name for name, trial in running.state.trials.live.items()}
     now = {lane: trials.get(lanes[lane]) for lane in sorted(lanes, key=_natural)}
     if not now:
         return None
@@ -112,8 +110,8 @@ def _lanes(running: Running, width: int) -> Table | None:
             phases = nodes.setdefault(shown[lane].rsplit("/", 1)[0], Counter())
             phases[progress.phase if progress is not None else "pending"] += 1
         for node, phases in list(nodes.items())[:MAX_LANES]:
-            told = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
-            table.add_row(f"  {node}", told)
+            counted = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
+            table.add_row(f"  {node}", counted)
         if len(nodes) > MAX_LANES:
             table.add_row("  ...", f"and {len(nodes) - MAX_LANES} more nodes")
         return table
@@ -137,7 +135,7 @@ def _lanes(running: Running, width: int) -> Table | None:
 
 
 def apart(lanes: Iterable[str], most: int = 24) -> dict[str, str]:
-    """Lane -> how it is shown: of names longer than `most` characters, the parts that all share at their beginning go."""
+    """Lane -> its name on screen, without the shared prefix if one exceeds `most` characters."""
     names = list(lanes)
     if max(map(len, names), default=0) <= most:
         return {name: name for name in names}
@@ -147,17 +145,17 @@ def apart(lanes: Iterable[str], most: int = 24) -> dict[str, str]:
 
 
 def _natural(lane: str) -> list[tuple[bool, int, str]]:
-    """n2 before n10."""
+    """Sort key that puts n2 before n10."""
     parts = "".join(c if c.isdigit() else f"\0{c}\0" for c in lane).replace("\0\0", "").split("\0")
     return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
 
 
 def _metrics(state: State) -> Text | None:
-    """The queue of metric jobs: how many are under way, of what."""
-    if not state.metrics:
+    """The queue of metric jobs: how many are open, by kind and task."""
+    if not state.scoring.metrics:
         return None
-    waiting = [state.metrics[name] for name in sorted(state.outstanding)]
-    done = len(state.metrics) - len(waiting)
+    waiting = [state.scoring.metrics[name] for name in sorted(state.scoring.outstanding)]
+    done = len(state.scoring.metrics) - len(waiting)
     counts = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in waiting)
     text = Text("  metrics", style="dim")
     text.append(f" {len(waiting)} queued, {done} done")
@@ -169,25 +167,25 @@ def _metrics(state: State) -> Text | None:
 
 
 def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableType]:
-    """A line per scored or failed task, the last ones where there are many; then what is still open, in a line."""
+    """Lines of failed tasks, of the latest scored ones, and of open tasks by what they wait for."""
     scored = [e for e in state.entries if e.status == "scored"]
     yield Text(f"  {len(scored)}/{len(state.entries)} tasks scored", style="dim")
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
-    for whose, why in by_reason(failed).items():
-        yield Text(f"    {whose}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
+    for failures, why in by_reason(failed).items():
+        yield Text(f"    {failures}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
     if len(scored) > MAX_ENTRIES:
         yield Text(f"    ... and {len(scored) - MAX_ENTRIES} before these", style="dim")
     for entry in scored[-MAX_ENTRIES:]:
         values = scores.of(entry)
         own = {v.task for v in values} == {entry.name}
-        told = [f"{'' if own else v.task + ' '}{_value(v)}" for v in values[:4]]
-        told += [f"and {len(values) - 4} more"] if len(values) > 4 else []
-        line = "  ".join(told)
+        shown = [f"{'' if own else v.task + ' '}{_value(v)}" for v in values[:4]]
+        shown += [f"and {len(values) - 4} more"] if len(values) > 4 else []
+        line = "  ".join(shown)
         if len(entry.name) + len(line) + 6 <= width:
             yield Text.assemble((f"    {entry.name}", "green"), f"  {line}")
         else:
             yield Text(f"    {entry.name}", style="green")
-            yield from (Text(f"      {one}") for one in told)
+            yield from (Text(f"      {one}") for one in shown)
     words = {e.name: _open_word(state, e) for e in state.entries if not e.terminal}
     for word in dict.fromkeys(words.values()):
         names = [name for name, its in words.items() if its == word]
@@ -196,8 +194,8 @@ def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableTyp
 
 
 def _open_word(state: State, entry: EntryState) -> str:
-    """What a task waits for; its programs are run or judged once all its responses are there."""
-    leaves = [state.leaves[task] for task in entry.sets if task in state.leaves]
+    """What a task waits for. Its programs are run or judged once all its responses are written."""
+    leaves = [state.shards.leaves[task] for task in entry.sets if task in state.shards.leaves]
     if entry.status == "built" and leaves and all(leaf.todo == 0 for leaf in leaves):
         return "executing"
     return OPEN[entry.status]
@@ -207,15 +205,17 @@ def _block(running: Running, scores: Scores, now: float, width: int) -> Iterator
     state = running.state
     age = seconds(now - state.record.accepted_at)
     yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
-    if state.shards:
+    if state.shards.by_name:
         eta = eta_seconds(state, now)
-        lanes = sum(n.lanes for n in state.nodes.values() if n.status in ("ready", "staging"))
-        figures = f"{done_shards(state)}/{len(state.shards)} shards  {len(state.live_trials)}/{lanes} trials"
+        lanes = sum(n.lanes for n in state.nodes.by_name.values() if n.status in ("ready", "staging"))
+        figures = f"{done_shards(state)}/{len(state.shards.by_name)} shards  {len(state.trials.live)}/{lanes} trials"
         if eta is not None:
             figures += f"  ETA {seconds(eta)}"
         room = width - len(figures) - 4
         if room >= 8:
-            bar = ProgressBar(total=len(state.shards), completed=done_shards(state), width=min(40, room))
+            bar = ProgressBar(
+                total=len(state.shards.by_name), completed=done_shards(state), width=min(40, room)
+            )
             line = Table.grid(padding=(0, 1))
             line.add_row(" ", bar, figures)
             yield line
@@ -247,7 +247,7 @@ def screen(
 
 
 class Watcher:
-    """Draws on a terminal; elsewhere prints a line when something changed."""
+    """Draws on a terminal; elsewhere prints a line per change. Used by `eval`, `daemon` and `watch`."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -257,8 +257,8 @@ class Watcher:
             else None
         )
         self._scores = Scores()
-        self._said: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, and when
-        self._told: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
+        self._last: dict[str, tuple[str, float]] = {}  # evaluation -> its last line, unix seconds
+        self._printed: set[tuple[str, str]] = set()  # (evaluation, task) whose score was printed
 
     def __enter__(self) -> Watcher:
         if self._live is not None:
@@ -284,15 +284,16 @@ class Watcher:
             self._live.update(screen(runnings, trouble, self.console.width, now=now, scores=self._scores))
             return
         for running in runnings:
-            self._say(running.state, now)
+            self._print_changes(running.state, now)
         self._line("", f"! {trouble}" if trouble else "", now)
 
-    def _say(self, state: State, now: float) -> None:
+    def _print_changes(self, state: State, now: float) -> None:
         scored = sum(e.status == "scored" for e in state.entries)
-        shards = f", {done_shards(state)}/{len(state.shards)} shards" if state.shards else ""
+        shards = f", {done_shards(state)}/{len(state.shards.by_name)} shards" if state.shards.by_name else ""
         age = f"[{seconds(now - state.record.accepted_at):>9}] {state.evaluation_id}"
-        fresh = [e for e in state.entries if e.terminal and (state.evaluation_id, e.name) not in self._told]
-        self._told |= {(state.evaluation_id, e.name) for e in fresh}
+        done = [e for e in state.entries if e.terminal]
+        fresh = [e for e in done if (state.evaluation_id, e.name) not in self._printed]
+        self._printed |= {(state.evaluation_id, e.name) for e in fresh}
         for names, why in by_reason({e.name: e.error for e in fresh if e.status == "failed"}).items():
             self._print(f"{age}: {names}: {why}")
         for entry in fresh:
@@ -301,12 +302,12 @@ class Watcher:
         line = f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored"
         self._line(state.evaluation_id, line, now, age + ": ")
 
-    def _line(self, whose: str, line: str, now: float, head: str = "") -> None:
-        last, said_at = self._said.get(whose, ("", 0.0))
-        if line != last and (now - said_at >= LINE_SECONDS or not last):
+    def _line(self, evaluation: str, line: str, now: float, head: str = "") -> None:
+        last, printed_at = self._last.get(evaluation, ("", 0.0))
+        if line != last and (now - printed_at >= LINE_SECONDS or not last):
             if line:
                 self._print(head + line)
-            self._said[whose] = (line, now)
+            self._last[evaluation] = (line, now)
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

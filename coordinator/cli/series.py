@@ -1,4 +1,4 @@
-"""`evalspan report | export`: one evaluation, or all checkpoints of a training; on screen, as text, into a tracker."""
+"""`evalspan report | export`: scores and costs of one evaluation, or of all checkpoints of a training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(
     ] = False,
     as_json: JSON = False,
 ) -> None:
-    """Scores and makespan of an evaluation, running or ended; with --series learning curves over checkpoints.
+    """Print an evaluation's scores and makespan; with --series, learning curves over checkpoints.
 
     A drop between two checkpoints beyond two standard errors is flagged. Examples:
 
@@ -127,7 +127,7 @@ def export(
 ) -> None:
     """Write scores, makespan, GPU seconds and cost, at their training steps, into a tracker or files.
 
-    Doing it again adds what is new. `lm-eval` writes results_*.json and samples_*.jsonl as lm_eval itself does. Examples:
+    A second export adds only new points. `lm-eval` writes lm_eval's own files. Examples:
 
     evalspan export --series runs/7b --to tensorboard --out tb
 
@@ -144,7 +144,7 @@ def export(
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if to == "wandb" and evaluation is not None:
-        # of several offline runs of one id only the last is synced: it has to hold the whole training
+        # W&B syncs only the last of several offline runs of one id: write the whole training
         state, _, _ = find_evaluation(settings, evaluation)
         series, suite = str(Path(state.record.checkpoint.source).parent), state.record.suite.name
     found = _points(settings, evaluation, series, suite, settings.gpu_hour_price)
@@ -165,7 +165,7 @@ def export(
 def _write(
     settings: Config, to: str, out: Path, found: Series, done: list[Point], run: str | None, project: str
 ) -> list[Path]:
-    """What was written below `out`."""
+    """Files and folders written below `out`."""
     out.mkdir(parents=True, exist_ok=True)
     if to == "lm-eval":
         return [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]

@@ -1,4 +1,4 @@
-"""`evalspan daemon | submit | status | watch | logs`: evaluations that run by themselves."""
+"""`evalspan daemon | submit | status | watch | logs`: the daemon, its inbox, and views of its work."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def daemon(
         bool, typer.Option(help="End once nothing is left to do, e.g. in a batch job.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option(help="Where another one has the work folder, wait until it ends.")
+        bool, typer.Option(help="If another process holds the work folder, wait until it ends.")
     ] = False,
 ) -> None:
-    """Run until told to stop: evaluate every checkpoint that the hook, `submit` or a watched folder announces.
+    """Evaluate every checkpoint that the hook, `submit` or a watched folder announces, until stopped.
 
-    SIGTERM or Ctrl-C stops it at once and loses nothing: jobs go on, and the next daemon takes them up. Examples:
+    SIGTERM or Ctrl-C loses nothing: jobs go on, and the next daemon resumes. Examples:
 
     evalspan daemon
 
@@ -84,7 +84,7 @@ def daemon(
             stack.enter_context(coordinator.in_charge(DAEMON, lambda: wait and not signals.received))
         except OperatorError:
             if signals.received:
-                return  # told to stop while it waited
+                return  # stopped by a signal during the wait
             raise
         watcher = stack.enter_context(Watcher(screen))
         quiet_since = time.monotonic()
@@ -111,7 +111,7 @@ def daemon(
 
 
 def _check_watch(settings: Config) -> None:
-    """The suites that [watch] names are there, with the judges that they need: a log is no place to learn of a lack."""
+    """Refuse at the start a [watch] suite that does not load or lacks its judge."""
     watch = settings.watch
     for suite in dict.fromkeys((*filter(None, [watch.suite]), *admission.suite_files(watch).values())):
         judge_for(load_suite(suite), partial(wiring.judge_options, settings))
@@ -122,7 +122,7 @@ def _check_watch(settings: Config) -> None:
 
 
 def _log_to(screen: Console) -> None:
-    """A terminal's log goes above the live screen; anywhere else, lines with their time."""
+    """On a terminal the log goes above the live screen; elsewhere, lines with their time."""
     if screen.is_terminal and not screen.is_dumb_terminal:
         handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
         logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
@@ -140,10 +140,9 @@ def submit(
     step: Annotated[int | None, typer.Option(help="Training step; default: by the folder's name.")] = None,
     as_json: JSON = False,
 ) -> None:
-    """Hand a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
+    """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
 
-    One that is known is told of: a higher priority is taken over, and one that was cancelled, or dropped as stale, is taken up
-    again. Example:
+    A second submission may raise the priority; it resumes a cancelled or stale evaluation. Example:
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
@@ -203,7 +202,7 @@ def submit(
 
 
 def _without_daemon(holder: str) -> str:
-    """What a submission waits for, where `holder` of the work folder is no daemon; "" for none."""
+    """Text on what a submission waits for. `holder`: the command that holds the work folder; "": none."""
     if not holder:
         return "no daemon runs for this work folder: it waits until one is started: `evalspan daemon`"
     return (
@@ -219,7 +218,7 @@ def status(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """What runs, what waits, what failed and why.
+    """Show what runs, what waits, what failed and why.
 
     Examples:
 
@@ -269,7 +268,7 @@ def watch(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """A live screen of what runs; Ctrl-C leaves it, the evaluations go on.
+    """Show a live screen of running evaluations; Ctrl-C leaves it, the evaluations go on.
 
     Example:
 
@@ -300,7 +299,7 @@ def logs(
     work_dir: WORK_DIR = None,
     lines: Annotated[int, typer.Option("-n", min=1, help="Last lines of each.")] = 40,
 ) -> None:
-    """The log of a job, of a trial, or of the trial that ran a shard; without a name, every log's last line.
+    """Print the log of a job, a trial, or a shard's trial; without a name, every log's last line.
 
     Examples:
 

@@ -1,8 +1,7 @@
-"""What `evalspan status` says of each evaluation of a work folder, whatever is wrong with any of them.
+"""Rows of `evalspan status`: one for each evaluation of a work folder.
 
-Rule: one that has ended is known by `ended.json` and its journal is not read; one whose journal cannot be read has a row
-that says so, and costs no other its row.
-It does not know: how rows are shown.
+Rule: an ended evaluation is read from `ended.json`, not from its journal. An unreadable journal
+gives a row that says so and does not affect other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from coordinator.cli.app import replay
 from coordinator.cli.live_screen import done_shards, stage_of
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.messages import Accepted
+from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import HeldJob, NodeUse, State
 from coordinator.report.render import seconds
@@ -32,13 +31,13 @@ from evaljobs.contract.paths import EvaluationPaths
 
 
 def folders(config: Config) -> Iterator[EvaluationPaths]:
-    """Of every evaluation that has begun."""
+    """Folders of all evaluations with a journal."""
     for journal in Path(config.work_dir).glob("*/journal.jsonl"):
         yield EvaluationPaths(journal.parent)
 
 
 def open_states(config: Config) -> list[State]:
-    """Evaluations that have not ended, oldest first. A journal that cannot be read is passed over."""
+    """Evaluations that have not ended, oldest first. Unreadable journals are skipped."""
     found = []
     for paths in folders(config):
         if read_ended(paths) is None:
@@ -48,7 +47,7 @@ def open_states(config: Config) -> list[State]:
 
 
 def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[dict[str, Any]]:
-    """A row for each evaluation (or for this one), oldest first."""
+    """A row for each evaluation (or for `only`), oldest first."""
     rows = [
         row for paths in ([only] if only else folders(config)) if (row := _row(config, paths)) is not None
     ]
@@ -56,7 +55,7 @@ def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[dict[st
 
 
 def _row(config: Config, paths: EvaluationPaths) -> dict[str, Any] | None:
-    """None where nothing was accepted yet."""
+    """The row of one evaluation; None where its journal is empty."""
     ended = read_ended(paths)
     if ended is not None:
         row = _of_ended(ended)
@@ -67,11 +66,11 @@ def _row(config: Config, paths: EvaluationPaths) -> dict[str, Any] | None:
             if not events:
                 return None
             if isinstance(events[0], Accepted) and events[0].record.evaluation_id != paths.root.name:
-                return None  # a copy of another's folder
+                return None  # a copy of another evaluation's folder
             row = _of_state(replay(events, config), fault)
-        except Exception as error:  # noqa: BLE001 (one row may not cost the others)
-            told = fault.error if fault is not None else f"its journal cannot be read: {error}"
-            row = _of_record(paths, fault, told)
+        except Exception as error:  # noqa: BLE001 (one bad row must not hide the others)
+            why = fault.error if fault is not None else f"its journal cannot be read: {error}"
+            row = _of_record(paths, fault, why)
     return {**row, "failed_jobs": failed_jobs(paths), "trackers": failures(paths), "folder": str(paths.root)}
 
 
@@ -82,16 +81,17 @@ def _of_state(state: State, fault: Fault | None) -> dict[str, Any]:
         "step": state.record.checkpoint.step,
         "stage": stage_of(state) if fault is None or state.ended_at is not None else _standing(fault),
         "shards_done": done_shards(state),
-        "shards": len(state.shards),
-        "trials": len(state.live_trials),
+        "shards": len(state.shards.by_name),
+        "trials": len(state.trials.live),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
         "age_seconds": time.time() - state.record.accepted_at,
-        "nodes_aside": {n.name: _aside(n) for n in state.nodes.values() if n.status == "aside"},
-        "held_jobs": {name: _held(job) for name, job in sorted(state.held.items())},
+        "nodes_aside": {n.name: _aside(n) for n in state.nodes.by_name.values() if n.status == "back-off"},
+        "held_jobs": {name: _held(job) for name, job in sorted(state.jobs.held.items())},
         "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
         "stragglers": {
-            t: _straggles(times, ended=t not in state.live_trials) for t, times in state.stragglers.items()
+            t: _straggles(times, ended=t not in state.trials.live)
+            for t, times in state.trials.stragglers.items()
         },
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-WARNINGS:],
@@ -121,8 +121,8 @@ def _of_ended(ended: Ended) -> dict[str, Any]:
     }
 
 
-def _of_record(paths: EvaluationPaths, fault: Fault | None, told: str) -> dict[str, Any]:
-    """All that is known where the journal cannot be read."""
+def _of_record(paths: EvaluationPaths, fault: Fault | None, why: str) -> dict[str, Any]:
+    """A row from `evaluation.json` alone, where the journal cannot be read."""
     record = None
     with contextlib.suppress(OSError, ValidationError):
         record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
@@ -143,12 +143,12 @@ def _of_record(paths: EvaluationPaths, fault: Fault | None, told: str) -> dict[s
         "stragglers": {},
         "errors": {},
         "warnings": [],
-        "fault": told,
+        "fault": why,
     }
 
 
 def _standing(fault: Fault) -> str:
-    return "given up" if fault.given_up else "set aside"
+    return "given up" if fault.given_up else "parked"
 
 
 def _straggles(times: float, *, ended: bool) -> str:
@@ -157,9 +157,11 @@ def _straggles(times: float, *, ended: bool) -> str:
 
 def _aside(node: NodeUse) -> str:
     left = (
-        "" if node.aside_until is None else f" for {seconds(max(0.0, node.aside_until - time.time()))} more"
+        ""
+        if node.back_off_until is None
+        else f" for {seconds(max(0.0, node.back_off_until - time.time()))} more"
     )
-    return f"set aside{left} (time {node.asides}): {node.why}"
+    return f"in back-off{left} (time {node.back_offs}): {node.why}"
 
 
 def _held(job: HeldJob) -> str:

@@ -1,4 +1,4 @@
-"""`evalspan plan | simulate | priors | compare | clean | worker | init`: everything beside running evaluations."""
+"""`evalspan plan | simulate | priors | compare | clean | worker | init`: tools beside evaluations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from evaljobs.contract.paths import WorkPaths
 from priors import commands as prior_commands
 from priors.table import read as read_observations
 
-priors_app = typer.Typer(no_args_is_help=True, help="What is known beforehand of tasks' run times.")
+priors_app = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
 app.add_typer(priors_app, name="priors")
 
 
@@ -62,7 +62,7 @@ def plan(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """What a suite or an instance would take: lanes, predicted makespan, lower bound, and more or fewer nodes.
+    """Predict a suite's or an instance's makespan: lanes, lower bound, and more or fewer nodes.
 
     Examples:
 
@@ -111,12 +111,12 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
         performer = wiring.coordinator_of(settings).performer
         checkpoint = inspect(tokenizer, allow_bin=True, step=None)
         model = wiring.model_options(settings)
-        made_of = wiring.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
+        inputs = wiring.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         for index, task in enumerate(loaded.tasks):
-            folder = request_sets.folder_name(loaded, index, checkpoint, model, made_of)
-            there = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
-            if there is not None:
-                sets[task.name] = there
+            folder = request_sets.folder_name(loaded, index, checkpoint, model, inputs)
+            found = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
+            if found is not None:
+                sets[task.name] = found
     try:
         history = read_observations(WorkPaths(settings.work_dir).observations)
         return from_suite.instance(loaded, sets, history, **more)
@@ -138,7 +138,7 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many draws.")] = 50,
     as_json: JSON = False,
 ) -> None:
-    """Simulate a policy on an instance whose run times are not what was predicted.
+    """Simulate a policy on an instance whose run times differ from the predicted ones.
 
     Example:
 
@@ -160,7 +160,7 @@ def simulate(
 
 @priors_app.command("show")
 def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """What has been observed, task by task.
+    """Print observed run times, task by task.
 
     Example:
 
@@ -171,7 +171,7 @@ def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
 @priors_app.command("fit")
 def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """Rates and residuals as the next plan will use them.
+    """Print rates and residuals as the next plan will use them.
 
     Example:
 
@@ -193,7 +193,7 @@ def priors_import(file: Path, config: CONFIG = None, work_dir: WORK_DIR = None) 
 
 @priors_app.command("export")
 def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """All observations as JSON.
+    """Print all observations as JSON.
 
     Example:
 
@@ -217,7 +217,7 @@ def compare(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """Scores of several evaluations side by side; a drop beyond two standard errors is marked.
+    """Print scores of several evaluations side by side; marks a drop beyond two standard errors.
 
     Example:
 
@@ -244,7 +244,7 @@ def clean(
     everything: Annotated[bool, typer.Option("--all", help="Also what still has a live lease.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Remove weights that nobody holds any more from this node's memory. Only our own files, ever.
+    """Remove weights without a live lease from this node's memory; only files that evalspan wrote.
 
     Example:
 
@@ -267,7 +267,7 @@ def clean(
 
 
 def _show_cleaned(one: dict[str, Any]) -> None:
-    """What became of one root, a line each."""
+    """Print what was removed, kept and skipped below one root."""
 
     def say(text: str, style: str = "") -> None:
         stdout().print(text, style=style, soft_wrap=True, highlight=False, markup=False)
@@ -282,7 +282,7 @@ def _show_cleaned(one: dict[str, Any]) -> None:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
-    """A metric worker by hand, beside those that the coordinator starts. Further arguments are passed on.
+    """Run a metric worker, beside those that the coordinator starts. Further arguments are passed on.
 
     Example:
 
@@ -303,7 +303,7 @@ def init(
         Literal["local", "slurm"] | None, typer.Option(help="Default: slurm where its commands are.")
     ] = None,
 ) -> None:
-    """Write a commented evalspan.toml, after a look at this machine or its Slurm.
+    """Write a commented evalspan.toml with values from this machine or its Slurm.
 
     Examples:
 

@@ -1,9 +1,7 @@
-"""The seam to whatever runs jobs: one Protocol, kept by Slurm's command line, by pyslurm and by local processes.
+"""The interface to a cluster: one Protocol, implemented by Slurm's commands, pyslurm and local processes.
 
-Rule: the coordinator knows jobs, nodes and names; how they are asked for is known only here. Every implementation and
-the fake pass one contract suite (tests/cluster/test_contract.py).
-
-It does not know: evaluations, checkpoints, Redis.
+Rule: only this room calls a cluster. Every implementation and the fake pass one contract suite
+(tests/cluster/test_contract.py).
 """
 
 from __future__ import annotations
@@ -15,40 +13,40 @@ from typing import Literal, Protocol
 JobPhase = Literal["pending", "running", "ended", "unknown"]
 Purpose = Literal["build", "convert", "stage", "trial", "metric", "host", "probe"]
 COORDINATOR_ENDED = "COORDINATOR_ENDED"
-"""The local cluster's word for a job that ended with the coordinator that had submitted it: no fault of job or node."""
+"""State of a local job that ended with its coordinator: neither the job nor the node is at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job to submit. `name` is our token: unique per attempt, deterministic, and how a lost job is found again.
+    """A job to submit. `name` is deterministic and unique per attempt; by it a lost job is found again.
 
-    A job with `count > 1` is one array: member i runs the same argv with EVALSPAN_INDEX=i in its environment.
+    A job with `count > 1` is one array: member i runs the same argv with EVALSPAN_INDEX=i.
     """
 
     name: str
     argv: tuple[str, ...]
     log: str  # path; "%i" stands for the member's index
     count: int = 1
-    node: str | None = None  # run there and nowhere else
-    gpus: int = 0  # of each member
+    node: str | None = None  # the only node it may run on
+    gpus: int = 0  # per member
     cpus: int = 1
     memory_mb: int = 1024
     time_limit_seconds: int = 3600
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    best_effort: bool = False  # where it may be preempted at any time
+    best_effort: bool = False  # to partitions that may preempt it at any time
     purpose: Purpose = "trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What the cluster says of one member of a job of ours. A state that is not in our list is "unknown"."""
+    """What the cluster lists of one member of a submitted job. An unlisted state is "unknown"."""
 
-    job_id: str  # of the array where it is one: what `cancel` takes
+    job_id: str  # as `cancel` takes it; of the array where the job is one
     name: str
     index: int  # 0 where the job is no array
     phase: JobPhase
-    state: str  # the cluster's own word
+    state: str  # in the cluster's own words
     node: str | None = None
     reason: str = ""
     submitted_at: float | None = None  # unix seconds
@@ -57,7 +55,7 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What the cluster says of one node that we may use."""
+    """What the cluster lists of one node that this user may use."""
 
     name: str
     usable: bool  # up, neither drained nor reserved to others
@@ -70,12 +68,12 @@ class NodeState:
     memory_free_mb: int
     gpu_type: str = ""
     partitions: tuple[str, ...] = ()
-    best_effort: bool = False  # ours only for jobs that may be preempted
-    counts_memory: bool = True  # the cluster keeps jobs apart from memory that they do not fit into
+    best_effort: bool = False  # open only to jobs that may be preempted
+    counts_memory: bool = True  # the cluster refuses a job whose memory does not fit
 
 
 class ClusterError(Exception):
-    """The cluster did not do it. `maybe_done`: it may have happened all the same (a timed-out submission)."""
+    """A call to the cluster failed. `maybe_done`: it may have had effect (a timed-out submission)."""
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
         super().__init__(message)
@@ -85,7 +83,8 @@ class ClusterError(Exception):
 class RefusedError(ClusterError):
     """The cluster refused for good, in its own words: partition, account, QOS. The operator must act.
 
-    `of_node`: the reason may be the node that the job names alone (its memory, its GPUs, its absence).
+    `of_node`: the reason may be the node that the job names alone (its memory, its GPUs, its
+    absence).
     """
 
     def __init__(self, message: str, *, of_node: bool = False) -> None:
@@ -94,30 +93,28 @@ class RefusedError(ClusterError):
 
 
 class LimitError(ClusterError):
-    """A limit on this user's jobs is reached: the job was surely not submitted, and may be taken later."""
+    """A limit on this user's jobs is reached: the job was not submitted; a later attempt may succeed."""
 
 
 class Cluster(Protocol):
-    """Five methods in domain words. All raise ClusterError; a failed listing is "no news", never "gone"."""
+    """Five methods. All raise ClusterError; a failed listing says nothing, so no job counts as gone."""
 
     def submit(self, job: Job) -> str:
-        """Submit `job`; returns the cluster's job id. RefusedError where asking again is useless, LimitError where it
-        helps later.
-        """
+        """Submit `job`; its id. RefusedError: for good. LimitError: a later try may succeed."""
         ...
 
     def jobs(self) -> list[JobState]:
-        """All jobs of this work folder's evaluations that the cluster still knows, in one query."""
+        """All jobs of this work folder's evaluations that the cluster still lists, in one query."""
         ...
 
     def nodes(self) -> list[NodeState]:
-        """All nodes that we may use, in one query."""
+        """All nodes that this user may use, in one query."""
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End these jobs (or members, "id_index"); ids that are gone already are fine."""
+        """End these jobs (or members, "id_index"); ignores ids that are gone."""
         ...
 
     def check(self, job: Job) -> None:
-        """Would this job be accepted? Submits nothing. RefusedError with the cluster's own words if not."""
+        """Check, without submitting, that the job would be accepted; else RefusedError."""
         ...

@@ -1,9 +1,8 @@
-"""A cluster of plain values for simulations: the Cluster protocol without processes, under the contract of the real ones.
+"""A simulated cluster without processes: the Cluster protocol on plain values, for simulations and tests.
 
-Rule: nothing moves but by `advance` and the other calls made to it; time is a number that `advance` adds to. The same
-seed and calls give the same run. What real clusters were seen to do wrong can be asked for by name: a submission that
-happens and then times out, one that is acknowledged and lost, an id given out twice, no news, an unknown state.
-It does not know: what a job would do. `seconds` says how long a member runs, `end` how it ended.
+Rule: state changes only by calls; time is a number that `advance` adds to. The same seed and calls
+give the same run. Faults that real clusters showed can be injected: a submission that happens and
+times out, one acknowledged and lost, an id given out twice, a failed listing, an unknown state.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ Method = Literal["submit", "jobs", "nodes", "cancel", "check"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeFaults:
-    """Probability a call (or, of `death`, a running member and advance) of each thing that goes wrong."""
+    """Probability of each fault per call; of `death` per running member and `advance`."""
 
-    submit_fails: float = 0.0  # it did not happen and says so
-    submit_times_out: float = 0.0  # it happened, and says that it is not known
-    submit_lost: float = 0.0  # acknowledged, then forgotten by the cluster
+    submit_fails: float = 0.0  # not submitted; raises
+    submit_times_out: float = 0.0  # submitted; raises with `maybe_done`
+    submit_lost: float = 0.0  # acknowledged, then lost by the cluster
     no_news: float = 0.0  # jobs() and nodes() raise
     cancel_fails: float = 0.0
-    death: float = 0.0  # ends as FAILED
-    vanishes: float = 0.0  # of those: in no listing afterwards
+    death: float = 0.0  # a running member ends as FAILED
+    vanishes: float = 0.0  # share of these that no listing shows afterwards
 
 
 @dataclass(slots=True, kw_only=True)
 class FakeMember:
-    """One member of a submitted job. `ends_at`: of the fake's clock."""
+    """One member of a submitted job. `ends_at`: unix seconds of the fake's clock."""
 
     job: Job
     job_id: str
@@ -55,7 +54,7 @@ class FakeMember:
 @dataclass(slots=True)
 class _Script:
     error: ClusterError
-    done: bool  # does it happen all the same?
+    done: bool  # the call has its effect before it raises
 
 
 def fake_node(name: str, *, gpus: int = 8, cpus: int = 64, memory_mb: int = 512_000) -> NodeState:
@@ -77,7 +76,7 @@ def fake_node(name: str, *, gpus: int = 8, cpus: int = 64, memory_mb: int = 512_
 
 @dataclass(slots=True, kw_only=True)
 class FakeCluster:
-    """`seconds(job, index)`: how long a member runs, math.inf for until it is ended or cancelled."""
+    """`seconds(job, index)`: how long a member runs; math.inf: until ended or cancelled."""
 
     fleet: Sequence[NodeState]
     seconds: Callable[[Job, int], float] = lambda _job, _index: math.inf
@@ -85,11 +84,11 @@ class FakeCluster:
     seed: int = 0
     now: float = 0.0  # unix seconds
     members: list[FakeMember] = field(default_factory=list)  # in the order of submission
-    submitted: list[Job] = field(default_factory=list)  # every one that happened
+    submitted: list[Job] = field(default_factory=list)  # every job that was submitted
     _random: random.Random = field(init=False)
     _down: dict[str, str] = field(default_factory=dict)
     _scripts: dict[Method, deque[_Script]] = field(default_factory=dict)
-    _free_ids: list[str] = field(default_factory=list)  # given out again, as a restarted slurmctld does
+    _free_ids: list[str] = field(default_factory=list)  # ids to reuse, as a restarted slurmctld does
     _last_id: int = 0
 
     def __post_init__(self) -> None:
@@ -155,10 +154,10 @@ class FakeCluster:
             raise script.error
         self._refuse(job)
 
-    # --- what makes it move ------------------------------------------------------------------------------------------
+    # --- the passing of time and injected events ---------------------------------------------------------------------
 
     def advance(self, seconds: float = 0.0) -> None:
-        """Let time go by: what is due ends, the dice are thrown, what fits starts, first come first served."""
+        """Let time pass: end due members, draw deaths, start jobs that fit, first come first served."""
         self.now += seconds
         for member in list(self.members):
             if member.phase != "running":
@@ -174,11 +173,11 @@ class FakeCluster:
                 self._start(member)
 
     def end(self, job_id: str, index: int = 0, *, state: str = "COMPLETED") -> None:
-        """Give a member this state, known to Slurm or not."""
+        """End a member with this state, which Slurm need not have."""
         self.member(job_id, index).state = state
 
     def member(self, job_id: str, index: int = 0) -> FakeMember:
-        """KeyError where the cluster does not know it."""
+        """A member; KeyError where the cluster has none of that id."""
         for member in self.members:
             if (member.job_id, member.index) == (job_id, index):
                 return member
@@ -191,7 +190,7 @@ class FakeCluster:
             self._free_ids.append(job_id)
 
     def take_down(self, node: str, state: str = "down*") -> None:
-        """The node is gone, and what ran there with it."""
+        """Take a node down and end what ran there."""
         self._down[node] = state
         for member in self.members:
             if member.node == node and member.phase == "running":
@@ -201,10 +200,10 @@ class FakeCluster:
         self._down.pop(node, None)
 
     def fail(self, method: Method, error: ClusterError, *, times: int = 1, done: bool = False) -> None:
-        """The next `times` calls of `method` raise `error`; with `done` the thing happens before."""
+        """Make the next `times` calls of `method` raise `error`; with `done` they take effect first."""
         self._scripts.setdefault(method, deque()).extend(_Script(error, done) for _ in range(times))
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _next(self, method: Method) -> _Script | None:
         queue = self._scripts.get(method)

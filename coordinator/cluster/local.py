@@ -1,9 +1,10 @@
-"""One machine as a cluster: subprocesses on N slots. A slot is a GPU where there are GPUs, else a share of the CPU.
+"""One machine as a cluster: subprocesses on N slots. A slot is a GPU, or a share of the CPU without GPUs.
 
-Rule: jobs end with their coordinator. Each runs below a guardian (local_guardian.py), which ends all of its processes by
-SIGTERM and then by SIGKILL when the job is cancelled and when the coordinator is gone. `jobs.jsonl` keeps the names of
-what was submitted: the next coordinator lists it as ended, and starts nothing before the last guardian is gone. GPU
-jobs start in the order of their submission, and none overtakes. Nothing here waits: jobs move when the coordinator looks.
+Rule: jobs end with their coordinator. Each runs below a guardian (local_guardian.py). The guardian
+ends all of its job's processes, by SIGTERM and then SIGKILL, at a cancellation or when the
+coordinator is gone. `jobs.jsonl` keeps submitted names: the next coordinator lists these jobs as
+ended, and starts none before the last guardian is gone. GPU jobs start in the order of submission.
+No call waits: jobs start and end when the coordinator lists them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coordinator.cluster import (
     COORDINATOR_ENDED,
@@ -40,10 +41,8 @@ log = logging.getLogger(__name__)
 
 NODE = "local"
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
-KEEP_SECONDS = 86_400.0  # for which the jobs of an earlier coordinator are listed
-SIDE_JOBS_A_CPU = (
-    4  # jobs without GPUs wait for one another mostly; the bound is there for arrays of hundreds
-)
+KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long
+SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; the bound is for arrays of hundreds
 LEAST_SIDE_JOBS = 16
 SIGNALLED = 128  # exit codes above it name a signal
 
@@ -51,7 +50,7 @@ SIGNALLED = 128  # exit codes above it name a signal
 def gpu_names() -> list[str]:
     """This machine's NVIDIA GPUs as "index, name", by `nvidia-smi`; none where there is no such command.
 
-    Of those, only the ones that CUDA_VISIBLE_DEVICES leaves us.
+    Only those that CUDA_VISIBLE_DEVICES names, where it is set.
     """
     return list(_gpu_names(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
@@ -74,7 +73,7 @@ def _gpu_names(visible: str | None) -> tuple[str, ...]:
 
 
 def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
-    """Of each line "index, uuid, name" that `visible` (CUDA_VISIBLE_DEVICES; None: all) names: "index, name"."""
+    """GPUs "index, name" from lines "index, uuid, name". `visible`: CUDA_VISIBLE_DEVICES, or None."""
     rows = [line.split(", ", 2) for line in text.splitlines() if line.count(", ") >= 2]
     allowed = None if visible is None else {word.strip() for word in visible.split(",")}
     return tuple(
@@ -84,7 +83,7 @@ def parse_gpus(text: str, visible: str | None) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class _Member:
-    """One process of a job. Times in unix seconds; `guardian` and `since` (monotonic seconds) while it runs."""
+    """One process of a job. Times in unix seconds, `since` in monotonic seconds."""
 
     index: int
     phase: JobPhase = "pending"
@@ -93,7 +92,7 @@ class _Member:
     guardian: subprocess.Popen[bytes] | None = None
     since: float = 0.0
     slots: tuple[int, ...] = ()
-    stop: str = ""  # the state's word for why it was told to end
+    stop: str = ""  # the state it will end with, once SIGTERM was sent
     started_at: float | None = None
 
 
@@ -109,10 +108,10 @@ class _Entry:
 
 
 class LocalCluster:
-    """The Cluster protocol on this machine. `state_dir` belongs to one work folder and one coordinator at a time.
+    """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
-    `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU slots.
-    `kill_seconds`: between SIGTERM and SIGKILL.
+    `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
+    slots. `kill_seconds`: between SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -133,9 +132,8 @@ class LocalCluster:
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
         self._live: dict[tuple[str, int], tuple[_Entry, _Member]] = {}  # in the order of submission
-        self._alive: int | None = None  # read end of the guardians' pipe, once this coordinator is in charge
-        self._guardians = -1  # locked by every guardian that lives
-        self._alone = False
+        self._alive: int | None = None  # read end of the guardians' pipe, once in charge
+        self._alone = False  # no guardian of an earlier coordinator is left
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
@@ -159,7 +157,7 @@ class LocalCluster:
             return [_state(entry, member) for entry in self._entries.values() for member in entry.members]
 
     def nodes(self) -> list[NodeState]:
-        """Also for a command beside the daemon: that one moves no job."""
+        """The one node. A command beside the daemon may call this too: it starts and ends no job."""
         with self._lock:
             if self._alive is not None:
                 self._advance()
@@ -189,7 +187,7 @@ class LocalCluster:
                 job_id, _, index = target.partition("_")
                 for entry, member in list(self._live.values()):
                     if entry.job_id == job_id and index in ("", str(member.index)):
-                        self._tell(entry, member, "CANCELLED")
+                        self._stop(entry, member, "CANCELLED")
             self._advance()
 
     def check(self, job: Job) -> None:
@@ -203,7 +201,7 @@ class LocalCluster:
     # --- earlier coordinators ----------------------------------------------------------------------------------------
 
     def _take_charge(self) -> None:
-        """List what earlier coordinators submitted; from now on guardians depend on this process."""
+        """List jobs of earlier coordinators; from now on guardians end with this process."""
         if self._alive is not None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -216,11 +214,10 @@ class LocalCluster:
                 entry.members.append(member)
                 self._live[entry.job_id, index] = (entry, member)
             self._entries[entry.job_id] = entry
-        self._guardians = os.open(self._folder / "guardians.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._alive, self._alive_end = os.pipe()
 
     def _earlier(self) -> list[dict[str, Any]]:
-        """Lines of `jobs.jsonl` less those that are a day old; a line that was cut short is of a job that never ran."""
+        """Lines of `jobs.jsonl` of the last day, without a torn one, whose job never ran."""
         path = self._folder / "jobs.jsonl"
         found: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError):
@@ -235,19 +232,23 @@ class LocalCluster:
             file.write(json.dumps({**line, "submitted_at": entry.submitted_at}) + "\n")
 
     def _earlier_are_gone(self) -> bool:
-        """Has the last guardian of an earlier coordinator ended? The guardians of this one hold the lock from then on."""
+        """Has the last guardian of an earlier coordinator ended? Every guardian that lives has a lock on one file."""
         if not self._alone:
-            try:
-                fcntl.flock(self._guardians, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+            with self._lock_file() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
             self._alone = True
             for entry, member in list(self._live.values()):
                 if entry.job is None:
                     self._end(entry, member, None)
         return True
 
-    # --- what moves the jobs -----------------------------------------------------------------------------------------
+    def _lock_file(self) -> IO[bytes]:
+        return (self._folder / "guardians.lock").open("ab")
+
+    # --- starting and ending jobs ------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         if not self._earlier_are_gone():
@@ -259,7 +260,7 @@ class LocalCluster:
             if code is not None:
                 self._end(entry, member, code)
             elif time.monotonic() - member.since > entry.job.time_limit_seconds:
-                self._tell(entry, member, "TIMEOUT")
+                self._stop(entry, member, "TIMEOUT")
         self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -287,7 +288,8 @@ class LocalCluster:
         try:
             file = Path(log_file(job, member.index))
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("ab") as out:
+            with file.open("ab") as out, self._lock_file() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
                 member.guardian = subprocess.Popen(
                     [*guardian, *job.argv],
                     stdin=self._alive,
@@ -295,7 +297,7 @@ class LocalCluster:
                     stderr=subprocess.STDOUT,
                     env=self._environment(job, member, slots),
                     start_new_session=True,
-                    pass_fds=(self._guardians,),
+                    pass_fds=(lock.fileno(),),
                 )
         except (OSError, ValueError) as error:
             member.reason = f"cannot start yet: {error}"
@@ -306,13 +308,13 @@ class LocalCluster:
 
     def _environment(self, job: Job, member: _Member, slots: Sequence[int]) -> dict[str, str]:
         own = {INDEX: str(member.index)}
-        if self.gpus:  # a job without a slot shall find no GPU
+        if self.gpus:  # a job without a slot must see no GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
         return {**os.environ, **job.env, **own}
 
-    def _tell(self, entry: _Entry, member: _Member, why: str) -> None:
-        """End it: at once where it waits, by SIGTERM where it runs."""
+    def _stop(self, entry: _Entry, member: _Member, why: str) -> None:
+        """End a member: at once where it waits, by SIGTERM where it runs."""
         if member.stop:
             return
         member.stop = why
@@ -322,7 +324,7 @@ class LocalCluster:
             member.guardian.terminate()
 
     def _end(self, entry: _Entry, member: _Member, code: int | None) -> None:
-        """`code`: of the guardian; None where none ran, or an earlier coordinator's did."""
+        """Record a member's end. `code`: the guardian's; None: this coordinator started none."""
         member.state = member.stop or ("COMPLETED" if code == 0 else "FAILED")
         if code:
             number = code - SIGNALLED if code > SIGNALLED else -code

@@ -1,9 +1,9 @@
-"""Runs one job of the local cluster and ends all of its processes: python local_guardian.py SECONDS COMMAND …
+"""Runs a local job and ends all of its processes: python local_guardian.py SECONDS COMMAND …
 
-Rule: no process of a job outlives its guardian, and no guardian outlives its coordinator. The coordinator holds the
-other end of the guardian's standard input, so the end of that pipe is the end of the coordinator, also by SIGKILL.
-Orphans of the job become children of the guardian (a child subreaper), which finds every process of the job among its
-descendants. The exit code is the job's own, or 128 plus the number of the signal that ended it, as in a shell.
+Rule: no process of a job outlives its guardian, and no guardian outlives its coordinator. The
+coordinator holds the other end of the guardian's standard input: at the coordinator's end, also by
+SIGKILL, that pipe closes. The guardian is a child subreaper, so every process of the job is among
+its descendants. The exit code is the job's, or 128 plus the signal that ended it, as in a shell.
 
 `local.py` starts it in an interpreter without site packages: it imports the standard library alone.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHANED_SECONDS = 4.0
-"""Time between SIGTERM and SIGKILL for a job whose coordinator is gone: everything is over within 10 s."""
+"""Time between SIGTERM and SIGKILL for a job without coordinator: all ends within 10 s."""
 NO_PROGRAM = 127  # a shell's exit code for a command that cannot be run
-ROUNDS = 300  # looks for descendants, 10 ms apart: a process that does not die of SIGKILL must not hold the guardian
+ROUNDS = 300  # looks for descendants, 10 ms apart; bounded, since SIGKILL may fail to end a process
 
 
 def main(argv: list[str]) -> int:
@@ -77,7 +77,7 @@ def _wait(child: "subprocess.Popen[bytes]", woken: int, terms: list[int], patien
 
 
 def _end_descendants() -> None:
-    """SIGKILL to every descendant until none is left: a process that forked meanwhile has a child at the next look."""
+    """SIGKILL every descendant until none is left; the next look finds children forked meanwhile."""
     for _ in range(ROUNDS):
         left = _descendants()
         for pid in left:

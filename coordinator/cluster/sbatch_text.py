@@ -1,8 +1,7 @@
-"""Text that Slurm is given: the batch script and the arguments of `sbatch`. Pure.
+"""The batch script and the arguments of `sbatch` for a job. Pure. Called by both Slurm clusters.
 
-Rule: everything a job needs is in its script and its arguments. `exec` makes our process the job, so that Slurm's
-SIGTERM reaches it. The script is what bash reads back as exactly the argv and environment that were given.
-It does not know: whether any of it is accepted.
+Rule: script and arguments hold everything a job needs. `exec` puts the job's program in the shell's
+place, so that Slurm's SIGTERM reaches it. bash reads back exactly the given argv and environment.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from coordinator.cluster import Job, RefusedError
 
 INDEX = "EVALSPAN_INDEX"
-TERM_BEFORE_END_SECONDS = 60  # how long before its time limit a job is told to hand back what it holds
-# What a coordinator that itself runs in a Slurm job, or a user with own listing habits, would hand on to our commands.
+TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job gets SIGTERM
+# Variables of an enclosing Slurm job, or of the user's listings, that must not reach Slurm commands.
 FOREIGN_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_")
 FOREIGN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", INDEX})
 KEPT_NAMES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
@@ -27,26 +26,24 @@ class SlurmOptions:
     """How this user's jobs are submitted on this site."""
 
     partition: str | None = None  # None: the site's default
-    cpu_partition: str | None = None  # of jobs without GPUs; None: `partition`
+    cpu_partition: str | None = None  # for jobs without GPUs; None: `partition`
     account: str | None = None
     qos: str | None = None
-    best_effort: str | None = None  # partitions of jobs that may be preempted
-    best_effort_qos: str | None = None  # of those jobs; None: `qos`
+    best_effort: str | None = None  # partitions for jobs that may be preempted
+    best_effort_qos: str | None = None  # for those jobs; None: `qos`
     nice: int | None = None
     reservation: str | None = None
-    gpu_request: str = "--gres=gpu:{gpus}"  # some sites want --gpus-per-node={gpus}
-    extra_args: tuple[str, ...] = ()  # last, so they win over ours
-    chdir: str | None = (
-        None  # where jobs start; None: where the coordinator stands, if the node has that folder
-    )
+    gpu_request: str = "--gres=gpu:{gpus}"  # some sites need --gpus-per-node={gpus}
+    extra_args: tuple[str, ...] = ()  # last, so they override the arguments above
+    chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
-    # Before every Slurm command: a program that runs the rest of its arguments, with our standard input and output.
+    # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
     command_prefix: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)  # of the Slurm commands, e.g. SLURM_CONF
-    timeout_seconds: float = 30.0  # of each Slurm command; a frozen slurmctld holds them for 10 s and more
+    env: Mapping[str, str] = field(default_factory=dict)  # for the Slurm commands, e.g. SLURM_CONF
+    timeout_seconds: float = 30.0  # per Slurm command; a frozen slurmctld holds one for 10 s and more
 
     def partition_of(self, job: Job) -> str | None:
-        """A node's own jobs go where the node is; free CPU work goes to the CPU partition."""
+        """The partitions for a job: CPU jobs not bound to a node go to the CPU partition."""
         if job.best_effort:
             return self.best_effort
         if job.gpus == 0 and job.node is None and self.cpu_partition is not None:
@@ -58,14 +55,14 @@ class SlurmOptions:
 
 
 def within_limits(job: Job, options: SlurmOptions, limits: Mapping[str | None, int]) -> Job:
-    """The job with a time limit that every partition that it may go to allows. `limits`: MaxTime of those that have one."""
+    """Cut the job's time limit to MaxTime. `limits`: seconds by partition; None: the default one."""
     names = options.partition_of(job)
     most = [limits[n] for n in (names.split(",") if names else (None,)) if n in limits]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 
 
 def comment_of(job: Job, token: str) -> str:
-    """What `--comment` of a job says: whose it is, then what for."""
+    """A job's `--comment`: the work folder's token, then the job's purpose."""
     return f"{token}/{job.comment}" if job.comment else token
 
 
@@ -74,10 +71,9 @@ def is_ours(comment: str, token: str) -> bool:
 
 
 def quote(word: str) -> str:
-    """A word for bash, in printable ASCII: sbatch refuses DOS line breaks in a script, and a node's locale may differ.
+    """Quote a word for bash in printable ASCII: sbatch refuses DOS line breaks, and locales differ.
 
-    A word from the file system may hold bytes that are no UTF-8 (as Python's surrogate escapes); they stay as they are.
-    ValueError for a NUL, which no argument can hold.
+    Bytes that are no UTF-8 (Python's surrogate escapes) stay as they are. ValueError for a NUL.
     """
     if "\0" in word:
         raise ValueError(f"an argument cannot hold a NUL: {word!r}")
@@ -94,7 +90,7 @@ def _byte(value: int) -> str:
 
 
 def batch_script(job: Job) -> str:
-    """The script of a job: its environment, then our process in the shell's place."""
+    """The script of a job: its environment, then `exec` of its program."""
     lines = ["#!/bin/bash", "set -eu"]
     lines += [f"export {name}={quote(value)}" for name, value in sorted(job.env.items())]
     lines.append(f'export {INDEX}="${{SLURM_ARRAY_TASK_ID:-0}}"')
@@ -103,14 +99,14 @@ def batch_script(job: Job) -> str:
 
 
 def minutes_of(job: Job) -> int:
-    """Slurm's time limits are whole minutes."""
+    """The job's time limit in whole minutes, as Slurm takes it."""
     return max(1, math.ceil(job.time_limit_seconds / 60))
 
 
 def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     """The arguments of `sbatch` for this job; the script itself comes on standard input.
 
-    RefusedError for a log path that Slurm's file-name pattern cannot say.
+    RefusedError for a log path that Slurm's file-name pattern cannot express.
     """
     arguments = [
         "--parsable",
@@ -126,7 +122,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         f"--time={minutes_of(job)}",
         "--export=ALL",
     ]
-    # `--signal` may come up to a minute early: a short job would be told to end before it began.
+    # `--signal` may come up to a minute early: a short job would get SIGTERM before it began.
     if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
         arguments.append(f"--signal=B:TERM@{TERM_BEFORE_END_SECONDS}")
     if job.count > 1:
@@ -149,9 +145,9 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
 
 
 def log_pattern(job: Job) -> str:
-    """Slurm's own file-name pattern of the job's log: "%" of a path is escaped, "%i" is the member.
+    """Slurm's file-name pattern of the job's log: escapes "%" of a path; "%i" becomes the member.
 
-    Outside of an array Slurm's "%a" is 4294967294, so there the index is written out.
+    Outside of an array Slurm's "%a" is 4294967294, so the index is written out there.
     """
     if "\\" in job.log or "\n" in job.log:
         raise RefusedError(
@@ -163,13 +159,13 @@ def log_pattern(job: Job) -> str:
 
 
 def log_file(job: Job, index: int) -> str:
-    """The path of a member's log. "%i" counts in the file's name alone: a work folder may be called anything."""
+    """The path of a member's log. Replaces "%i" in the file's name only: folders may contain it."""
     folder, slash, name = job.log.rpartition("/")
     return folder + slash + name.replace("%i", str(index))
 
 
 def client_environment(inherited: Mapping[str, str], options: SlurmOptions) -> dict[str, str]:
-    """The environment of a Slurm command, and through `--export=ALL` of the job: ours without what belongs to others."""
+    """Environment of a Slurm command and, by `--export=ALL`, of the job: without FOREIGN names."""
     kept = {
         name: value
         for name, value in inherited.items()

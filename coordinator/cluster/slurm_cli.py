@@ -1,8 +1,7 @@
-"""Slurm through its own commands: sbatch, squeue, sinfo, scancel.
+"""Slurm through its commands: sbatch, squeue, sinfo, scancel.
 
-Rule: a command that fails, times out or prints what cannot be read is no news (ClusterError), never an empty answer.
-One command a call, no retries here: whether to ask again is the machine's to decide.
-It does not know: what the jobs are for, what the text means (slurm_text).
+Rule: a command that fails, times out or prints unreadable text raises ClusterError and never gives
+an empty answer. One command per call, without retries: `evaluation` decides on those.
 """
 
 from __future__ import annotations
@@ -23,18 +22,20 @@ from coordinator.cluster.sbatch_text import (
     within_limits,
 )
 
-IDS_A_CALL = 1000  # keeps a command line far below the kernel's limit
+IDS_A_CALL = 1000  # most job ids of one `scancel`, far below the kernel's limit
 
 
 class SlurmCli:
-    """The Cluster protocol on Slurm's command line, as the user who runs us."""
+    """The Cluster protocol on Slurm's command line, as this process's user."""
 
     def __init__(self, options: SlurmOptions) -> None:
         self.options = options
-        self._limits: dict[str | None, int] | None = None  # MaxTime of partitions, by the last look at nodes
+        self._limits: dict[str | None, int] | None = (
+            None  # MaxTime by partition, from the last listing of nodes
+        )
 
     def submit(self, job: Job) -> str:
-        """`sbatch`. A failure that may have happened all the same says so: look for the name before asking again."""
+        """Run `sbatch`. After an error with `maybe_done`, look for the job's name before a retry."""
         arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
             out = self._run(arguments, stdin=batch_script(job))
@@ -46,25 +47,25 @@ class SlurmCli:
         return job_id
 
     def jobs(self) -> list[JobState]:
-        """One `squeue` for all jobs of this user; those that bear our token."""
+        """Run one `squeue` for this user; the jobs whose comment has the token."""
         argv = ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
         return text.parse_queue(self._ask(argv), self.options.token)
 
     def nodes(self) -> list[NodeState]:
-        """One `sinfo`: the nodes of our partitions (of the site's default one where none is named)."""
+        """Run one `sinfo`: the nodes of the set partitions, or of the site's default one."""
         argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
         said = self._ask(argv)
         self._limits = text.parse_limits(said)
         return text.parse_nodes(said, self.options)
 
     def within_limits(self, job: Job) -> Job:
-        """The job with a time limit within its partition's MaxTime, which the first call asks for by `nodes`."""
+        """Cut the job's time limit to its partition's MaxTime; the first call lists nodes."""
         if self._limits is None:
             self.nodes()
         return within_limits(job, self.options, self._limits or {})
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """One `scancel` for up to a thousand jobs; ids that are gone are fine."""
+        """Run one `scancel` per thousand jobs; ignores ids that are gone."""
         for start in range(0, len(job_ids), IDS_A_CALL):
             try:
                 self._run(["scancel", *job_ids[start : start + IDS_A_CALL]])
@@ -73,7 +74,7 @@ class SlurmCli:
                     raise ClusterError(error.words, maybe_done=True) from error
 
     def check(self, job: Job) -> None:
-        """`sbatch --test-only`: validated, not submitted."""
+        """Run `sbatch --test-only`: validates, submits nothing."""
         arguments = [
             "sbatch",
             "--test-only",
@@ -94,7 +95,7 @@ class SlurmCli:
             raise ClusterError(error.words) from error
 
     def _run(self, argv: Sequence[str], stdin: str = "") -> str:
-        """Run one command within the time limit; its standard output."""
+        """Run one command within the time limit and return its standard output."""
         command = [*self.options.command_prefix, *argv]
         try:
             child = subprocess.Popen(
@@ -103,7 +104,7 @@ class SlurmCli:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=client_environment(os.environ, self.options),
-                start_new_session=True,  # so that a time-out ends the whole of a prefix or wrapper too
+                start_new_session=True,  # a time-out ends a prefix or wrapper too
             )
         except OSError as error:
             raise _FailedError(f"{command[0]} cannot be run: {error.strerror}", None) from error
@@ -130,7 +131,7 @@ class SlurmCli:
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Reap what was killed, without waiting for a grandchild that still holds its pipes."""
+    """Reap a killed child without waiting for a grandchild that still holds its pipes."""
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
             with contextlib.suppress(OSError):
@@ -140,7 +141,7 @@ def _abandon(child: subprocess.Popen[bytes]) -> None:
 
 
 class _FailedError(Exception):
-    """A command that did not end well: its words in one line, and its stderr (None where it said nothing itself)."""
+    """A command that failed: its words in one line, and its stderr (None where it printed none)."""
 
     def __init__(self, words: str, stderr: str | None) -> None:
         super().__init__(words)

@@ -1,9 +1,8 @@
-"""What Slurm's commands print, read. Pure.
+"""Parsers for the output and the error texts of Slurm's commands. Pure. Called by both Slurm clusters.
 
-Rule: every answer begins with its header and every record ends with a mark, so an answer that is cut off, garbage or
-missing is told from "no jobs" and raises ClusterError. A job state that is not in our list is "unknown".
-Which versions it was tried on: docs/slurm.md.
-It does not know: how the text was come by.
+Rule: every answer begins with its header and every record ends with a mark. So a truncated or
+missing answer differs from "no jobs" and raises ClusterError. A job state not in PHASES is
+"unknown". Versions tried: docs/slurm.md.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ PHASES: dict[str, JobPhase] = {
     ),
     **dict.fromkeys(
         (
-            "COMPLETING",  # told to end, or over: on a dead node it stays so for minutes
+            "COMPLETING",  # ending or ended: on a dead node the state stays for minutes
             "COMPLETED",
             "CANCELLED",
             "FAILED",
@@ -76,7 +75,7 @@ PHASES: dict[str, JobPhase] = {
     ),
 }
 
-# What Slurm says when asking again is useless (its slurm_errno.c, and its option parser).
+# Slurm's refusals that a retry would meet again (its slurm_errno.c, and its option parser).
 REFUSALS = (
     "invalid partition",
     "no partition specified",
@@ -105,13 +104,13 @@ REFUSALS = (
     "memory required by task is not available",
     "user's group not permitted",
     "access/permission denied",
-    "unspecified error",  # how a site's job_submit plug-in says no; its own words stand before
+    "unspecified error",  # a site's job_submit plug-in refused; its own words stand before
     "unrecognized option",
     "unknown option",
     "option requires an argument",
     "requires an argument",
 )
-# Of these, what one node may be the only reason for: its memory, its CPUs, its GPUs, or that it is gone.
+# Refusals that one node may cause alone: by its memory, CPUs, GPUs, or because it is gone.
 OF_A_NODE = (
     "invalid node name",
     "invalid generic resource",
@@ -123,9 +122,9 @@ OF_A_NODE = (
     "memory specification can not be satisfied",
     "memory required by task is not available",
 )
-# A limit of association or QOS (MaxSubmitJobs and the like): the job was not taken, and may be once others have ended.
+# A limit of association or QOS (such as MaxSubmitJobs): a retry may succeed once other jobs ended.
 LIMITS = ("violates accounting/qos policy",)
-# The controller was not reached, or not in time; nothing is known of the job itself.
+# The controller was not reached in time; whether it has the job is unknown.
 AWAY = (
     "unable to contact slurm",
     "timed out",
@@ -141,14 +140,14 @@ AWAY = (
     "munge",
     "resource temporarily",
 )
-# ... and these say that it was not even asked.
+# ... and these prove that the controller did not get the request.
 NOT_ASKED = ("connect failure", "connection refused", "unable to establish", "munge", "cannot be run")
-# A job that would wait; `sbatch --test-only` calls it a failure.
+# The job would wait; `sbatch --test-only` reports that as a failure.
 WOULD_WAIT = ("required node not available", "requested nodes are busy", "resources temporarily unavailable")
 GONE = ("invalid job id", "already completing or completed", "already finished")
 
 USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
-# sinfo's marks behind a state: not responding, powered off or changing, maintenance, reboot. "-" (planned) is no harm.
+# sinfo's marks of unusable nodes: not responding, power changes, maintenance, reboot; not "-" (planned).
 BAD_MARKS = "*~#!%$@^"
 
 
@@ -158,7 +157,7 @@ def says(words: str, phrases: Iterable[str]) -> bool:
 
 
 def refused(words: str) -> bool:
-    """Would asking again be useless? A controller that is away never refused anything."""
+    """Is it a refusal that a retry would meet again? False where the controller was not reached."""
     return says(words, REFUSALS) and not says(words, AWAY)
 
 
@@ -172,18 +171,18 @@ def failure(words: str) -> ClusterError:
 
 
 def own_words(stderr: str) -> str:
-    """What a Slurm command said, in one line, without its own name."""
+    """A Slurm command's error text in one line, without the command's name."""
     lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
 def not_cancelled(stderr: str) -> str:
-    """What `scancel` complained of, less the jobs that are gone already; empty where nothing is left."""
+    """Errors of `scancel`, less those of jobs that are gone; "" where none is left."""
     return own_words("\n".join(line for line in stderr.splitlines() if not says(line, GONE)))
 
 
 def parse_queue(text: str, token: str) -> list[JobState]:
-    """`squeue --format=QUEUE_FORMAT` with its header; the jobs that bear our token."""
+    """Parse `squeue --format=QUEUE_FORMAT` with its header; the jobs whose comment has `token`."""
     jobs = []
     for array, index, state, submitted, started, node, reason, comment, name in _records(text, 9, "squeue"):
         if not is_ours(comment, token):
@@ -208,9 +207,9 @@ def parse_queue(text: str, token: str) -> list[JobState]:
 
 
 def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
-    """`sinfo --Node --Format=NODE_FORMAT` with its header: nodes of our partitions, each once, by name.
+    """Parse `sinfo --Node --Format=NODE_FORMAT` with its header: nodes of the set partitions, by name.
 
-    GPUs of a node that only the CPU partition reaches are not ours to use: it counts as one without.
+    A node that only the CPU partition reaches counts as one without GPUs.
     """
     seen: dict[str, list[NodeState]] = {}  # a row for each of a node's partitions
     defaults = set()
@@ -222,10 +221,10 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         seen.setdefault(row.name, []).append(row)
     certain = _names(options.partition) or defaults
     trials = certain | _names(options.best_effort)
-    ours = trials | _names(options.cpu_partition)
+    reachable = trials | _names(options.cpu_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
-        mine = [row for row in rows if row.partitions[0] in ours]
+        mine = [row for row in rows if row.partitions[0] in reachable]
         if not mine:
             continue
         node = replace(
@@ -241,9 +240,7 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
 
 
 def parse_limits(text: str) -> dict[str | None, int]:
-    """MaxTime of each partition in seconds, of the same `sinfo`; under None that of the default one. Those without a
-    limit are left out.
-    """
+    """Partition -> MaxTime in seconds, from the same `sinfo`; None: the default one. No key: no limit."""
     limits: dict[str | None, int] = {}
     for fields in _records(text, len(NODE_FIELDS), "sinfo"):
         limit = seconds_of(fields[3])
@@ -255,7 +252,7 @@ def parse_limits(text: str) -> dict[str | None, int]:
 
 
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
-    """Whether only partitions that preempt our jobs let us use this node."""
+    """Is the node reachable only through partitions that may preempt a job?"""
     usable = {row.partitions[0] for row in rows if row.usable}
     return bool(usable & spare) and not usable & certain
 
@@ -292,7 +289,7 @@ def _node(fields: list[str], partition: str, *, reserved: bool) -> NodeState:
 
 
 def parse_gres(text: str) -> tuple[int, str]:
-    """GPUs of a node and their type, from "gpu:a100:8(S:0-1),nvme:2"; the types joined by "+" where there are several."""
+    """(GPUs, type) of a node from "gpu:a100:8(S:0-1),nvme:2"; several types are joined by "+"."""
     count, types = 0, []
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         words = item.strip().split(":")
@@ -308,7 +305,7 @@ def parse_gres(text: str) -> tuple[int, str]:
 
 
 def seconds_of(text: str) -> int | None:
-    """Seconds of Slurm's [[days-]hours:]minutes:seconds; None for UNLIMITED and what is no time."""
+    """Seconds of Slurm's [[days-]hours:]minutes:seconds; None for UNLIMITED and any other text."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)", text, re.ASCII)
     if match is None:
         return None
@@ -317,7 +314,7 @@ def seconds_of(text: str) -> int | None:
 
 
 def _seconds(text: str) -> float | None:
-    """A time as unix seconds; from Slurm's ISO form in local time where SLURM_TIME_FORMAT did not reach it."""
+    """A time as unix seconds; local ISO time is Slurm's form where SLURM_TIME_FORMAT did not reach it."""
     if text.isdigit():
         return float(text)
     try:
@@ -327,7 +324,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _records(text: str, width: int, command: str) -> Iterator[list[str]]:
-    """The records below the header. ClusterError where the header or an end is missing, or a record has another width."""
+    """Records below the header. ClusterError: no header, no end mark, or another width."""
     # A site that names its clusters in SLURM_CLUSTERS gets a line above the header.
     body = re.sub(r"\ACLUSTER: [^\n]*\n", "", text)
     *records, rest = body.split(RECORD_END)

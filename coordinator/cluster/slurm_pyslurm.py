@@ -1,10 +1,10 @@
-"""Slurm through pyslurm: submission, the listing of jobs and cancelling without a process each. The only importer of it.
+"""Slurm through pyslurm: submits, lists and cancels jobs without a process each. Its only importer.
 
-Rule: what pyslurm cannot say goes through the commands (SlurmCli): GPUs in use, which it reads from AllocTRES and so
-lacks where AccountingStorageTRES does not name gres/gpu; a check without submission; single members of an array that
-still waits as a whole. Written against pyslurm 25.11.2, which builds on Slurm 25.11 alone.
-pyslurm is GPL-2.0: the optional extra `slurm`, never bundled.
-It does not know: what the jobs are for. Slurm's library has time limits of its own (MessageTimeout).
+Rule: Slurm's commands (SlurmCli) do what pyslurm cannot: GPUs in use, which pyslurm lacks where
+AccountingStorageTRES does not name gres/gpu; a check without submission; single members of an array
+that still waits as a whole. Written for pyslurm 25.11.2, which needs Slurm 25.11. Time limits are
+those of Slurm's library (MessageTimeout). pyslurm is GPL-2.0: the optional extra `slurm`, never
+bundled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ INSTALL_HINT = (
 def unavailable(options: SlurmOptions | None = None) -> str | None:
     """Why pyslurm cannot be used here, in one line, or None.
 
-    Where there is no slurm.conf, Slurm's library ends the process that initialises it: so it is tried in another one.
+    Tried in a process apart: without slurm.conf, Slurm's library ends the process that initialises
+    it.
     """
     if importlib.util.find_spec("pyslurm") is None:
         return f"pyslurm is not installed: {INSTALL_HINT}"
@@ -79,14 +80,14 @@ def _load(options: SlurmOptions) -> ModuleType:
     try:
         pyslurm = importlib.import_module("pyslurm")
     finally:
-        sys.setdlopenflags(flags)  # its import makes every later library global
+        sys.setdlopenflags(flags)  # pyslurm's import makes every later library global
         del os.environ["PYSLURM_DISABLE_AUTO_INIT"]
     pyslurm.slurm_init(conf)
     return pyslurm
 
 
 class SlurmApi:
-    """The Cluster protocol by pyslurm, as the user who runs us. RefusedError where pyslurm cannot be used."""
+    """The Cluster protocol by pyslurm, as this process's user. RefusedError without pyslurm."""
 
     def __init__(self, options: SlurmOptions) -> None:
         if options.command_prefix:
@@ -96,7 +97,7 @@ class SlurmApi:
         self._pyslurm = _load(options)
 
     def submit(self, job: Job) -> str:
-        """One RPC. A failure that may have happened all the same says so."""
+        """Submit by one RPC. After an error with `maybe_done`, look for the job's name before a retry."""
         fields = description(self._commands.within_limits(job), self.options)
         request = self._pyslurm.JobSubmitDescription(**fields)
         try:
@@ -105,11 +106,11 @@ class SlurmApi:
             return str(request.submit())
         except self._pyslurm.PyslurmError as error:
             raise text.failure(str(error)) from error
-        except ValueError as error:  # an extra argument that pyslurm does not know
+        except ValueError as error:  # an extra argument that pyslurm lacks
             raise RefusedError(f"pyslurm: {error}") from error
 
     def jobs(self) -> list[JobState]:
-        """One RPC for all jobs of the cluster; those of this user that bear our token."""
+        """List by one RPC; this user's jobs whose comment has the token."""
         try:
             found: Iterable[Any] = self._pyslurm.Jobs.load().values()
         except self._pyslurm.PyslurmError as error:
@@ -123,11 +124,11 @@ class SlurmApi:
         ]
 
     def nodes(self) -> list[NodeState]:
-        """By `sinfo`: pyslurm does not know the GPUs in use on every site."""
+        """List by `sinfo`: pyslurm lacks the GPUs in use on some sites."""
         return self._commands.nodes()
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """An RPC a job; members of arrays by one `scancel`. Ids that are gone are fine."""
+        """Cancel by an RPC per job, members of arrays by one `scancel`; ignores ids that are gone."""
         failed = []
         for job_id in (i for i in job_ids if i.isdigit()):
             try:
@@ -140,15 +141,14 @@ class SlurmApi:
             raise ClusterError("; ".join(dict.fromkeys(failed)), maybe_done=True)
 
     def check(self, job: Job) -> None:
-        """By `sbatch --test-only`: pyslurm has no such call."""
+        """Check by `sbatch --test-only`: pyslurm has no such call."""
         self._commands.check(job)
 
 
 def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
-    """The attributes of pyslurm's JobSubmitDescription that say what `sbatch_arguments` says. Pure, but for the
-    environment, which is this process's as with `sbatch`.
+    """Attributes of pyslurm's JobSubmitDescription, equal in effect to `sbatch_arguments`.
 
-    RefusedError for a GPU request that pyslurm has no attribute for.
+    Pure but for this process's environment. RefusedError for a GPU request without an attribute.
     """
     script = batch_script(job)
     if options.extra_args:  # pyslurm reads sbatch's own options from a script
@@ -185,7 +185,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
 
 
 def _gres(request: str) -> str:
-    """What pyslurm calls "gpu:a100:2", of "--gres=gpu:a100:2" or "--gpus-per-node=a100:2"."""
+    """The gres "gpu:a100:2" from "--gres=gpu:a100:2" or "--gpus-per-node=a100:2"."""
     flag, _, value = request.partition("=")
     if flag == "--gres" and value:
         return value
@@ -195,7 +195,7 @@ def _gres(request: str) -> str:
 
 
 def states_of(job: Any) -> list[JobState]:
-    """One pyslurm Job as members. An array that waits as a whole is one Job with its members as "0-2,5"."""
+    """One pyslurm Job as members; a waiting array is one Job with members "0-2,5"."""
     array = job.array_id
     if not array:
         return [_state(job, str(job.id), 0)]
@@ -205,7 +205,7 @@ def states_of(job: Any) -> list[JobState]:
 
 
 def indexes(ranges: str) -> list[int]:
-    """Members of Slurm's "0-2,5,7-9:2"; what is cut off by "..." is left out, and looked for again by the next listing."""
+    """Members of Slurm's "0-2,5,7-9:2"; without those behind "...", which a later listing shows."""
     found: list[int] = []
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())

@@ -1,14 +1,15 @@
-"""What a Slurm site's own rules mean for staging: does a precursor serve the trials beside it, or must one job host them?
+"""Decides from Slurm's rules whether a precursor serves the trials beside it or one job hosts them.
 
     refused beside GPU jobs, or whole nodes only, or /dev/shm private to each job,
     or a precursor's memory costs CPUs that the node's trials need               ->  host (rung 2)
 
-Rule: parsers and decisions are pure and stand first; the two `scontrol` calls and the one `sbatch --test-only` are made
-once per coordinator, at its start or its first evaluation. What cannot be told changes nothing: the precursor is tried.
-It does not know: what nodes are really like (doctor probes those), checkpoints, jobs in flight. A private /dev/shm that no setting of Slurm
-shows (a site's own prolog or SPANK plug-in) is found by `evalspan doctor`, or by the first trial that sees nothing.
+Rule: parsers and decisions are pure and stand first. A coordinator runs two `scontrol` and one
+`sbatch --test-only` once, at its start or its first evaluation. Where a rule is unknown the
+precursor is tried. Slurm's settings do not show a private /dev/shm made by a site's prolog or SPANK
+plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it.
 
-Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
+Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU;
+scontrol(1).
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from math import ceil
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
 from coordinator.cluster.slurm_parse import seconds_of
 
-SCONTROL_SECONDS = 30.0
-HOLDER_MEMORY_MB = 512
-FEW_WORKERS = 8
+SCONTROL_SECONDS = 30.0  # time limit of one `scontrol`
+HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
+FEW_WORKERS = 8  # least metric workers, where the partition has the cores
 PRIVATE = "/dev/shm is private to each job"
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What `scontrol show partition` says of one."""
+    """One partition of `scontrol show partition`."""
 
     name: str
     default: bool = False
@@ -42,12 +43,12 @@ class Partition:
     max_memory_per_node_mb: int | None = None
     qos: str = ""
     nodes: str = ""
-    cpus: int = 0  # of all its nodes; 0: not said
+    cpus: int = 0  # of all its nodes; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRules:
-    """Slurm's settings that matter to us, and all partitions."""
+    """Slurm's settings (`scontrol show config`) and all partitions."""
 
     config: Mapping[str, str]
     partitions: tuple[Partition, ...] = ()
@@ -69,13 +70,13 @@ class SiteRules:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """`scontrol show config`: "Key = value" lines; headings and blank lines are passed over."""
+    """`scontrol show config`: "Key = value" lines; headings and blank lines are skipped."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """`scontrol --oneliner show partition`."""
+    """Partitions of `scontrol --oneliner show partition`."""
     found = []
     for line in text.splitlines():
         row = dict(re.findall(r"(\S+?)=(\S*)", line))
@@ -112,7 +113,7 @@ def private_memory(config: Mapping[str, str]) -> str:
 
 
 def whole_nodes(rules: SiteRules, partition: str | None) -> str:
-    """Why each job there has its node to itself; empty where jobs share nodes."""
+    """Why each job of the partition has its node to itself; "" where jobs share nodes."""
     exclusive = [p.name for p in rules.chosen(partition) if p.exclusive]
     if exclusive:
         return f"partition {', '.join(exclusive)} gives whole nodes (OverSubscribe=EXCLUSIVE)"
@@ -122,10 +123,11 @@ def whole_nodes(rules: SiteRules, partition: str | None) -> str:
 
 
 def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage: bool = True) -> str:
-    """Why one job must host a node's trials (rung 2); empty where a precursor beside them serves.
+    """Why one job must host a node's trials (rung 2); "" where a precursor beside them serves.
 
-    `refusal`: the cluster's words where it refused a job like the precursor. `stage`: whether weights go to memory at all;
-    without that only whole nodes matter (the second of two trials would wait for the first one to leave the node).
+    `refusal`: the cluster's words where it refused a job like the precursor. `stage`: do weights go
+    to memory? Else only whole nodes matter: a second trial would wait until the first leaves the
+    node.
     """
     whole = whole_nodes(rules, partition)
     if whole or not stage:
@@ -138,7 +140,7 @@ def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
-    """What jobs of an evaluation ask of a node: memory of its precursor, and what each trial asks. MiB."""
+    """What an evaluation's jobs ask of a node. Memory in MiB."""
 
     holder_mb: int
     trial_mb: int
@@ -147,10 +149,11 @@ class Wants:
 
 
 def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState], wants: Wants) -> str:
-    """Why a precursor would keep trials off its node where one job would host them all; empty where it would not.
+    """Why a precursor would keep trials off its node where one job would host them all; "" where not.
 
-    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a precursor of a large model is given many. Tried on 22.05: a
-    job that asks for GPUs and CPUs keeps the CPUs that it asked for, and runs only where the node has the raised number.
+    Slurm raises a job's CPUs to its memory / MaxMemPerCPU, so a large model's precursor gets many.
+    Tried on 22.05: a job with GPUs and CPUs keeps its CPUs, and runs only where the node has the
+    raised number.
     """
     limits = [p.max_memory_per_cpu_mb or rules.number("MaxMemPerCPU") for p in rules.chosen(partition)]
     per_cpu = min((limit for limit in limits if limit), default=0)
@@ -200,10 +203,10 @@ PRECURSOR = Job(
 
 
 def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURSOR) -> str:
-    """The cluster's words where it refuses a precursor on a GPU node for want of a GPU; empty where it takes it.
+    """The cluster's words where it refuses a precursor on a GPU node for lack of a GPU; "" where not.
 
-    A node that refuses the same job with a GPU as well (a reservation, too little memory, a limit on jobs) tells nothing:
-    then another one is asked. Raises ClusterError where the cluster cannot be asked.
+    A node that refuses the same job with a GPU, too (a reservation, memory, a limit), proves
+    nothing: then the second node is tried. Raises ClusterError where the cluster does not answer.
     """
     for node in nodes[:2]:
         try:
@@ -220,29 +223,29 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """What was asked of a site once: why every node's trials are hosted there, else what tells it for an evaluation.
+    """A site's rules for hosting: `reason` why one job hosts every node's trials, else the rules.
 
-    `free`: the settings leave it to us whether one job hosts them.
+    `free`: the settings leave the choice to evalspan.
     """
 
     reason: str = ""
     partition: str | None = None
-    cpu_partition: str | None = None  # of metric workers; None: `partition` too
+    cpu_partition: str | None = None  # for metric workers; None: `partition`
     rules: SiteRules | None = None
     nodes: tuple[NodeState, ...] = ()
     free: bool = True
 
     def reason_for(self, wants: Wants) -> str:
-        """Why one job must host the trials of a node of such an evaluation; empty where a precursor serves."""
+        """Why one job must host a node's trials of such an evaluation; "" where a precursor serves."""
         if self.reason or self.rules is None or not self.free:
             return self.reason
         return crowding(self.rules, self.partition, self.nodes, wants)
 
     def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
-        """Metric workers of `cpus` each that their partition can run at once, beside such trials where these run there too.
+        """Metric workers of `cpus` each that their partition can run beside its trials.
 
-        FEW_WORKERS at least, where it has the cores for them: those that wait for the trials' end wait in Slurm's queue.
-        None where the site does not say.
+        At least FEW_WORKERS, where the partition has the cores: more may wait in Slurm's queue.
+        None where the number of cores is unknown.
         """
         if self.rules is None:
             return None
@@ -264,7 +267,7 @@ def ask_hosting(
     stage: bool = True,
     free: bool = True,
 ) -> Hosting:
-    """What this site's rules mean for staging and metrics. Raises ClusterError where the cluster cannot be asked."""
+    """The site's rules for staging and metrics. Raises ClusterError where the cluster does not answer."""
     nodes = tuple(n for n in cluster.nodes() if n.usable and n.gpus)
     refusal = precursor_refusal(cluster, [n.name for n in nodes]) if stage and free else ""
     rules = ask_rules()

@@ -1,8 +1,8 @@
 """One frozen Config from evalspan.toml, the environment and the command line.
 
-Rule: the command line wins over the environment, the environment over the file, the file over the defaults below. The
-file is read strictly. Nothing else in the coordinator reads settings from the environment.
-It does not know: what a setting does.
+Rule: the command line overrides the environment, the environment the file, the file the defaults
+below. The file is read strictly. No other module of the coordinator reads settings from the
+environment.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _conversion(command: str) -> str:
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 TimeLimit = Annotated[str, AfterValidator(_is_time)]
-# A folder or file: `~` and paths relative to the file that names it are resolved when the config is loaded.
+# A folder or file; `load` resolves `~` and paths relative to the file that names it.
 Place = Annotated[Path, PlainSerializer(str)]
 
 
@@ -65,23 +65,23 @@ class ClusterConfig(Record):
 
     kind: Literal["local", "slurm"] = "local"
     api: Literal["cli", "pyslurm"] = "cli"  # pyslurm needs the `slurm` extra and Slurm 25.11
-    partition: str | None = None  # of jobs with GPUs; None: the site's default
-    cpu_partition: str | None = None  # of jobs without; None: `partition`
+    partition: str | None = None  # for jobs with GPUs; None: the site's default
+    cpu_partition: str | None = None  # for jobs without; None: `partition`
     account: str | None = None
     qos: str | None = None
     nice: Count | None = None  # users can only lower their priority
     reservation: str | None = None
-    extra_args: tuple[str, ...] = ()  # of every sbatch, e.g. "--constraint=a100"
+    extra_args: tuple[str, ...] = ()  # for every sbatch, e.g. "--constraint=a100"
     poll_seconds: Annotated[float, Field(ge=1)] = (
-        10.0  # between two looks at Slurm's jobs; its nodes: 1.5 times that
+        10.0  # seconds between two listings of Slurm's jobs; of its nodes: 1.5 times that
     )
-    slots: Positive | None = None  # local: trials at once; None: one a GPU, or two CPU slots
+    slots: Positive | None = None  # local: trials at once; None: one per GPU, or two CPU slots
 
 
 class TrialConfig(Record):
-    """How a trial loads the model, and what one asks of a node."""
+    """How a trial loads the model, and what it asks of a node."""
 
-    python: str | None = None  # interpreter of builds, holders and trials; None: the coordinator's own
+    python: str | None = None  # interpreter of builds, precursors and trials; None: the coordinator's own
     prologue: str | None = None  # shell lines before it, e.g. "module load cuda"
     container: str | None = None  # command in front of it, e.g. "apptainer exec --nv image.sif"
     env: dict[str, str] = Field(default_factory=dict)
@@ -95,9 +95,9 @@ class TrialConfig(Record):
     threads: Positive | None = None
     device: str | None = None
     time_limit: TimeLimit = "4:00:00"
-    # a trial without progress for so long, its load included, is ended and its shard given to another
+    # seconds without progress, load included, after which a trial is ended and another gets its shard
     hung_seconds: Annotated[float, Field(gt=0)] = 900.0
-    # that a trial waits for a Redis that is away; a requeued coordinator's is away for Slurm's cred_expire, 120 s by default
+    # seconds that a trial waits for Redis; a requeued coordinator is away for Slurm's cred_expire (120 s)
     redis_patience_seconds: Annotated[float, Field(ge=0)] = 600.0
 
     @property
@@ -121,26 +121,26 @@ class StageConfig(Record):
     """Weights in node memory."""
 
     enabled: bool = True  # false: trials read the checkpoint from storage
-    # one long job a node stages and hosts trials: private /dev/shm, exclusive nodes; "auto": where the site's rules ask it
+    # true: one job per node stages and hosts trials (private /dev/shm, exclusive nodes); "auto": by rules
     host_trials: bool | Literal["auto"] = "auto"
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
-    # renewed six times in its time; longer than what may hold the coordinator up, a Slurm command for one
+    # seconds, renewed six times per lease; longer than any delay of the coordinator, e.g. by Slurm
     lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
-    # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage, shard by shard
+    # MiB of request sets that a node keeps beside the weights; 0: trials read them from storage per shard
     requests_mb: Count = 0
-    # that a released holder keeps its pages where another checkpoint of that size waits for GPUs; 0: it never does
+    # seconds that a released precursor keeps its pages for a waiting checkpoint of that size; 0: never
     linger_seconds: Annotated[float, Field(ge=0)] = 60.0
-    # of a node's free memory: what the next checkpoint may take while the node's GPUs are busy; 0: it waits for them
+    # share of a node's free memory that the next checkpoint may take while its GPUs are busy; 0: none
     prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 class RedisConfig(Record):
-    """The site's server where `url` is set; else one of our own."""
+    """The site's server where `url` is set; else evalspan starts its own."""
 
     url: str | None = None
-    bind: str | None = None  # address of our own server; None: the one by which compute nodes reach this host
-    port: Annotated[int, Field(ge=0, le=65535)] = 0  # of our own server; 0: any free one
+    bind: str | None = None  # address of evalspan's server; None: the one that compute nodes reach
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # of evalspan's server; 0: any free one
     username: str | None = None
     password_file: Place | None = None
     ca_file: Place | None = None
@@ -149,28 +149,28 @@ class RedisConfig(Record):
 
 
 class MetricConfig(Record):
-    """CPU workers that execute programs and score: as many as their predicted seconds are worth, `workers` at most."""
+    """CPU workers that execute programs and score; the plan chooses their number, `workers` at most."""
 
     workers: Positive | None = None  # None: as many as the partition's cores hold, 64 at most
     cpus: Positive = 1
     memory_mb: Positive = 4096
-    bootstrap_iters: Count = 100_000  # lm-eval's own
+    bootstrap_iters: Count = 100_000  # lm-eval's default
     item_seconds: Annotated[float, Field(gt=0)] = 60.0
-    allow_unsafe: bool = False  # run programs of models even where no sandbox can be made
+    allow_unsafe: bool = False  # run generated programs even where no sandbox can be made
 
 
 class JudgeConfig(Record):
-    """The model that judges answers, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
+    """The judge model, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
 
     url: str | None = None  # up to and without "/chat/completions"
     model: str | None = None
     api_key_env: str | None = None  # name of the variable that holds the key
     api_key_file: Place | None = None  # mode 0600
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    max_tokens: Positive = 2048  # of one answer
+    max_tokens: Positive = 2048  # per answer
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
     requests_per_minute: Positive | None = None
-    max_cost: Annotated[float, Field(gt=0)] | None = None  # of one evaluation, in the currency of the prices
+    max_cost: Annotated[float, Field(gt=0)] | None = None  # per evaluation, in the currency of the prices
     price_per_million_prompt_tokens: Annotated[float, Field(ge=0)] | None = None
     price_per_million_completion_tokens: Annotated[float, Field(ge=0)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
@@ -178,7 +178,7 @@ class JudgeConfig(Record):
 
 
 class KeepEvery(Record):
-    """Of checkpoints that wait, every k-th of a series."""
+    """Evaluate every k-th of a series' waiting checkpoints."""
 
     keep_every: Positive
 
@@ -186,14 +186,14 @@ class KeepEvery(Record):
 class WatchConfig(Record):
     """Where checkpoints appear, and what a notice may name."""
 
-    folders: tuple[Place, ...] = ()  # looked into every second
+    folders: tuple[Place, ...] = ()  # listed every second
     roots: tuple[Place, ...] = ()  # announced checkpoints lie below these or `folders`
-    suite: str | None = None  # of checkpoints that are announced without one
+    suite: str | None = None  # for checkpoints announced without one
     suites: tuple[Place, ...] = ()  # files that a notice may name, besides the shipped suites
 
 
 class BorrowConfig(Record):
-    """How much of the cluster we may take."""
+    """How much of the cluster evalspan may take."""
 
     max_nodes: Positive | None = None
     max_gpus: Positive | None = None
@@ -201,25 +201,25 @@ class BorrowConfig(Record):
     best_effort: str | None = (
         None  # partitions whose jobs may be preempted, for nodes that `cluster.partition` lacks
     )
-    best_effort_qos: str | None = None  # of jobs there; None: `cluster.qos`
+    best_effort_qos: str | None = None  # for jobs there; None: `cluster.qos`
 
 
 class CheckpointConfig(Record):
-    """Which checkpoints are taken, and how."""
+    """Which checkpoints are evaluated, and how they are read."""
 
     allow_bin: bool = False  # pickled weights run code when they are loaded
-    # makes a Hugging Face folder {dst} of training's own format {src}; no shell reads it
+    # command that makes a Hugging Face folder {dst} from training's own format {src}; run without a shell
     convert: Annotated[str, AfterValidator(_conversion)] | None = None
     convert_memory_mb: Positive | None = None
 
 
 class TrackersConfig(Record):
-    """Where an evaluation that has ended is shown at once; None: not there."""
+    """Trackers that get each ended evaluation; None: not this one."""
 
     tensorboard_dir: Place | None = None
     wandb_project: str | None = None
     wandb_mode: Literal["offline", "online"] = "offline"
-    mlflow_uri: str | None = None  # of a server, or file:///… of a file store
+    mlflow_uri: str | None = None  # a server, or file:///… for a file store
     mlflow_experiment: str = "evalspan"
 
 
@@ -239,19 +239,20 @@ class Config(Record):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = (
-        None  # in any currency; of costs in reports and trackers
+        None  # in any currency, for costs in reports and trackers
     )
-    # checkpoints that wait: evaluate "all", only the "latest" of a series, or every k-th and the latest
+    # which waiting checkpoints to evaluate: "all", the "latest" of a series, or every k-th and the latest
     backlog: Literal["all", "latest"] | KeepEvery = "all"
 
 
 def load(
     path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
 ) -> Config:
-    """The settings in force here.
+    """The settings of this process.
 
-    `path` is what --config named (None: searched, see `find`). `overrides` maps dotted keys ("cluster.partition") to
-    what the command line said; None is "not said". OperatorError names file and line, variable or option.
+    `path`: of --config (None: searched, see `find`). `overrides`: dotted key ("cluster.partition")
+    -> value of the command line; None: not given. OperatorError names file and line, variable or
+    option.
     """
     file = find(path, environ)
     data: dict[str, Any] = {}
@@ -274,7 +275,7 @@ def load(
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The config file: --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; None where there is none.
+    """The first of --config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml; or None.
 
     OperatorError where one was named and is not there.
     """
@@ -312,7 +313,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, .
 
 
 def _value(text: str, field: FieldInfo) -> object:
-    """The text itself where the key takes text, else what it is in TOML; a wrong one is refused by the check."""
+    """The text itself where the key takes text, else parsed as TOML; checked later."""
     annotation: Any = field.annotation
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     try:

@@ -1,8 +1,7 @@
 """The commented evalspan.toml that `evalspan init` writes.
 
-Rule: every setting stands in it. One that the probe of the cluster decided is set; all others are commented out with
-their default, so that the file reads as the reference and changes nothing.
-It does not know: how the cluster was asked.
+Rule: it holds every setting. Those that the probe of the cluster decided are set; all others are
+commented out with their default, so the file is the reference and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from coordinator.errors import OperatorError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteProbe:
-    """What was found out about the site."""
+    """What the probe of the cluster found."""
 
     kind: Literal["local", "slurm"] = "local"
     partition: str | None = None
@@ -28,7 +27,7 @@ class SiteProbe:
 
 
 def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> SiteProbe:
-    """The partition with most GPUs, and one that has nodes without, where there are such."""
+    """The partition with most GPUs, and one of nodes without GPUs, if any."""
     if kind == "local":
         return SiteProbe()
     gpus: Counter[str] = Counter()
@@ -48,7 +47,7 @@ def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> Sit
 
 
 def write_default(path: Path, probe: SiteProbe) -> None:
-    """Write the file; OperatorError where there is one already: it may hold hours of somebody's care."""
+    """Write the file; OperatorError where it exists already."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(default_text(probe))
@@ -74,14 +73,14 @@ def _set(key: str, value: str | None, example: str) -> str:
 
 _TEXT = """\
 # evalspan.toml, written by `evalspan init` for: {summary}.
-# Read from --config, $EVALSPAN_CONFIG, ./evalspan.toml or ~/.config/evalspan.toml, the first that is there.
-# Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line wins over both.
-# What is commented out shows the default, or an example where it says so.
+# Read from --config, $EVALSPAN_CONFIG, ./evalspan.toml or ~/.config/evalspan.toml, the first that exists.
+# Each key is also an environment variable (EVALSPAN_CLUSTER_PARTITION); the command line overrides both.
+# A line that is commented out shows the default, or an example where it says so.
 
-# Holds everything: journals, request sets, results. On storage that all nodes share. A path here is relative to this
-# file; the default is relative to where you stand.
+# Folder of journals, request sets and results, on storage that all nodes share. A path here is relative to
+# this file; the default is relative to the current folder.
 # work_dir = "evalspan-work"
-# backlog = "all"             # checkpoints that wait: "all", only the "latest" of a folder, or {{ keep_every = 5 }} and the latest
+# backlog = "all"             # waiting checkpoints to evaluate: "all", the "latest" of a folder, or {{ keep_every = 5 }} and the latest
 # gpu_hour_price = 2.10       # example, any currency: reports and trackers then show what a checkpoint cost
 
 [cluster]
@@ -93,8 +92,8 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # qos = "my-qos"              # example
 # nice = 100                  # example: stand behind the site's other jobs
 # reservation = "my-res"      # example
-# extra_args = []             # of every sbatch, e.g. ["--constraint=a100"]
-# poll_seconds = 10.0         # between two looks at the cluster's jobs; at its nodes: half as long again
+# extra_args = []             # for every sbatch, e.g. ["--constraint=a100"]
+# poll_seconds = 10.0         # between two listings of the cluster's jobs; of its nodes: 1.5 times that
 # slots = 2                   # example; local: trials at once
 
 [trial]
@@ -111,7 +110,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # device = "cpu"              # example; default: cuda where the job has a GPU
 # time_limit = "4:00:00"      # at most; trials ask for what their work is predicted to take
 # hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
-# redis_patience_seconds = 600.0   # that a trial with nothing left to run waits for Redis: a requeued coordinator's is away for 2 minutes
+# redis_patience_seconds = 600.0   # a trial without work waits this long for Redis: a requeued coordinator's is away for 2 minutes
 
 [plan]
 # policy = "evalspan"         # "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al., NSDI 2024)
@@ -122,28 +121,28 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # host_trials = "auto"        # true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes);
 #                             # "auto": where Slurm's own rules ask for it
 # roots = ["/dev/shm"]        # first that is usable and large enough, e.g. ["/dev/shm", "/local/scratch"]
-# lease_seconds = 900.0       # weights are cleared when the coordinator has been silent for so long: keep it above 90 on Slurm
+# lease_seconds = 900.0       # weights are cleared after so long without the coordinator's renewal: keep it above 90 on Slurm
 # readers = 16                # parallel reads of one file
 # requests_mb = 0             # MiB of request sets kept beside the weights: worth it where shared storage is slow
-# linger_seconds = 60.0       # that weights no longer needed are kept for one that waits and may write them over; 0: never
+# linger_seconds = 60.0       # cleared weights' pages are kept this long for a waiting checkpoint to overwrite; 0: never
 # prefetch = 0.5              # share of a node's free memory that the next checkpoint may take while its GPUs are busy
 
 [redis]
-# url = "rediss://redis.site:6380/0"   # example: the site's server; default: one of our own, started here
-# bind = "10.0.0.1"           # example: address of our own server; default: the one that compute nodes reach
-# port = 0                    # of our own server; 0: any free one
+# url = "rediss://redis.site:6380/0"   # example: the site's server; default: evalspan starts its own here
+# bind = "10.0.0.1"           # example: address of evalspan's server; default: the one that compute nodes reach
+# port = 0                    # of evalspan's server; 0: any free one
 # username = "evalspan"       # example
 # password_file = "redis.password"     # example; mode 0600
 # ca_file = "site-ca.pem"     # example, of rediss://; default: the system's authorities
-# cert_file = "client.pem"    # example: our own certificate, where the server asks for one
+# cert_file = "client.pem"    # example: the client's certificate, where the server asks for one
 # key_file = "client.key"     # example: its key
 
 [metric]
-# workers = 16                # example: at most, of the CPU jobs that execute programs and score; default: what the partition's cores hold, 64 at most
+# workers = 16                # example: most CPU jobs that execute programs and score; default: what the partition's cores hold, 64 at most
 # cpus = 1
 # memory_mb = 4096
 # bootstrap_iters = 100000
-# item_seconds = 60.0         # of one program, or of one item's metric
+# item_seconds = 60.0         # time limit of one program, or of one item's metric
 # allow_unsafe = false        # true: run generated programs even where no sandbox can be made
 
 [judge]
@@ -152,31 +151,31 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # api_key_env = "OPENAI_API_KEY"      # example: the variable that holds the key
 # api_key_file = "judge.key"  # example, in its place: a file of mode 0600
 # temperature = 0.0
-# max_tokens = 2048           # of one answer
+# max_tokens = 2048           # per answer
 # concurrency = 8             # requests at once, of all workers together
 # requests_per_minute = 60    # example; default: no bound
-# max_cost = 5.0              # example: of one evaluation, in the currency of the prices; default: no bound
+# max_cost = 5.0              # example: per evaluation, in the currency of the prices; default: no bound
 # price_per_million_prompt_tokens = 2.0       # example
 # price_per_million_completion_tokens = 8.0   # example
-# timeout_seconds = 120.0     # of one request
+# timeout_seconds = 120.0     # per request
 # retries = 5                 # after the first try
 
 [watch]
-# folders = []                # looked into every second, e.g. ["/shared/run7/checkpoints"]
+# folders = []                # listed every second, e.g. ["/shared/run7/checkpoints"]
 # roots = []                  # checkpoints that the hook announces are taken below these and `folders` only, e.g. ["/shared"]
-# suite = "core"              # example: of checkpoints announced without a suite
+# suite = "core"              # example: for checkpoints announced without a suite
 # suites = []                 # suite files that the hook may name, e.g. ["suites/mine.toml"], which it names "mine"
 
 [borrow]
 # max_nodes = 4               # example; default: no bound
 # max_gpus = 16               # example; default: no bound
-# leave_nodes_free = 0        # so many idle nodes are not taken
+# leave_nodes_free = 0        # idle nodes to leave to others
 # best_effort = "scavenge"    # example: partitions whose jobs are preempted, used for nodes that [cluster] partition lacks
-# best_effort_qos = "low"     # example: of jobs there; default: cluster.qos
+# best_effort_qos = "low"     # example: for jobs there; default: cluster.qos
 
 [checkpoint]
 # allow_bin = false           # true: take pickled weights, which run code when they are loaded
-# convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: of checkpoints in training's own format; a CPU job, cached
+# convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: for checkpoints in training's own format; a CPU job, cached
 # convert_memory_mb = 65536   # example; default: twice the checkpoint and 4 GB
 
 # Written at each evaluation's end; each needs its package (docs/trackers.md).

@@ -1,7 +1,8 @@
-"""A TOML file to a checked record; every complaint names file, line and key.
+"""Reads a TOML file as a checked record; every error names file, line and key.
 
-Rule: what a person wrote is read strictly (no "4" for 4, no unknown key) and refused in one line that says where and
-what to write instead. Python's own parser gives values without lines: the line of a key is searched for after a fault.
+Rule: the file is read strictly (no "4" for 4, no unknown key). A refusal is one line: where, and
+what to write instead. Python's parser gives no line numbers: the line of a key is searched for
+after an error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from coordinator.errors import OperatorError
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
-Where = Callable[[Location], str]  # says whence the value at a location came, e.g. "evalspan.toml, line 3"
+Where = Callable[[Location], str]  # location -> source of its value, e.g. "evalspan.toml, line 3"
 
 
 def read(path: Path) -> tuple[dict[str, Any], str]:
@@ -36,18 +37,18 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
-    """`data` as a `model`. OperatorError names the first fault; `where(location)` says whence a value came."""
+    """`data` as a `model`. OperatorError names the first error and, by `where`, the value's source."""
     try:
-        # JSON mode is strict on types yet takes lists for tuples and text for paths, as a TOML file has them.
+        # JSON mode is strict on types yet takes TOML's lists for tuples and text for paths.
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise OperatorError(_complaint(model, data, error, where)) from error
 
 
 def line_of(text: str, location: Location) -> int | None:
-    """Line (from 1) at which the statement begins that sets `location`, e.g. ("task", 0, "limit"); None: no such key.
+    """Line (from 1) where the statement that sets `location`, e.g. ("task", 0, "limit"), begins; or None.
 
-    Python's parser decides: the statement ends with the first line up to which the text parses and has the key.
+    The statement ends with the first line up to which the text parses and has the key.
     """
     lines = text.splitlines(keepends=True)
     start = 0
@@ -63,7 +64,7 @@ def line_of(text: str, location: Location) -> int | None:
 
 
 def in_file(path: Path, text: str) -> Where:
-    """Says "FILE, line N" of the nearest key or table that is in the file."""
+    """A `Where` that gives "FILE, line N" of the nearest key or table in the file."""
 
     def where(location: Location) -> str:
         for length in range(len(location), 0, -1):
@@ -83,7 +84,7 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
             location = fault["loc"]
             missing.add(location)
         faults.setdefault(location, []).append((fault["type"], fault))
-    # A key that we do not know comes first: it is often why another one is missing.
+    # An unknown key comes first: it is often why another one is missing.
     location, first = min(faults.items(), key=lambda item: item[1][0][0] != "extra_forbidden")
     kind, fault = first[0]
     owner, key = name(location[:-1]), location[-1] if location else ""

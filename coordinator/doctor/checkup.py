@@ -26,7 +26,7 @@ from coordinator.doctor import doctor
 from coordinator.doctor.doctor import Checkup, Finding, fail, ok, warn
 from coordinator.doctor.survey import Answer, Target, survey
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.specs import Site
+from coordinator.evaluation.job_specs import Site
 from coordinator.intake import validate
 from coordinator.runtime import wiring
 from coordinator.services import redis_server

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cluster import Cluster, ClusterError, Job, RefusedError
-from coordinator.evaluation.specs import Site
+from coordinator.evaluation.job_specs import Site
 
 FILE_SECONDS = 0.2  # between two looks for answers
 LISTING_SECONDS = 5.0  # between two looks at the cluster's jobs

@@ -1,8 +1,8 @@
-"""Keeps `State.index`: which jobs, trials, nodes, tasks and leaf tasks the rules look at next. Pure.
+"""Look-up tables of the state: which jobs, trials, nodes, entries and leaf tasks the rules look at next.
 
-Rule: the index is a function of the rest of the state, and these functions alone write it. Whoever changes a job, a
-node, an entry or a leaf files it again, so that no event looks at all that was ever run. `validate` recounts it.
-It does not know: events, or what is done with what is found here.
+Rule: `State.index` is a function of the other parts, and this module alone writes it, with the sets of live jobs and
+trials. A subject that changes a job, a node, an entry or a leaf task files it again, so that no event looks at all that
+was ever run. `validate` recounts everything. Called from: every subject; `validate` from tests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Hashable
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from coordinator.evaluation.state import EntryState, Index, JobInfo, LeafState, NodeUse, State
+from coordinator.evaluation.state import EntryState, Index, JobInfo, LeafState, NodeUse, Phase, State, Trial
+from evaljobs.contract.names import LaneId
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -43,18 +44,18 @@ def file_job(state: State, info: JobInfo) -> None:
     """A job's phase, its members or its living trials have changed."""
     name, node, index = info.job.name, info.job.node, state.index
     if info.live:
-        state.live.add(name)
+        state.jobs.live.add(name)
         _put(index.jobs, info.job.purpose, name, info)
         if node is not None:
             _put(index.jobs_on, node, name, info)
     else:
-        state.live.discard(name)
+        state.jobs.live.discard(name)
         _drop(index.jobs, info.job.purpose, name)
         if node is not None:
             _drop(index.jobs_on, node, name)
     hosted = info.job.purpose == "host"
     for member, trial in enumerate(info.trials):
-        phase = info.members[0 if hosted else member] if trial in state.live_trials else "ended"
+        phase = info.members[0 if hosted else member] if trial in state.trials.live else "ended"
         (index.running.add if phase == "running" else index.running.discard)(trial)
         if phase == "pending" and info.phase == "submitted" and not hosted:
             _cancellable(state, trial)
@@ -63,7 +64,7 @@ def file_job(state: State, info: JobInfo) -> None:
 
 
 def _cancellable(state: State, trial: str) -> None:
-    if state.counters.get(f"cancel/{trial}"):
+    if state.trials.by_name[trial].cancelled:
         state.index.cancellable.pop(trial, None)
     else:
         state.index.cancellable[trial] = None
@@ -71,48 +72,48 @@ def _cancellable(state: State, trial: str) -> None:
 
 def mark_cancelled(state: State, trial: str) -> None:
     """The coordinator ends this trial: its death counts against no node and no shard."""
-    state.counters[f"cancel/{trial}"] = 1
+    state.trials.by_name[trial].cancelled = True
     state.index.cancellable.pop(trial, None)
 
 
 def begin_trials(state: State, info: JobInfo) -> None:
     """The trials of a job live from its intent on, each on its lane."""
     for member, (trial, lane) in enumerate(zip(info.trials, info.lanes, strict=True)):
-        state.live_trials[trial] = (info.job.name, member)
-        state.trial_lane[trial] = lane
+        made = Trial(name=trial, job=info.job.name, member=member, lane=lane)
+        state.trials.by_name[trial] = state.trials.live[trial] = made
         state.index.lane_trials[lane] = state.index.lane_trials.get(lane, 0) + 1
-        _put(state.index.lanes, lane.rpartition("/")[0], trial, lane)
+        _put(state.index.lanes, LaneId.parse(lane).node, trial, lane)
     _file_node_of(state, info)
 
 
-def end_trial(state: State, trial: str) -> tuple[str, int] | None:
-    """A trial is over: its lane is free. Returns (job, member); None where it was over already."""
-    where = state.live_trials.pop(trial, None)
-    if where is not None:
-        _drop(state.index.lanes, state.trial_lane[trial].rpartition("/")[0], trial)
-        info = state.jobs[where[0]]
+def end_trial(state: State, name: str) -> Trial | None:
+    """A trial is over: its lane is free. None where it was over already."""
+    trial = state.trials.live.pop(name, None)
+    if trial is not None:
+        _drop(state.index.lanes, LaneId.parse(trial.lane).node, name)
+        info = state.jobs.by_name[trial.job]
         file_job(state, info)
         _file_node_of(state, info)
-    return where
+    return trial
 
 
 # --- nodes ---------------------------------------------------------------------------------------------------------------
 
 
 def _file_node_of(state: State, info: JobInfo) -> None:
-    node = state.nodes.get(info.job.node or "")
+    node = state.nodes.by_name.get(info.job.node or "")
     if node is not None:
         file_node(state, node)
 
 
 def file_node(state: State, node: NodeUse) -> None:
-    """A node's status, lanes, rung, attempts, holder or living trials have changed."""
+    """A node's status, lanes, rung, precursor or living trials have changed."""
     index = state.index
     _move(index.nodes, _node_group(state, node), node.name, node)
-    if node.holder is not None:
-        index.held[node.name] = node
+    if node.precursor is not None:
+        index.staged[node.name] = node
     else:
-        index.held.pop(node.name, None)
+        index.staged.pop(node.name, None)
     before = index.in_use.pop(node.name, 0)
     after = node.lanes if node.status in ("staging", "ready") else 0
     if after:
@@ -121,12 +122,8 @@ def file_node(state: State, node: NodeUse) -> None:
 
 
 def _node_group(state: State, node: NodeUse) -> str:
-    if node.status == "aside":
-        return "aside"
-    if node.status == "offered" and node.lanes:
-        return "offered"
-    if node.status == "offered" and not node.attempts:
-        return "ahead"
+    if node.status in ("back-off", "offered"):
+        return node.status
     free = node.lanes > len(state.index.lanes.get(node.name, ()))
     return "free" if node.status == "ready" and node.rung != "host" and free else ""
 
@@ -138,7 +135,7 @@ def file_entry(state: State, entry: EntryState) -> None:
     """An entry's status or its sets have changed."""
     _move(state.index.entries, _entry_group(state, entry), entry.index, entry)
     for task in entry.sets:
-        leaf = state.leaves.get(task)
+        leaf = state.shards.leaves.get(task)
         if leaf is not None and leaf.planned.executes:
             _file_executable(state, leaf)
 
@@ -148,7 +145,7 @@ def _entry_group(state: State, entry: EntryState) -> str:
         return ""
     if entry.status != "built" or not entry.sets:
         return entry.status
-    if any(task not in state.leaves for task in entry.sets):
+    if any(task not in state.shards.leaves for task in entry.sets):
         return "unplanned"
     return "answered" if all(task in state.index.answered for task in entry.sets) else "built"
 
@@ -182,16 +179,16 @@ def _file_executable(state: State, leaf: LeafState) -> None:
 
 def recounted(state: State) -> Index:
     """The index of this state, made anew; the state itself is only read."""
-    copy = replace(state, index=Index(), live=set())
-    for trial, lane in state.trial_lane.items():
-        copy.index.lane_trials[lane] = copy.index.lane_trials.get(lane, 0) + 1
-        if trial in state.live_trials:
-            _put(copy.index.lanes, lane.rpartition("/")[0], trial, lane)
-    for info in state.jobs.values():
+    copy = replace(state, index=Index(), jobs=replace(state.jobs, live=set()))
+    for trial in state.trials.by_name.values():
+        copy.index.lane_trials[trial.lane] = copy.index.lane_trials.get(trial.lane, 0) + 1
+        if trial.name in state.trials.live:
+            _put(copy.index.lanes, LaneId.parse(trial.lane).node, trial.name, trial.lane)
+    for info in state.jobs.by_name.values():
         file_job(copy, info)
-    for node in state.nodes.values():
+    for node in state.nodes.by_name.values():
         file_node(copy, node)
-    for leaf in state.leaves.values():
+    for leaf in state.shards.leaves.values():
         file_leaf(copy, leaf)
     for entry in state.entries:
         file_entry(copy, entry)
@@ -200,29 +197,56 @@ def recounted(state: State) -> Index:
 
 def validate(state: State) -> None:
     """Every invariant of the state, recounted; AssertionError names the first that does not hold. For tests."""
-    todo = sum(1 for s in state.shards.values() if s.frame is None and not s.quarantined)
-    assert state.todo == todo, f"todo is {state.todo}, counted {todo}"
-    for task, leaf in state.leaves.items():
-        missing = sum(1 for s in leaf.planned.shards if state.shards[s].frame is None)
-        assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
-        at_once = leaf.planned.executes_at_once
-        ahead = leaf.executes - leaf.executed
-        assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
-    assert state.live == {n for n, j in state.jobs.items() if j.live}, "live jobs"
-    assert all(state.jobs[n].phase == "intended" for n in state.held), f"held jobs {sorted(state.held)}"
-    for trial, (job, member) in state.live_trials.items():
-        info = state.jobs[job]
-        assert info.live, f"{trial} lives in the ended job {job}"
-        assert info.trials[member] == trial, f"{trial} is not member {member} of {job}"
+    _validate_shards(state)
+    _validate_jobs(state)
+    _validate_nodes(state)
     again = recounted(state)
     for part in fields(Index):
         kept, made = getattr(state.index, part.name), getattr(again, part.name)
         assert kept == made, f"index.{part.name} is not what is counted"
-    assert state.outstanding == {n for n, m in state.metrics.items() if not m.done}, "outstanding metric jobs"
+    _validate_ending(state)
+
+
+def _validate_shards(state: State) -> None:
+    todo = sum(1 for s in state.shards.by_name.values() if s.frame is None and not s.quarantined)
+    assert state.shards.todo == todo, f"todo is {state.shards.todo}, counted {todo}"
+    for task, leaf in state.shards.leaves.items():
+        missing = sum(1 for s in leaf.planned.shards if state.shards.by_name[s].frame is None)
+        assert leaf.todo == missing, f"{task}: todo is {leaf.todo}, counted {missing}"
+        at_once = leaf.planned.executes_at_once
+        ahead = leaf.executes - leaf.executed
+        assert not at_once or ahead <= at_once + 1, f"{task}: {ahead} jobs for a judge that takes {at_once}"
+    open_ = {n for n, m in state.scoring.metrics.items() if not m.done}
+    assert state.scoring.outstanding == open_, "outstanding metric jobs"
+
+
+def _validate_jobs(state: State) -> None:
+    jobs = state.jobs
+    assert jobs.live == {n for n, j in jobs.by_name.items() if j.live}, "live jobs"
+    assert all(jobs.by_name[n].phase == "intended" for n in jobs.held), f"held jobs {sorted(jobs.held)}"
+    for name, trial in state.trials.live.items():
+        info = jobs.by_name[trial.job]
+        assert info.live, f"{name} lives in the ended job {trial.job}"
+        assert info.trials[trial.member] == name, f"{name} is not member {trial.member} of {trial.job}"
+        assert state.trials.by_name[name] is trial, f"{name} has two records"
+
+
+def _validate_nodes(state: State) -> None:
+    nodes = state.nodes
+    assert all(node.lanes > 0 for node in nodes.by_name.values()), "a node in use without lanes"
+    assert nodes.by_name.keys().isdisjoint(nodes.prefetches), "a node is in use and prefetched"
+
+
+def _validate_ending(state: State) -> None:
     for entry in state.entries:
         if entry.status == "scored":
             assert entry.result_file, f"{entry.name} is scored without a result file"
-            assert all(state.leaves[t].todo == 0 for t in entry.sets), f"{entry.name} is scored in part"
-    if state.ended_at is not None:
-        assert not state.live, f"ended with live jobs {sorted(state.live)}"
-        assert all(e.terminal for e in state.entries), "ended with entries open"
+            leaves = state.shards.leaves
+            assert all(leaves[t].todo == 0 for t in entry.sets), f"{entry.name} is scored in part"
+    ending = state.ending
+    assert (ending.phase == Phase.ENDED) is (ending.ended_at is not None), "ended without its time"
+    assert ending.phase != Phase.CLOSING or ending.reason or ending.cancelled, "closing without a reason"
+    if ending.phase >= Phase.WRITING:
+        assert all(e.terminal for e in state.entries), "results with entries open"
+    if ending.phase == Phase.ENDED:
+        assert not state.jobs.live, f"ended with live jobs {sorted(state.jobs.live)}"

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import ConfigDict
 
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import (
@@ -22,7 +26,9 @@ from evaljobs.contract.specs import (
 
 
 class RunOptions(Record):
-    """How an evaluation is run. Nothing in here changes a score."""
+    """How an evaluation is run. Nothing in here changes a score; options of earlier versions are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
 
     gpus_per_trial: int = 1
     trial_cpus: int = 1
@@ -40,12 +46,11 @@ class RunOptions(Record):
     worker_memory_mb: int = 4096
     execute_documents: int = 50  # documents of one `execute` job
     stage: bool = True  # False: trials read storage themselves
-    requests_mb: int = 0  # MiB of request sets that a node keeps beside the weights; 0: trials read storage
     host_trials: bool = (
         False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
     )
     host_why: str = ""  # what of the site asks for that; empty where the settings did
-    holder_memory_slack: float = 1.25
+    precursor_memory_slack: float = 1.25
     allow_unsafe: bool = False
     bootstrap_iters: int = 100_000
     item_seconds: float = 60.0
@@ -99,9 +104,37 @@ def evaluation_id(
     return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
 
 
-def job_token(evaluation: str, kind: str, detail: str, attempt: int) -> str:
-    """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart."""
-    return f"{job_prefix(evaluation)}{kind}-{job_detail(detail)}-a{attempt}"
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """Name of a job: telling in `squeue`, unique per attempt, and the same after a restart.
+
+    "es-<digest>-<kind>-<detail>-a<attempt>", with the digest that ends the evaluation's id.
+    """
+
+    digest: str
+    kind: str
+    detail: str
+    attempt: int
+
+    @classmethod
+    def of(cls, evaluation: str, kind: str, detail: str, attempt: int) -> JobName:
+        """The name of a job of this evaluation id; `detail` is made short and safe."""
+        return cls(evaluation.rsplit("-", 1)[-1], kind, job_detail(detail), attempt)
+
+    @classmethod
+    def parse(cls, text: str) -> JobName:
+        """ValueError where `text` is no job's name."""
+        found = _JOB_NAME.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text} is no job's name")
+        digest, kind, detail, attempt = found.groups()
+        return cls(digest, kind, detail, int(attempt))
+
+    def __str__(self) -> str:
+        return f"es-{self.digest}-{self.kind}-{self.detail}-a{self.attempt}"
+
+
+_JOB_NAME = re.compile(r"es-([^-]+)-([a-z]+)-(.+)-a(\d+)", re.ASCII)
 
 
 def job_detail(detail: str) -> str:

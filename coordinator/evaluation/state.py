@@ -1,31 +1,41 @@
-"""What is known of one evaluation: the memory that `machine.step` changes and everything else only reads.
+"""State of one evaluation: what the subjects change in place and everything else only reads.
 
-Rule: state holds facts and intents, never effects; it is rebuilt by replaying the journal. Counters kept here
-(`todo`, `index`) exist because what was ever run must not be looked at on every event; `indexes` keeps the index, and
-its `validate` recounts them.
-
-It does not know: time of day, files, Redis, Slurm.
+Rule: one part for each subject; only the subject's own module writes it, others call that module's public functions.
+`index` holds look-up tables that `indexes` alone writes, so that no event looks at all that was ever run. A replay of
+the journal rebuilds the state exactly. Called from: the subjects, and every reader (allocation, runtime, report, cli).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
 from coordinator.cluster import Job
-from coordinator.evaluation.messages import PlannedLeaf
+from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
+from evaljobs.contract.names import LaneId
 from evaljobs.contract.specs import CheckpointSpec, FrameRef, Spec
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
-NodeStatus = Literal["offered", "staging", "ready", "aside", "withdrawn"]
+NodeStatus = Literal["offered", "staging", "ready", "back-off", "withdrawn"]
 JobPhase = Literal["intended", "uncertain", "submitted", "ended"]
 MemberPhase = Literal["pending", "running", "ended"]
 
 
 class IllegalEventError(Exception):
-    """An event that cannot follow this state: a bug of the shell, never the operator's fault."""
+    """An event that cannot follow this state: a bug of the caller, never the operator's fault."""
+
+
+class Phase(IntEnum):
+    """How far an evaluation is; each phase comes after the one before it, and only a retry goes back."""
+
+    RUNNING = 0
+    CLOSING = 1  # a reason to end stands: entries that it concerns fail, the others are scored
+    WRITING = 2  # every entry is scored or has failed; results are being written, jobs are told to end
+    LEAVING = 3  # results are written; jobs of it are still there
+    ENDED = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,9 +48,9 @@ class EntryState:
     folder: str = ""
     sets: Mapping[str, str] = field(default_factory=dict)  # leaf task -> folder
     build_job: str = ""  # the last that was to build it
-    build_tries: int = 0  # that failed, or during which the job ended
-    score_tries: int = 0
-    score_tries_before: int = 0  # of those, the ones before it was last asked to be tried again
+    build_attempts: int = 0  # that failed, or during which the job ended
+    score_attempts: int = 0
+    score_attempts_before: int = 0  # of those, the ones before the last retry
     error: str = ""
     result_file: str = ""
     unscored: Mapping[str, str] = field(default_factory=dict)  # items that count in no mean, with the reason
@@ -79,7 +89,7 @@ class ShardState:
 
 @dataclass(slots=True, kw_only=True)
 class NodeUse:
-    """A node that this evaluation uses. `lanes` is how many trials fit on it at once; 0: staged ahead of its GPUs."""
+    """A node that this evaluation uses. `lanes`: trials that fit on it at once, at least 1."""
 
     name: str
     lanes: int
@@ -88,30 +98,62 @@ class NodeUse:
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
-    holder: str | None = None
-    attempts: int = 0  # holder jobs so far
+    precursor: str | None = None
+    attempts: int = 0  # precursor and host jobs so far
     best_effort: bool = False  # its jobs may be preempted
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
     failures: int = 0  # trials that died there for no shard's fault
     doubts: dict[str, int] = field(
         default_factory=dict
-    )  # lane -> trials in a row that a shard may have taken down
-    asides: int = 0  # how often it was set aside
-    aside_until: float | None = None  # unix seconds; while status is "aside"
+    )  # lane -> deaths in a row that may be a shard's fault
+    back_offs: int = 0  # how often it was in back-off
+    back_off_until: float | None = None  # unix seconds; while status is "back-off"
+    why: str = ""
+
+    @property
+    def lane_names(self) -> list[str]:
+        return [str(LaneId(self.name, number)) for number in range(self.lanes)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Prefetch:
+    """Weights staged on a node before its GPUs are free. An offer of the GPUs turns it into a `NodeUse`.
+
+    "over": its one attempt failed or was withdrawn; the node is not tried again before its GPUs are offered.
+    """
+
+    name: str
+    status: Literal["offered", "staging", "ready", "over"] = "offered"
+    path: str = ""
+    rung: str = ""
+    precursor: str | None = None
     why: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
+class Trial:
+    """A trial from its job's intent on; it stays known after its end."""
+
+    name: str
+    job: str
+    member: int
+    lane: str
+    cancelled: bool = False  # the coordinator ended it: its death counts against no node and no shard
+    counted: bool = False  # its end came before its own word, and counts against its node
+
+
+@dataclass(slots=True, kw_only=True)
 class JobInfo:
-    """A job of ours, from the intent to its end."""
+    """A job of this evaluation, from the intent to its end."""
 
     job: Job
-    specs: Mapping[str, Spec]
     entries: tuple[int, ...] = ()
     lanes: tuple[str, ...] = ()  # trial jobs: member -> lane
     trials: tuple[str, ...] = ()  # trial jobs: member -> trial name
-    holder: str | None = None  # trial jobs: the precursor whose staging they read
+    precursor: str | None = None  # trial jobs: the precursor whose staged weights they read
+    submissions: int = 0  # that may have happened, in doubt afterwards
+    refusals: int = 0  # by a limit on jobs
     phase: JobPhase = "intended"
     job_id: str = ""
     changed_at: float = 0.0
@@ -150,7 +192,7 @@ class MetricState:
 
 @dataclass(slots=True, kw_only=True)
 class Index:
-    """What the rules look at next, by what is due for it: a function of the state that `coordinator.evaluation.indexes` keeps."""
+    """Look-up tables of what the rules look at next: a function of the other parts, kept by `indexes`."""
 
     jobs: dict[str, dict[str, JobInfo]] = field(default_factory=dict)  # purpose -> jobs not ended, by name
     jobs_on: dict[str, dict[str, JobInfo]] = field(default_factory=dict)  # node -> the same
@@ -159,9 +201,9 @@ class Index:
     running: set[str] = field(default_factory=set)  # living trials that the cluster has started
     # living trials that the cluster has not started and that nothing has cancelled, the oldest first
     cancellable: dict[str, None] = field(default_factory=dict)
-    # "aside"; "offered": with lanes; "ahead": without, not tried yet; "free": ready, and a lane of it has no trial
+    # "back-off"; "offered"; "free": ready, and a lane of it has no trial
     nodes: dict[str, dict[str, NodeUse]] = field(default_factory=dict)
-    held: dict[str, NodeUse] = field(default_factory=dict)  # nodes that have a holder
+    staged: dict[str, NodeUse] = field(default_factory=dict)  # nodes that have a precursor
     in_use: dict[str, int] = field(default_factory=dict)  # node that is staging or ready -> lanes, where any
     lanes_in_use: int = 0  # their sum
     # not terminal, by status; of those built, "unplanned" lack a plan and "answered" lack neither response nor verdict
@@ -173,70 +215,141 @@ class Index:
 
 
 @dataclass(slots=True, kw_only=True)
+class Conversion:
+    """Part of `conversion`. "running": from the intent to the job's end; "made": until its folder was inspected."""
+
+    status: Literal["none", "due", "running", "made", "done"] = "none"
+    announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it
+    path: str = ""
+    attempts: int = 0  # jobs that ended without an outcome
+
+
+@dataclass(slots=True, kw_only=True)
+class Builds:
+    """Part of `builds`, beside `State.entries`."""
+
+    looked_up: bool = False  # request sets on disk were looked for
+    deaths_without_progress: int = (
+        0  # build jobs in a row that ended without an outcome and had nothing built
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Nodes:
+    """Part of `nodes`."""
+
+    by_name: dict[str, NodeUse] = field(default_factory=dict)
+    prefetches: dict[str, Prefetch] = field(default_factory=dict)
+    all_backed_off: int = (
+        0  # consecutive times that every node was in back-off, without a shard done in between
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Jobs:
+    """Part of `jobs`."""
+
+    by_name: dict[str, JobInfo] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)  # names of jobs not ended
+    held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
+    attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
+
+
+@dataclass(slots=True, kw_only=True)
+class Trials:
+    """Part of `trials`."""
+
+    by_name: dict[str, Trial] = field(default_factory=dict)
+    live: dict[str, Trial] = field(default_factory=dict)
+    stragglers: dict[str, float] = field(default_factory=dict)  # trial -> times as long as the others
+    deaths_without_progress: int = 0  # in a row, without a shard done in between
+
+
+@dataclass(slots=True, kw_only=True)
+class Shards:
+    """Part of `shards`."""
+
+    by_name: dict[str, ShardState] = field(default_factory=dict)
+    leaves: dict[str, LeafState] = field(default_factory=dict)
+    todo: int = 0  # neither done nor quarantined nor withdrawn
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """Part of `shards`, too: what is asked of the planner, and what it predicted."""
+
+    pending: bool = False  # also while responses of earlier evaluations are looked for
+    looked_for: set[str] = field(default_factory=set)  # leaf tasks whose earlier responses were looked for
+    reused: dict[str, str] = field(default_factory=dict)  # leaf task -> evaluation that its responses are of
+    reused_scores: set[int] = field(default_factory=set)  # entries whose scores are that evaluation's, too
+    made_at: float | None = None
+    count: int = 0
+    predicted_makespan_seconds: float = 0.0
+    lower_bound_seconds: float = 0.0
+    work_seconds_95: float = 0.0  # see `Planned`
+    load_seconds_95: float = 0.0
+    sigma: float = 0.0
+    workers: int = 0  # metric workers that the plans are worth; 0: not predicted
+
+
+@dataclass(slots=True, kw_only=True)
+class Scoring:
+    """Part of `scoring`."""
+
+    metrics: dict[str, MetricState] = field(default_factory=dict)
+    outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
+    worker_attempts: int = 0  # worker jobs since a metric job was last done
+    workers_due_at: float = 0.0  # unix seconds; the next worker job comes no sooner
+    grown_at: float = 0.0  # unix seconds when more of them were last considered
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """Part of `ending`."""
+
+    phase: Phase = Phase.RUNNING
+    reason: str = ""  # why it ends before its work is done; "" where it does not
+    inference_only: bool = False  # `reason` concerns inference alone: entries with all responses are scored
+    cancelled: str = ""  # a person's reason
+    retried: bool = False  # by a person, after it had ended
+    retry_waits: bool = False  # a retry was asked for while it was ending: it begins at the end
+    ended_at: float | None = None  # unix seconds
+
+    def close(self, reason: str, *, inference_only: bool = False, instead: bool = False) -> None:
+        """End for this reason. The first reason stands, unless this one comes `instead`."""
+        if not self.reason or instead:
+            self.reason, self.inference_only = reason, inference_only
+            self.phase = max(self.phase, Phase.CLOSING)
+
+
+@dataclass(slots=True, kw_only=True)
 class State:
     """All of one evaluation."""
 
     record: EvaluationRecord
     entries: list[EntryState]
     batch_size: int | Literal["auto"]
-    # "running" from the intent to submit it until its job has ended, "made" until its folder has been looked at
-    conversion: Literal["none", "due", "running", "made", "done"] = "none"
-    announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it
-    converted_path: str = ""
-    looked_up: bool = False
-    nodes: dict[str, NodeUse] = field(default_factory=dict)
-    jobs: dict[str, JobInfo] = field(default_factory=dict)
-    live: set[str] = field(default_factory=set)  # names of jobs not ended
-    held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
-    live_trials: dict[str, tuple[str, int]] = field(default_factory=dict)  # trial -> (job, member)
-    trial_lane: dict[str, str] = field(default_factory=dict)
-    leaves: dict[str, LeafState] = field(default_factory=dict)
-    shards: dict[str, ShardState] = field(default_factory=dict)
-    todo: int = 0  # shards neither done nor quarantined nor withdrawn
-    planning: bool = False  # also while responses of earlier evaluations are looked for
-    looked_for: set[str] = field(default_factory=set)  # leaf tasks whose responses were looked for there
-    reused: dict[str, str] = field(default_factory=dict)  # leaf task -> evaluation that its responses are of
-    reused_scores: set[int] = field(
-        default_factory=set
-    )  # entries whose scores are an earlier evaluation's, too
-    planned_at: float | None = None
-    plans: int = 0
-    predicted_makespan_seconds: float = 0.0
-    lower_bound_seconds: float = 0.0
-    work_seconds_95: float = 0.0  # see `Planned`
-    load_seconds_95: float = 0.0
-    sigma: float = 0.0
-    stragglers: dict[str, float] = field(
-        default_factory=dict
-    )  # trial -> times as long as the others; once named
-    metrics: dict[str, MetricState] = field(default_factory=dict)
-    outstanding: set[str] = field(default_factory=set)  # metric jobs without an outcome
     seen: set[tuple[str, str]] = field(default_factory=set)  # (kind, name) of outcomes taken in
-    barren: int = 0  # trial failures in a row without a shard dumped in between
-    rests: int = 0  # times in a row that no node was left but such as rest
-    conversion_tries: int = 0  # conversions whose job ended without a word
-    barren_builds: int = 0  # build jobs in a row that ended without a word and had nothing built
-    worker_tries: int = 0  # worker jobs sent for since a metric job was last done
-    workers_due_at: float = 0.0  # no others are sent for before, should these end
-    workers: int = 0  # metric workers that the plans are worth; 0: not predicted
-    grown_at: float = 0.0  # when more of them were last looked for
-    counters: dict[str, int] = field(default_factory=dict)  # job attempts by kind and detail
-    fatal: str = ""
-    fatal_to: Literal["all", "inference"] = (
-        "all"  # "inference": what has all its responses is scored all the same
-    )
-    cancelled: str = ""
-    asked_again: bool = False  # by a person, after it had failed or been cancelled
-    results_asked: bool = False
-    results_written: bool = False
-    retry_waits: bool = False  # asked for while it was ending: it is tried again once it has
-    ended_at: float | None = None
     warnings: list[str] = field(default_factory=list)
+    conversion: Conversion = field(default_factory=Conversion)
+    builds: Builds = field(default_factory=Builds)
+    nodes: Nodes = field(default_factory=Nodes)
+    jobs: Jobs = field(default_factory=Jobs)
+    trials: Trials = field(default_factory=Trials)
+    shards: Shards = field(default_factory=Shards)
+    plan: Plan = field(default_factory=Plan)
+    scoring: Scoring = field(default_factory=Scoring)
+    ending: Ending = field(default_factory=Ending)
     index: Index = field(default_factory=Index)
 
     @property
     def evaluation_id(self) -> str:
         return self.record.evaluation_id
+
+    @property
+    def ended_at(self) -> float | None:
+        """Unix seconds; None while it goes on."""
+        return self.ending.ended_at
 
     @property
     def turn(self) -> tuple[int, float, str]:
@@ -245,29 +358,27 @@ class State:
 
     @property
     def winding_down(self) -> bool:
-        return self.results_asked
+        return self.ending.phase >= Phase.WRITING
 
     @property
     def can_work(self) -> bool:
         """Its checkpoint and request sets are known, and its end has not begun: nodes and workers are of use."""
-        return self.looked_up and self.conversion in ("none", "done") and not self.winding_down
+        return self.builds.looked_up and self.conversion.status in ("none", "done") and not self.winding_down
 
     @property
     def waits_for_workers(self) -> bool:
         """Metric jobs are open, and no worker is there or on its way."""
-        if not self.outstanding or not self.can_work:
+        if not self.scoring.outstanding or not self.can_work:
             return False
         return "metric" not in self.index.jobs
 
+    def lanes_to_do(self) -> set[str]:
+        """Lanes whose own shards are to do. O(shards): for rules without stealing, and only while a lane may be idle."""
+        return {s.lane for s in self.shards.by_name.values() if s.frame is None and not s.quarantined}
+
     @property
     def queue_epoch(self) -> str:
-        return f"plan-{self.plans}"
-
-    def next_attempt(self, kind: str, detail: str) -> int:
-        key = f"{kind}/{detail}"
-        attempt = self.counters.get(key, 0)
-        self.counters[key] = attempt + 1
-        return attempt
+        return f"plan-{self.plan.count}"
 
     @property
     def all_terminal(self) -> bool:
@@ -288,7 +399,7 @@ class State:
     def cpu_slots(self) -> int:
         """Cores of the metric workers that the plans are worth (the most, where nothing was predicted)."""
         options = self.record.options
-        return max(1, (self.workers or options.workers) * options.worker_cpus)
+        return max(1, (self.plan.workers or options.workers) * options.worker_cpus)
 
     @property
     def unscored_items(self) -> int:
@@ -296,11 +407,11 @@ class State:
 
     @property
     def waits_until(self) -> float | None:
-        """Unix seconds at which the first node returns, while there is work and all nodes rest; None otherwise."""
-        if not (self.todo or not self.leaves) or self.ended_at is not None or self.results_asked:
+        """Unix seconds at which the first node returns, while there is work and all nodes are in back-off; None otherwise."""
+        if not (self.shards.todo or not self.shards.leaves) or self.winding_down:
             return None
-        times = [n.aside_until for n in self.nodes.values() if n.status == "aside"]
-        in_use = any(n.lanes and n.status in ("offered", "staging", "ready") for n in self.nodes.values())
+        times = [n.back_off_until for n in self.nodes.by_name.values() if n.status == "back-off"]
+        in_use = any(n.status in ("offered", "staging", "ready") for n in self.nodes.by_name.values())
         known = [at for at in times if at is not None]
         return None if in_use or not known else min(known)
 

@@ -1,4 +1,5 @@
 """Everything before an evaluation exists: notices, pending checkpoints, suites, validation.
 
-Rule: what can be known to fail is refused here, before anything is written or submitted. Start with `validate.py`.
+Rule: input that will fail is refused here, before anything is written or submitted. Start with
+`validate.py`.
 """

@@ -1,7 +1,8 @@
-"""What a notice may name: suites and folders that the operator's settings allow.
+"""Checks what a notice names: suites and folders must be allowed by the operator's settings.
 
-Rule: whoever can write to Redis or into the spool folder can write a notice, and a suite or a checkpoint may run code. So
-a notice names a suite, never a file, and a checkpoint below `[watch] roots` or a watched folder. Called by `service`.
+Rule: any user with access to Redis or the spool folder can write a notice, and a suite or a
+checkpoint may run code. So a notice names a suite, never a file, and a checkpoint below `[watch]
+roots` or a watched folder. Called by `service`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from coordinator.intake import suites
 
 
 class NotAdmittedError(OperatorError):
-    """A notice names what the settings do not allow. No later look changes that."""
+    """A notice names what the settings do not allow: a refusal for good."""
 
 
 def suite_files(watch: WatchConfig) -> dict[str, str]:
-    """Name in a notice -> file, of the suite files in `[watch]`. OperatorError where one name means two suites."""
+    """Name in a notice -> suite file of `[watch]`. OperatorError where a name means two suites."""
     shipped = dict.fromkeys((*suites.names(), "default"), "a shipped suite")
     found: dict[str, str] = {}
     for file in map(str, watch.suites):
@@ -36,7 +37,7 @@ def suite_files(watch: WatchConfig) -> dict[str, str]:
 
 
 def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> str:
-    """The shipped suite or suite file that a notice means by `name`; `files` as of `suite_files`. NotAdmittedError."""
+    """The shipped suite or suite file of that name; `files`: from `suite_files`. NotAdmittedError."""
     if name == "default":
         if watch.suite is None:
             raise OperatorError("no suite was named and [watch] suite is not set")
@@ -51,7 +52,7 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
 
 
 def check_place(checkpoint: str, watch: WatchConfig) -> None:
-    """NotAdmittedError where the folder, links resolved, is below none of `[watch] roots` and `folders`."""
+    """NotAdmittedError unless the resolved folder is below `[watch] roots` or `folders`."""
     roots = (*watch.roots, *watch.folders)
     try:
         place = Path(checkpoint).resolve()
@@ -66,7 +67,7 @@ def check_place(checkpoint: str, watch: WatchConfig) -> None:
 
 
 def _is_below(place: Path, root: Path) -> bool:
-    """`root` may be a glob, as watched folders may: from its first pattern on, part by part."""
+    """Is `place` below `root`? A glob is matched part by part from its first pattern on."""
     parts = root.parts
     fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
     base, patterns = Path(*parts[:fixed]).resolve().parts, parts[fixed:]

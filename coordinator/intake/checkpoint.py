@@ -1,9 +1,8 @@
-"""Look at a checkpoint's folder: what inference needs of it, and whether it is whole.
+"""Inspects a checkpoint's folder: the files that inference needs, and whether they are complete.
 
-Rule: names, sizes, JSON and safetensors headers are read, never weights; a folder that no trial could load is refused
-here, in one line that says why, before anything is submitted. Selection of weights follows transformers' order.
-
-It does not know: torch, transformers, or whether the tensors make sense to the model's code.
+Rule: reads names, sizes, JSON and safetensors headers, never weights. A folder that no trial could
+load is refused in one line before anything is submitted. Weights are selected in transformers'
+order.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from evaljobs.staging.fingerprint import (
 )
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMHead")
-# What a tokenizer or a config loader opens by name. Trainers' own files (optimizer states, logs) match none of these.
+# Files that tokenizer and config loaders open by name; trainers' files match none of these.
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -53,15 +52,15 @@ SMALL_FILES = (
     "hf_quant_config.json",
 )
 TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
-MOST_TEXT = 1000  # characters of a complaint
-UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # left by writers that have not ended, or died
+MOST_TEXT = 1000  # most characters of an error
+UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
 
 
 class CheckpointError(OperatorError):
-    """A folder is no checkpoint that can be evaluated. One line: what is wrong and what to do."""
+    """A folder that cannot be evaluated. One line: what is wrong and what to do."""
 
     def __init__(self, text: str) -> None:
-        """`text` may quote what a file holds, and files hold anything: it is shortened, and shown as one line."""
+        """`text` may quote a file: it is shortened and shown as one line."""
         short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
         super().__init__("".join(c if c.isprintable() else "?" for c in short))
 
@@ -69,7 +68,7 @@ class CheckpointError(OperatorError):
 def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = None) -> CheckpointSpec:
     """Describe the checkpoint in `path`: the files that inference needs, and its identity (no full read).
 
-    `allow_bin` accepts pytorch_model.bin, which is unpickled when it is loaded. Raises CheckpointError.
+    `allow_bin` accepts pytorch_model.bin, which loading unpickles. Raises CheckpointError.
     """
     folder = _resolved(path)
     with _refusing(folder):
@@ -82,7 +81,7 @@ def inspect(path: str | Path, *, allow_bin: bool = False, step: int | None = Non
 
 
 def _resolved(path: str | Path) -> Path:
-    """The folder that `path` names. CheckpointError where there is none, or none that may be looked at."""
+    """The folder that `path` names. CheckpointError where it is missing or unreadable."""
     try:
         folder = Path(path).resolve(strict=True)
         there = folder.is_dir()
@@ -93,7 +92,7 @@ def _resolved(path: str | Path) -> Path:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except (ValueError, RuntimeError) as error:  # no text; links in a circle
+    except (ValueError, RuntimeError) as error:  # no UTF-8 name; links in a circle
         raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
     if not there:
         raise CheckpointError(f"{path}: no folder")
@@ -102,11 +101,13 @@ def _resolved(path: str | Path) -> Path:
 
 @contextmanager
 def _refusing(folder: Path) -> Iterator[None]:
-    """Whatever a folder holds, what comes of it is a description or a CheckpointError."""
+    """Turn every error of the inspection into a CheckpointError."""
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename}: it vanished while the checkpoint was looked at") from error
+        raise CheckpointError(
+            f"{error.filename}: it vanished during the inspection of the checkpoint"
+        ) from error
     except BadWeights as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except UnicodeError as error:
@@ -118,9 +119,10 @@ def _refusing(folder: Path) -> Iterator[None]:
 
 
 def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> CheckpointSpec:
-    """Describe a checkpoint in training's own format (DCP, Megatron): all files below `path`, whatever they hold.
+    """Describe a checkpoint in training's own format (DCP, Megatron): all files below `path`.
 
-    Its identity covers the command that will convert it, names, sizes, mtimes and samples. Raises CheckpointError.
+    Its identity covers the conversion command, names, sizes, mtimes and samples. Raises
+    CheckpointError.
     """
     folder = _resolved(path)
     with _refusing(folder):
@@ -139,7 +141,7 @@ def inspect_raw(path: str | Path, *, convert: str, step: int | None = None) -> C
 
 
 def is_hugging_face(path: str | Path) -> bool:
-    """Whether a folder is (or is becoming) one that needs no conversion."""
+    """Is the folder, perhaps half-written, in Hugging Face format, which needs no conversion?"""
     folder = Path(path)
     weights = ("model.safetensors", "model.safetensors.index.json")
     return (folder / "config.json").exists() and any((folder / w).exists() for w in weights)
@@ -227,7 +229,7 @@ def _weights(folder: Path, *, allow_bin: bool) -> list[str]:
 
 
 def _indexed(folder: Path, index: str) -> dict[str, set[str]]:
-    """Shard -> names of its tensors, by the index; each shard is there."""
+    """Shard file -> names of its tensors, by the index; each file exists."""
     table = _json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{folder / index}: has no weight_map")
@@ -250,7 +252,7 @@ def _check_safetensors(path: Path) -> frozenset[str]:
 
 
 def _small_files(folder: Path, *, code: bool) -> list[str]:
-    """Config and tokenizer files; the model's own Python files where its config asks for them."""
+    """Config and tokenizer files; the model's Python files where its config names them."""
     patterns = (*SMALL_FILES, "*.py") if code else SMALL_FILES
     names = [
         name
@@ -273,7 +275,7 @@ def _names(folder: Path) -> Iterable[str]:
 
 
 def _save_sums(folder: Path) -> dict[str, str]:
-    """Hashes that were written down when the checkpoint was saved, if they were."""
+    """Hashes written by the hook when the checkpoint was saved; empty without them."""
     if not (folder / SAVE_SUMS).is_file():
         return {}
     sums = _json(folder / SAVE_SUMS).get("xxh3_128")
@@ -283,6 +285,6 @@ def _save_sums(folder: Path) -> dict[str, str]:
 
 
 def _describe(folder: Path, name: str, sums: dict[str, str]) -> CheckpointFile:
-    name.encode()  # or no JSON could hold it
+    name.encode()  # raises where JSON could not hold the name
     found = (folder / name).stat()
     return CheckpointFile(name=name, size=found.st_size, mtime_ns=found.st_mtime_ns, xxh3_128=sums.get(name))

@@ -1,7 +1,7 @@
-"""Which lm_eval trials run: of request sets' names, and asked before anything of an evaluation is begun.
+"""The lm_eval version of the trial interpreter, which is part of request sets' names.
 
-Rule: asked once it is needed, never kept over the process; what does not answer is not asked at every turn.
-It does not know: what the answer is for.
+Rule: asked at first need and kept for this process; after a failure there is a pause before the
+next try.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 
 
 class LmEvalVersion:
-    """Which lm_eval the trial interpreter has, asked until it says so. While it does not, it is asked again after
-    `rest` seconds and ten times what the question took: whoever asks waits for it.
+    """Asks the trial interpreter for its lm_eval version, until it answers.
+
+    After a failure the next attempt comes `rest` seconds plus ten times the question's duration
+    later, since each attempt blocks the caller.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class LmEvalVersion:
 
 
 def own_version() -> str:
-    """Of trials that run in the coordinator's own interpreter; OperatorError where it has none."""
+    """lm_eval's version in the coordinator's own interpreter; OperatorError where it has none."""
     try:
         return importlib.metadata.version("lm_eval")
     except importlib.metadata.PackageNotFoundError as error:

@@ -1,7 +1,6 @@
-"""`evalspan prepare`: build a suite's request sets here and now, with the internet that jobs do not have.
+"""Builds a suite's request sets on this machine, with internet, for `evalspan prepare`.
 
-Rule: exactly the build that a job would run, in a process of its own, into the same folders; only not offline.
-It does not know: evaluations.
+Rule: runs the same build as a job, in a process of its own, into the same folders, but online.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.specs import Site
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.suites import load_suite
@@ -29,7 +28,7 @@ def prepare(
     model: ModelOptions,
     inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
 ) -> dict[str, dict[str, str]]:
-    """Entry -> {leaf task: folder}; what is there already is kept. OperatorError with the build's own last line."""
+    """Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line."""
     suite = load_suite(suite_name)
     checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
     made_of = inputs(suite, model)
@@ -65,7 +64,7 @@ def prepare(
 
 
 def _as_looked_up(folder: Path, name: str) -> Path:
-    """Where an evaluation will look for it: a data set that was fetched for the build has a revision only now."""
+    """The folder where an evaluation looks: a data set has a revision only after its fetch."""
     place = folder.with_name(name)
     if place != folder and not place.exists():
         folder.rename(place)

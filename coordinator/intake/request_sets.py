@@ -1,9 +1,8 @@
-"""Which request sets are on disk already: the lookup digest of a suite entry, and whether a whole set lies there.
+"""Finds request sets on disk: the lookup digest of a suite entry, and whether a whole set is there.
 
-Rule: the digest is over everything that the coordinator can see to decide a prompt or a token without building it:
-the entry, the suite's settings, its source key (`coordinator.intake.source_keys`), tokenizer and config bytes, model arguments,
-lm-eval's version.
-It does not know: how a request set is built.
+Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build:
+the entry, the suite's settings, its source key (`intake.source_keys`), tokenizer and config bytes,
+model arguments, lm-eval's version.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 def folder_name(
     suite: SuiteSpec, entry: int, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs
 ) -> str:
-    """Name of the folder that holds this entry's request sets. Reads config and tokenizer files; OSError if it cannot."""
+    """Name of the folder of this entry's request sets. Reads config and tokenizer files; OSError."""
     task = suite.tasks[entry]
     what = {
         "task": task.model_dump(mode="json"),
@@ -57,7 +56,7 @@ def _digest(path: Path) -> list[str]:
 
 
 def found(folder: Path, batch_size: int | str) -> dict[str, str] | None:
-    """Leaf task -> folder where a whole set with batches of this size lies; None where one must be built."""
+    """Leaf task -> folder of a whole set with batches of this size; None where one must be built."""
     try:
         entry = EntryManifest.model_validate_json(entry_manifest(folder).read_bytes())
     except (OSError, ValidationError):

@@ -1,8 +1,7 @@
-"""What a submission means for an evaluation that is known. Pure.
+"""Decides the effect of a submission on an existing evaluation. Pure.
 
-Rule: whoever submits wants scores, so what was cancelled or dropped is taken up again, as `evalspan eval` does; a higher
-priority is taken over and a lower one is not; what failed is tried again only where that is asked for (`retry`).
-It does not know: how the daemon is told.
+Rule: a submission resumes a cancelled or dropped evaluation and may raise its priority, never lower
+it. Failed tasks are retried only by `evalspan retry`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from coordinator.evaluation.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What comes of a submission: `what` for scripts, `said` for people; whether the daemon is to hear the notice, and to retry."""
+    """Effect of a submission: `what` for scripts, `said` for people, and what to send to the daemon."""
 
     what: Literal["new", "known", "priority-raised", "taken-up-again", "ended"]
     said: str = ""
-    announce: bool = False
-    again: bool = False
+    announce: bool = False  # a notice
+    again: bool = False  # a retry command
 
 
 def day(at: float) -> str:
@@ -30,7 +29,7 @@ def day(at: float) -> str:
 
 
 def nothing_run(state: State) -> str:
-    """What a person is to know of an evaluation that had ended before it was asked for again."""
+    """Message for a person who runs an evaluation that had ended before."""
     failed, at = len(state.failed_entries()), day(state.ended_at or 0.0)
     if failed:
         return (
@@ -44,13 +43,13 @@ def nothing_run(state: State) -> str:
 
 
 def submitted(known: State | None, priority: int) -> Submitted:
-    """`known`: the evaluation as its journal shows it, None where there is none yet."""
+    """`known`: the evaluation by its journal; None: there is none yet."""
     if known is None:
         return Submitted(what="new", announce=True)
     before = known.record.priority
     raised = f"its priority is raised from {before} to {priority}" if priority > before else ""
-    if known.cancelled:
-        said = f"it was cancelled ({known.cancelled}) and is taken up again; what is scored is kept"
+    if known.ending.cancelled:
+        said = f"it was cancelled ({known.ending.cancelled}) and is resumed; what is scored is kept"
         said = f"{said}; {raised}" if raised else said
         return Submitted(what="taken-up-again", said=said, announce=bool(raised), again=True)
     if known.ended_at is not None:

@@ -1,7 +1,8 @@
-"""What a suite's tasks are made of now: each entry's source key, before anything of it is built.
+"""Computes each suite entry's source key from its task and data files, before any build.
 
-Rule: a key follows from files' contents alone, so `eval`, `submit` and the daemon find the same one. lm-eval is asked only
-where the suite uses its own tasks and the cache folder has no index of them for this version.
+Rule: a key depends on file contents alone, so `eval`, `submit` and the daemon compute the same one.
+lm-eval runs only where the suite uses its tasks and the cache has no index of them for this
+version.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from coordinator.errors import EvalspanError
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
-from coordinator.evaluation.specs import Site
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import source_files
@@ -36,7 +37,7 @@ def inputs_of(
     if foreign and not index.exists():
         with suppress(
             EvalspanError
-        ):  # lm-eval's version stands for its tasks then; a build says what is wrong
+        ):  # the key then holds lm-eval's version for its tasks; a build reports what is wrong
             index_tasks(suite, site)
     lookup = _lookup(index) if foreign else source_files.no_shipped
     env = {**os.environ, **site.trial_env}
@@ -53,7 +54,7 @@ def _lookup(index: Path) -> source_files.Lookup:
     try:
         known = json.loads(index.read_bytes())
     except (OSError, ValueError):
-        return source_files.no_shipped  # the version stands for its tasks
+        return source_files.no_shipped  # the key holds lm-eval's version for its tasks
 
     def shipped(name: str) -> source_files.Shipped | None:
         if name not in known["tasks"]:
@@ -67,7 +68,7 @@ def _lookup(index: Path) -> source_files.Lookup:
 
 
 def _named_by(model: ModelOptions, digests: source_files.Digests) -> str:
-    """Of local files and folders that model arguments name: an adapter, another tokenizer."""
+    """Digest of local files and folders that model arguments name: an adapter, another tokenizer."""
     named = sorted(
         (key, source_files.file_or_folder(Path(value), digests))
         for key, value in model.model_args.items()

@@ -1,9 +1,9 @@
-"""How checkpoints reach the daemon: the hook's stream and spool folder, `evalspan submit`, and watched folders.
+"""Reads notices of checkpoints from the hook's stream, spool folder, submissions and watched folders.
 
-Rule: delivery is at least once and every way ends in the same `Notice`; since an evaluation's id is a function of
-what is evaluated, a checkpoint announced a hundred times is evaluated once. A notice is acknowledged only after it was
-accepted or refused for good. Anyone may have written to the stream and the spool folder: only what comes from the
-user's own submissions folder, or from a watched folder, is marked as `own`.
+Rule: delivery is at least once, and every source gives the same `Notice`. An evaluation's id is a
+function of its content, so a checkpoint announced a hundred times is evaluated once. A notice is
+acknowledged only after it was accepted or refused for good. Other users may write to the stream and
+the spool folder: only the user's submissions folder and watched folders give `own` notices.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from evaljobs.queue.redis_client import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)
 
-AGAIN = 10  # reported checkpoints that a look looks into again: cheap however many there are
+AGAIN = 10  # reported checkpoints that one look checks for new contents
 MOST_NOTICE_BYTES = 1 << 16
-MOST_ERRORS = 3  # of a malformed notice, that are shown
-MOST_SHOWN = 500  # characters of what a malformed notice holds
+MOST_ERRORS = 3  # errors shown of a malformed notice
+MOST_SHOWN = 500  # characters shown of a malformed notice
 GROUP = "daemon"
 CONSUMER = "coordinator"
 
 
 class Notice(Record):
-    """A checkpoint was seen. The hook writes exactly these fields."""
+    """A checkpoint was announced or seen. The hook writes exactly these fields."""
 
     checkpoint: str
     step: int | None = None
@@ -55,10 +55,11 @@ class Notice(Record):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A notice and how to say that it need not come again. `key`: the same each time it comes until then.
+    """A notice and its acknowledgement. `key`: the same at each delivery until acknowledged.
 
-    `announced`: whoever saved the checkpoint said so; otherwise it was seen in a watched folder, perhaps half-written.
-    `own`: the user of the daemon, or the settings, named it. `wrong`: why it is no notice; `notice` is then what it claims.
+    `announced`: by hook or `submit`; False: seen in a watched folder, perhaps half-written. `own`:
+    named by the daemon's user or the settings. `wrong`: why it is no notice; `notice` then holds
+    its claims.
     """
 
     key: str
@@ -70,12 +71,12 @@ class Delivery:
 
 
 def spool(paths: WorkPaths, notice: Notice) -> None:
-    """Leave a notice for the daemon in the spool folder: works with Redis and daemon away."""
+    """Leave a notice in the spool folder; needs neither Redis nor a running daemon."""
     _leave(paths.spool, notice)
 
 
 def submit(paths: WorkPaths, notice: Notice) -> None:
-    """Leave a person's own submission for the daemon. OperatorError where the work folder is another user's."""
+    """Leave a submission for the daemon. OperatorError where the work folder is another user's."""
     try:
         paths.submissions.mkdir(mode=0o700, parents=True, exist_ok=True)
         _leave(paths.submissions, notice)
@@ -91,7 +92,7 @@ def _leave(folder: Path, notice: Notice) -> None:
 
 
 def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
-    """What `evalspan submit` left, oldest first. In a folder that others own or may write, it counts as a notice."""
+    """Submissions, oldest first. From a folder that other users own or may write they are not `own`."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         stat = paths.submissions.lstat()
         own = stat.st_uid == os.geteuid() and stat.st_mode & 0o022 == 0
@@ -99,12 +100,12 @@ def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:
 
 
 def from_spool(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices in the spool folder, oldest first. Nothing is changed before they are acknowledged."""
+    """Notices in the spool folder, oldest first. Files stay until their notices are acknowledged."""
     yield from _from_folder(paths.spool, own=False)
 
 
 def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
-    """What is no notice, or no plain file, goes by as `*.bad` when it is acknowledged."""
+    """Deliveries of a folder; acknowledging a malformed one renames its file to `*.bad`."""
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         unlink = partial(path.unlink, missing_ok=True)
         set_aside = partial(path.rename, path.with_suffix(".bad"))
@@ -121,7 +122,7 @@ def _from_folder(folder: Path, *, own: bool) -> Iterator[Delivery]:
 
 
 def parse(text: bytes, claimed: str) -> tuple[Notice, str]:
-    """The notice, and ""; else what it claims to be of, with the reason why it is none. `claimed`: for where it names none."""
+    """(notice, ""), or (its claims, why it is none). `claimed`: checkpoint where `text` has none."""
     try:
         return Notice.model_validate_json(text), ""
     except ValidationError as error:
@@ -141,15 +142,15 @@ def parse(text: bytes, claimed: str) -> tuple[Notice, str]:
 
 
 def _printable(value: object) -> str:
-    """What a stranger wrote, as one line that any file or terminal takes."""
+    """Untrusted text as one line that is safe for any file or terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(value)[:MOST_SHOWN])
 
 
 def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
-    """Notices of the Redis stream: first those that an earlier daemon took and did not acknowledge. Nothing if away."""
+    """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away."""
     try:
         client = connect(paths.redis_address)
-        with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: it is there
+        with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
             client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
         entries: list[tuple[Any, dict[Any, Any]]] = []
         for start in ("0", ">"):
@@ -174,28 +175,28 @@ def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
 
 
 class FolderWatch:
-    """Checkpoint folders below watched folders: what a lost notice would have told. Remembers what it has reported, and what
-    lay in it then: training that is started again writes other checkpoints into folders of the same names.
+    """Finds checkpoint folders below watched folders, also those of lost notices.
+
+    Remembers reported folders with their contents: a restarted training may write other checkpoints
+    into folders of the same names.
     """
 
     def __init__(self, memory: Path, folders: Sequence[tuple[str, str]], *, any_format: bool = False) -> None:
-        """`folders`: (a folder of checkpoints or a glob of them, suite). `memory`: a file of what was reported.
+        """`folders`: (folder of checkpoints or a glob, suite). `memory`: file of reported folders.
 
-        `any_format`: a folder with a training step in its name is a checkpoint, too, whatever it holds.
+        `any_format`: a folder with a training step in its name counts as a checkpoint, too.
         """
         self.any_format = any_format
         self.memory = memory
         self.folders = folders
-        self._seen: dict[str, str] = {}  # what was reported -> what lay in it then
-        self._due: deque[str] = deque()  # of these, which are looked into again next
-        self._contained = Contained(log)  # what a place raises hides that place alone
+        self._seen: dict[str, str] = {}  # reported folder -> digest of its contents then
+        self._due: deque[str] = deque()  # reported folders, the next to be checked again first
+        self._contained = Contained(log)  # an error in one place skips that place alone
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(memory.read_text()))
 
     def look(self) -> Iterator[Delivery]:
-        """A delivery for each checkpoint folder not acknowledged yet that looks like one; of those acknowledged a few are
-        looked into, in turns.
-        """
+        """A delivery for each checkpoint folder not acknowledged yet; checks AGAIN acknowledged ones."""
         again = self._in_turn()
         for pattern, suite in self.folders:
             for folder in self._contained(f"watching {pattern!r}", _checkpoints, pattern) or ():
@@ -217,31 +218,31 @@ class FolderWatch:
         held = _held(folder)
         if self._seen.get(key) == held:
             return None
-        str(folder).encode()  # a name that is no text (UTF-8) can be told to nobody
+        str(folder).encode()  # raises for a name that is no UTF-8: no notice can hold it
         notice = Notice(
             checkpoint=str(folder), step=step_of(folder.name), suite=suite, noticed_at=time.time()
         )
         return Delivery(f"watch/{key}", notice, lambda: self._remember(key, held), announced=False, own=True)
 
     def _is_checkpoint(self, folder: Path) -> bool:
-        # `Path.exists` raises where it may not look, as in a folder that is not for us
+        # `Path.exists` raises in a folder that this user may not enter
         return os.path.exists(folder / "config.json") or (  # noqa: PTH110
             self.any_format and step_of(folder.name) is not None
         )
 
     def _remember(self, key: str, held: str) -> None:
         self._seen[key] = held
-        with contextlib.suppress(OSError):  # a full disk: reported once more after a restart, to no effect
+        with contextlib.suppress(OSError):  # full disk: reported again after a restart, without effect
             write_atomic(self.memory, json.dumps(self._seen, sort_keys=True).encode())
 
 
 def _held(folder: Path) -> str:
-    """A digest of what lies in a folder: names, sizes and times of its entries, less our own pins. OSError."""
+    """Digest of a folder's entries (names, sizes, times) without evalspan's pins. OSError."""
     rows = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(PIN_PREFIX):
-                with contextlib.suppress(OSError):  # it went meanwhile, or links to nothing
+                with contextlib.suppress(OSError):  # deleted meanwhile, or a dangling link
                     stat = entry.stat()
                     rows.append((entry.name, stat.st_size, stat.st_mtime_ns))
     rows.sort()
@@ -249,10 +250,10 @@ def _held(folder: Path) -> str:
 
 
 def _checkpoints(pattern: str) -> list[Path]:
-    """Folders that a watched place may mean: those that a glob finds; else the folder itself and those in it. OSError."""
+    """Folders of a watched place: a glob's matches, else the folder and those in it. OSError."""
     root = Path(pattern)
     if not any(char in pattern for char in "*?["):
-        # `Path.is_dir` raises where it may not look, as for a link into a folder that is not for us
+        # `Path.is_dir` raises for a link into a folder that this user may not enter
         return [root, *sorted(p for p in root.iterdir() if os.path.isdir(p))] if root.is_dir() else []  # noqa: PTH112
     anchor = Path(root.anchor or ".")
     return sorted(anchor.glob(str(root.relative_to(anchor)) if root.anchor else pattern))

@@ -1,8 +1,8 @@
-"""Suites by name or file: TOML to a SuiteSpec.
+"""Loads suites by name or file: TOML to a SuiteSpec.
 
-Rule: a suite file is read strictly; paths in it are relative to the file. Shipped suites lie in `evaljobs/suites`,
-since jobs on nodes read their tasks and data.
-It does not know: whether lm-eval has a task of that name (lm-eval is asked, in `intake`).
+Rule: a suite file is read strictly; paths in it are relative to the file. Shipped suites are in
+`evaljobs/suites`, since jobs on nodes read their tasks and data. `validate` checks that lm-eval has
+the tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class _Task(TaskEntry):
-    """As written: a limit is a number of documents, or a share of them below 1 (lm-eval's rule)."""
+    """A task as written: `limit` is a number of documents, or a share below 1 (as in lm-eval)."""
 
     name: Annotated[str, Field(min_length=1)]
     num_fewshot: Count | None = None
@@ -45,7 +45,7 @@ class _SuiteFile(Record):
 
 
 def folder() -> Path:
-    """Where shipped suites lie."""
+    """The folder of shipped suites."""
     return Path(str(resources.files("evaljobs"))) / "suites"
 
 
@@ -55,15 +55,15 @@ def names() -> list[str]:
 
 
 def is_file_name(text: str) -> bool:
-    """Does it name a suite file, and no shipped suite?"""
+    """Does `text` name a suite file rather than a shipped suite?"""
     return "/" in text or text.endswith(".toml")
 
 
 def load_suite(name_or_file: str | Path) -> SuiteSpec:
     """The suite of that name, or in that file (a name with a slash, or ending in ".toml").
 
-    `include_path` comes back absolute. OperatorError: no such suite (with the nearest names), no such file or folder,
-    or a wrong key or value (with its line).
+    `include_path` comes back absolute. OperatorError: no such suite (with the nearest names), no
+    such file or folder, or a wrong key or value (with its line).
     """
     path = _find(str(name_or_file))
     data, text = toml.read(path)
@@ -107,7 +107,7 @@ def _folder(part: str, suite: Path, where: toml.Where) -> str:
 
 
 def _refuse_twins(suite: _SuiteFile, where: toml.Where) -> None:
-    """Results are keyed by task name, as lm-eval keys them: a second entry of one name would overwrite the first."""
+    """Refuse two entries of one name: results are keyed by task name, so the second would overwrite."""
     seen: set[str] = set()
     for index, task in enumerate(suite.task):
         if task.name in seen:

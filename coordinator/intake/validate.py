@@ -1,7 +1,7 @@
-"""Everything that is checked before anything is submitted: from what a person typed to an EvaluationRecord.
+"""Checks before submission: turns a typed checkpoint and suite into an EvaluationRecord.
 
-Rule: what can be known to fail is refused here with one clear line; nothing has been written or started by then.
-It does not know: the loop.
+Rule: input that will fail is refused in one line, before anything is written or started. Called by
+`eval`, `submit` and the daemon; `doctor` calls `probes` and `refusals`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
-from coordinator.evaluation.specs import Site, asked
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
@@ -40,11 +40,11 @@ def make_record(
     batch_size: str | None = None,
     convert: str | None = None,
 ) -> EvaluationRecord:
-    """Inspect the checkpoint, load the suite; OperatorError in one line where either is not what it should be.
+    """Inspect the checkpoint and load the suite; OperatorError in one line where either is wrong.
 
-    `inputs` finds what the suite's tasks are made of; `judge` is asked for only where the suite has tasks that one scores.
-    With a `convert` command, a folder that is no Hugging Face folder is one to be converted. `step` None: by the
-    folder's name.
+    `inputs` computes the suite's source keys; `judge` is called only for a suite with judge tasks.
+    With a `convert` command, a folder without Hugging Face format is converted. `step` None: from
+    the folder's name.
     """
     if convert is not None and is_hugging_face(checkpoint):
         convert = None
@@ -74,7 +74,7 @@ def make_record(
 
 
 def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:
-    """The judge of a suite, None where it needs none; OperatorError where it needs one and the settings have none."""
+    """The suite's judge, or None; OperatorError where it needs one and the settings have none."""
     judged = [task.name for task in suite.tasks if task.judge]
     if not judged:
         return None
@@ -97,9 +97,9 @@ def parse_batch_size(text: str) -> int | Literal["auto"]:
 
 
 def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
-    """Local data of a suite's tasks (files, patterns, folders), from a process of the trial interpreter that asks lm-eval.
+    """Local data of a suite's tasks (files, patterns, folders), by lm-eval in the trial interpreter.
 
-    OperatorError where lm-eval does not know a task, or its YAML, data or turns are not such that jobs can run it.
+    OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns.
     `prepare`: the command that fetches data sets, for the message.
     """
     names = [t.name for t in suite.tasks]
@@ -143,7 +143,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
 def prepare_command(
     checkpoint: str, suite: str, *, config: Path | None, work_dir: Path | None, convert: str | None
 ) -> str:
-    """The `evalspan prepare` that belongs to an evaluation, with what its own command line said."""
+    """The `evalspan prepare` command for an evaluation, with the options of its own command line."""
     words = ["evalspan", "prepare", "--suite", suite, "--tokenizer", checkpoint]
     if convert is not None:  # a raw checkpoint has no tokenizer that transformers reads
         words[-1] = "CONVERTED_CHECKPOINT"
@@ -159,9 +159,9 @@ def _environment(site: Site) -> dict[str, str]:
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
-    """Would the cluster take each kind of job of this evaluation, and has any node the GPUs and memory for one trial?"""
+    """Check that the cluster takes each kind of job and that a trial fits some node."""
     options = record.options
-    staged = 0 if record.convert else record.checkpoint.bytes  # what a conversion leaves is not known yet
+    staged = 0 if record.convert else record.checkpoint.bytes  # the size after a conversion is unknown
     try:
         nodes = [n for n in cluster.nodes() if n.gpus]
         most = max((n.gpus for n in nodes), default=0)
@@ -179,13 +179,13 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
             hint = "" if jobs[kind].gpus else "; [cluster] cpu_partition names where jobs without GPUs go"
-            raise OperatorError(f"the cluster refuses our jobs ({kind}): {refusal}{hint}")
+            raise OperatorError(f"the cluster refuses evalspan's jobs ({kind}): {refusal}{hint}")
     except ClusterError as error:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
 
 
 def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_bytes: int) -> None:
-    """OperatorError where no node could ever hold one trial beside what is staged for it."""
+    """OperatorError where no node could ever hold the staged weights and one trial."""
     if not all(n.counts_memory for n in nodes):
         return
     wanted = asked("trial", options, 0)["memory_mb"]
@@ -202,9 +202,7 @@ def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_by
 def probes(
     options: RunOptions, checkpoint_bytes: int = 0, *, best_effort: bool = False
 ) -> dict[Purpose, Job]:
-    """A job of each kind that an evaluation submits, with what the real one asks for; a host with one trial. For the
-    cluster to say whether it would take them.
-    """
+    """A sample job of each kind that an evaluation submits, for `cluster.check`; a host has one trial."""
     kinds: list[Purpose] = ["build", "stage", "host" if options.host_trials else "trial", "metric"]
     return {kind: _probe(kind, options, checkpoint_bytes, best_effort=best_effort) for kind in kinds}
 
@@ -223,9 +221,9 @@ def _probe(kind: Purpose, options: RunOptions, checkpoint_bytes: int, *, best_ef
 def refusals(
     cluster: Cluster, jobs: Mapping[Purpose, Job], nodes: Sequence[NodeState]
 ) -> Iterator[tuple[Purpose, str]]:
-    """The kinds of these jobs that the cluster refuses, with its words. Raises ClusterError.
+    """(kind, cluster's words) of each job that the cluster refuses. Raises ClusterError.
 
-    `nodes`: those with GPUs; a precursor is asked for on two of them.
+    `nodes`: those with GPUs; a precursor is checked on two of them.
     """
     largest = sorted(nodes, key=lambda n: (not n.usable, -n.memory_mb, n.name))
     for kind, job in jobs.items():

@@ -1,7 +1,6 @@
-"""Sequences of batches' seconds and their running sums, with no list where all batches are equal.
+"""Seconds of batches and their running sums, without a list where all batches are equal.
 
-Rule: `Even` behaves as a list of equal numbers; what is asked of millions of them is answered by arithmetic.
-It does not know: sets, shards, or lanes.
+Rule: `Even` behaves as a list of equal numbers; arithmetic serves millions of them at once.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Even(Sequence[float]):
     def __getitem__(self, index: int | slice) -> float | Sequence[float]:
         if isinstance(index, slice):
             return Even(each=self.each, number=len(range(self.number)[index]))
-        range(self.number)[index]  # IndexError, as of a list
+        range(self.number)[index]  # raises IndexError, as a list does
         return self.each
 
 
@@ -75,7 +74,7 @@ def running(batches: Sequence[float]) -> Sequence[float]:
 
 
 def reaching(sums: Sequence[float], goal: float, start: int) -> int:
-    """The first index from `start` on whose running sum is `goal` or more; one past the last where there is none."""
+    """First index from `start` with a running sum of `goal` or more; else one past the last."""
     if not isinstance(sums, EvenSums) or not sums.each:
         return bisect_left(sums, goal, start)
     each, last = sums.each, sums.number

@@ -1,9 +1,9 @@
 """The second stage: metric jobs on CPU slots, first come first served, as the job queue runs them.
 
-An `execute` metric is divisible by document: a shard's work is dealt out as several jobs, as many as its set may run
-at once. Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs than it may; jobs that wait for
-their own set hold no slot.
-It does not know: GPUs.
+An `execute` metric is divisible by document: a shard's work becomes several jobs, as many as its
+set may run at once. Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs
+than its limit. A job that waits for its own set holds no slot. Called by `planner`, `worker_count`
+and the simulator.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MetricJob = tuple[float, float, int]
 
 
 FINEST = 0.002
-"""Of the whole CPU work a slot gets: pieces of a shard's work need not be shorter."""
+"""Least length of a job, as a share of the CPU work per slot."""
 
 
 def divided(
     ready: float, seconds: float, index: int, *, at_once: int, documents: int, grain: float
 ) -> list[MetricJob]:
-    """The jobs of one shard of an `execute` set: at most `at_once`, one document and `grain` seconds at least each."""
+    """Jobs of an `execute` shard: at most `at_once`, each of a document and `grain` seconds or more."""
     pieces = min(at_once, documents, int(seconds / grain)) if grain > 0 else 1
     if pieces <= 1:
         return [(ready, seconds, index)]
@@ -31,7 +31,7 @@ def divided(
 
 
 def metrics_end(jobs: Sequence[MetricJob], parallelism: Sequence[int], slots: int) -> float:
-    """When the last job ends; 0.0 without jobs. `parallelism[set]`: jobs of that set at once."""
+    """Seconds at which the last job ends; 0.0 without jobs. `parallelism[set]`: its jobs at once."""
     if not jobs:
         return 0.0
     counts: dict[int, int] = {}

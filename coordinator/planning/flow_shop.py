@@ -1,7 +1,7 @@
-"""The two-stage flow shop that every planning policy deals its shards to: lanes first, CPU slots behind them. Pure.
+"""The two-stage flow shop of every planning policy: shards on lanes, then metrics on CPU slots. Pure.
 
-Rule: a policy decides the cuts, their order and their lanes; this module alone computes when lanes and metrics end.
-Used by `planner` (evalspan's own policy) and `round_robin` (the policy of Hu et al., NSDI 2024).
+Rule: a policy decides the cuts, their order and their lanes; this module alone computes when lanes and
+metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the policy of Hu et al., NSDI 2024).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Shop:
         return self._sums[index]
 
     def deal(self, cuts: list[Cut], urgent_from: float) -> Try:
-        """Order the cuts by rank, give each to the lane that ends it soonest, run the CPU stage behind them."""
+        """Order cuts by rank, deal each to the lane that ends it soonest, then run the CPU stage."""
         cuts = sorted(
             cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
         )
@@ -107,8 +107,8 @@ class Shop:
         return Try(cuts, lane_of, makespan, lane_ends)
 
     def level(self, dealt: Try) -> Try:
-        """The same shards on the same lanes in the same order, cut so that the lanes end together; or as it was."""
-        chains: dict[int, list[int]] = {}  # of each set its places in the ranks, by documents
+        """The try with cuts moved so that lanes end together; unchanged where that ends no sooner."""
+        chains: dict[int, list[int]] = {}  # set -> places of its shards in the ranks, by documents
         for place in sorted(range(len(dealt.cuts)), key=lambda place: dealt.cuts[place][1]):
             chains.setdefault(dealt.cuts[place][0], []).append(place)
         chains = {index: places for index, places in chains.items() if len(places) > 1}

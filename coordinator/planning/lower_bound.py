@@ -2,13 +2,13 @@
 
     LB = T_stage + max( L + Σg/m,  max_j(L + first_j + c_j^min),  L + min_j first_j + Σc/k )
 
-for m GPUs, k CPU slots, L a worker's load, g_j and c_j a set's GPU and metric seconds. A metric that may start per
-shard has first_j = one batch and c_j^min = c_j / (slots it may use at once); one that needs the whole set has
-first_j = max(g_j/m, one batch) and c_j^min = c_j. Lanes that arrive late or differ in speed turn g/m into the earliest
-time at which all lanes together have worked g seconds, which is no later than any schedule's.
+for m GPUs, k CPU slots, L a worker's load, g_j and c_j a set's GPU and metric seconds. A metric
+that may start per shard has first_j = one batch and c_j^min = c_j / (slots it may use at once); one
+that needs the whole set has first_j = max(g_j/m, one batch) and c_j^min = c_j. Lanes that arrive
+late or differ in speed turn g/m into the earliest time at which all lanes together have worked g
+seconds, which is no later than any schedule's.
 
 Rule: optimistic in every term (no overhead, no contention, work infinitely divisible over lanes).
-It does not know: any plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coordinator.planning.model import Lane, WorkSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Seconds of each term, staging included; `binding` names the set when its CPU tail is the largest term."""
+    """Seconds of each term, with staging; `tail_of`: the set with the largest CPU tail."""
 
     gpu_seconds: float
     tail_seconds: float
@@ -45,7 +45,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSet:
-    """What a set took in a run that is over: GPU seconds of its inference, CPU seconds of its metric."""
+    """What a set took in an ended run: GPU seconds of its inference, CPU seconds of its metric."""
 
     name: str
     gpu_seconds: float
@@ -55,7 +55,7 @@ class MeasuredSet:
 
 
 class Size(NamedTuple):
-    """What the bound needs of a set: seconds, and the slots its metric may use at once (0: it needs the whole set)."""
+    """A set for the bound: seconds, and slots its metric may use at once (0: it needs the whole set)."""
 
     name: str
     gpu_seconds: float
@@ -111,7 +111,7 @@ def bound(
     cpu_slots: int,
     stage_seconds: float = 0.0,
 ) -> Bound:
-    """Every term of the lower bound of a plan (0 where there is no batch); ValueError without lanes or CPU slots."""
+    """Terms of a plan's lower bound (0 without batches); ValueError without lanes or CPU slots."""
     sizes = [
         Size(
             work.name,
@@ -143,7 +143,7 @@ def lower_bound(
 def measured_lower_bound(
     sets: Sequence[MeasuredSet], *, gpus: int, cpu_slots: int, load_seconds: float, before_seconds: float
 ) -> float:
-    """The bound of a run that is over, from its measured seconds; `before_seconds` passed before any GPU could load."""
+    """The bound of an ended run's measured seconds; `before_seconds` passed before any GPU could load."""
     lanes = [Lane(name=str(index), node="") for index in range(gpus)]
     sizes = []
     for work in sets:

@@ -1,7 +1,6 @@
-"""From request sets on disk and priors to a plan: reads the indexes, asks the pure planner.
+"""Makes a plan from request sets on disk and priors. Called by `effects` for the action MakePlan.
 
-Rule: whatever is read here ends up in the `Planned` event, so that replaying the journal needs none of these files.
-It does not know: how batches are placed (packing) or how rates are learnt (priors).
+Rule: all that is read here goes into the `Planned` event, so a replay of the journal needs no file.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinator.evaluation.messages import MakePlan, Planned, PlannedLane, PlannedLeaf
+from coordinator.evaluation.actions import MakePlan
+from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, WorkSet
 from coordinator.planning.policies import PLANNERS
 from coordinator.planning.worker_count import Crew
-from evaljobs.contract.paths import batch_index_file, request_set_manifest, shard_id
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
 from priors.estimate import (
     JUDGES_AT_ONCE,
@@ -34,14 +35,14 @@ from priors.estimate import (
 from priors.table import read as read_observations
 
 SHARD_OVERHEAD_SECONDS = 0.02
-"""Between two shards of a trial: claim, read, dump, fsync. 0.005 s measured on a local disk (32 trials on 2 cores, 95th
-percentile 0.013), shared storage takes longer. It decides how finely a short run is cut, and so what a prior that is off
-by 10x costs at its end."""
-BYTES_PER_PARAMETER = 2  # bf16 and fp16, what checkpoints are mostly saved in
+"""Seconds between two shards of a trial: claim, read, dump, fsync. Measured on a local disk: 0.005 s (32
+trials on 2 cores, 95th percentile 0.013); shared storage takes longer. It decides how finely a short run
+is cut, and so the cost of a prior that is off by 10x."""
+BYTES_PER_PARAMETER = 2  # of bf16 and fp16, the usual formats of checkpoints
 
 
 class PlanningError(Exception):
-    """What is on disk does not make a plan; says which file."""
+    """Files on disk do not make a plan; the message names the file."""
 
 
 def read_sets(
@@ -64,7 +65,7 @@ def read_sets(
 
 
 def hardware_of(gpu_types: Iterable[str]) -> str:
-    """The hardware that priors go by: the first GPU type named, "cpu" where trials run on CPU slots."""
+    """The hardware key of priors: the first named GPU type, "cpu" where trials run on CPU slots."""
     named = next((t for t in gpu_types if t), "cpu")
     return "cpu" if named == "cpu-slot" else named
 
@@ -87,7 +88,7 @@ def _work_set(
         batch_size=index.batch_size,
     )
     batches = predict_batches(features, index.prefill_tokens, index.generated_tokens, history)
-    # one job of ours asks as much at once as the judge's own cap lets it
+    # one judge job may send as many requests at once as the judge's cap allows
     at_once = JUDGES_AT_ONCE if judged else metric.at_once
     return WorkSet(
         name=manifest.task,
@@ -102,7 +103,7 @@ def _work_set(
 def make_plan(
     record: EvaluationRecord, wanted: MakePlan, observations: Path, hardware: str, now: float
 ) -> Planned:
-    """Plan these sets on these lanes. PlanningError where a request set or the observations cannot be read."""
+    """Plan these sets on these lanes. PlanningError for unreadable request sets or observations."""
     try:
         history = Learnt(read_observations(observations))
     except ValueError as error:
@@ -162,7 +163,7 @@ def make_plan(
                 executes=manifest.executes,
                 sampled=manifest.sampled,
                 documents=manifest.documents,
-                shards=tuple(shard_id(task, s.first_batch, s.end_batch) for s in own),
+                shards=tuple(str(ShardId(task, s.first_batch, s.end_batch)) for s in own),
                 shard_documents=tuple(_documents(index, s) for s in own) if manifest.executes else (),
                 executes_at_once=0
                 if work[task].metric_parallelism == UNLIMITED
@@ -179,7 +180,7 @@ def make_plan(
                 lane=lane.lane,
                 node=lane.node,
                 shards=tuple(
-                    (shard_id(s.set, s.first_batch, s.end_batch), s.rank, s.seconds) for s in lane.shards
+                    (str(ShardId(s.set, s.first_batch, s.end_batch)), s.rank, s.seconds) for s in lane.shards
                 ),
             )
             for lane in made.lanes
@@ -187,7 +188,7 @@ def make_plan(
         predicted_makespan_seconds=max(made.makespan_seconds, likely.end(workers)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
-        # as if every prior were off at once: a limit that is too short costs a load, one too long a place in a gap
+        # as if all priors were off together: too short a limit costs a load, too long a backfill slot
         work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
         load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
         workers=workers,

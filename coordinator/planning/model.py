@@ -1,7 +1,6 @@
-"""The shapes of packing: what is to be placed, where, and what a plan says.
+"""Values of planning: work sets, lanes, shards and the plan.
 
-Rule: plain values; a plan is a pure function of work sets, lanes and five numbers.
-It does not know: where predicted seconds come from (priors), or how shards reach a trial (the work queue).
+Rule: a plan is a pure function of work sets, lanes and five numbers.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ UNLIMITED = 1 << 30
 class WorkSet:
     """A request set to place.
 
-    `batch_seconds`: predicted median GPU seconds of each fixed batch, in batch order, on a lane of speed 1; a shard
-    is consecutive whole batches. `metric_seconds`: CPU seconds of the whole set's metric. A `score` is one CPU job
-    once every batch is done; an `execute` is one CPU job a shard, at most `metric_parallelism` of them at once.
-    `sigma`: spread of log seconds.
+    `batch_seconds`: predicted median GPU seconds of each fixed batch, in batch order, on a lane of
+    speed 1; a shard is consecutive whole batches. `metric_seconds`: CPU seconds of the whole set's
+    metric. A `score` is one CPU job after the last batch; an `execute` is one CPU job per shard, at
+    most `metric_parallelism` of them at once. `sigma`: spread of log seconds.
     """
 
     name: str
@@ -33,7 +32,7 @@ class WorkSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One trial's GPUs (one or several): free `ready_at_seconds` from now, `speed` times as fast as predicted."""
+    """One trial's GPUs: free `ready_at_seconds` from now, `speed` times as fast as predicted."""
 
     name: str
     node: str
@@ -57,7 +56,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePlan:
-    """The shards a lane starts with, by rank; a lane may stay empty and live on what it steals."""
+    """The shards a lane starts with, by rank; an empty lane runs stolen shards."""
 
     lane: str
     node: str
@@ -66,7 +65,7 @@ class LanePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`gpu_seconds`: seconds lanes are held, loads and overheads included. Lanes stand in the order given."""
+    """`gpu_seconds`: seconds that lanes are held, with loads and overheads. Lanes keep the given order."""
 
     lanes: tuple[LanePlan, ...]
     makespan_seconds: float

@@ -1,10 +1,10 @@
-"""Request sets and free lanes → a plan: what runs where, in which order, and until when.
+"""Plans request sets on free lanes: what runs where, in which order, and until when. Pure.
 
-Rule: a two-stage flow shop. Shards before long CPU tails run first, longest tail first (Jackson's rule); all others
-longest first, each to the lane that would end it soonest (LPT). A few ways to cut and to order are tried and the
-plan with the earliest predicted end is kept, so the outcome is a pure function of the input. At run time the lanes
-pull in rank order and steal, so a plan need not be right, only a good start.
-It does not know: Redis, Slurm, files, or the time of day.
+Rule: a two-stage flow shop. Shards before long CPU tails run first, longest tail first (Jackson's
+rule); all others longest first, each on the lane that ends it soonest (LPT). A few ways to cut and
+to order are tried and the plan with the earliest predicted end is kept. At run time lanes pull in
+rank order and steal, so a plan is a good start and need not be right. Called by `make_plan` and the
+simulator.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
 URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
 TOP_TAILS = (0.999, 0.5, 0.2)
-"""The same as parts of the longest tail, tried where CPU slots hold the end: the few sets that matter go alone."""
+"""URGENT as parts of the longest tail, tried where CPU slots hold the end: few sets are urgent then."""
 SHARES = (3.0, 6.0)
 """Shards are 1/(shares x lanes) of the work left; tried in this order."""
 EVEN = (1.0, 2.0, 3.0, 4.0)
-"""Where overheads weigh, shards of one size instead: a lane's work in so many parts; tried in this order."""
+"""Shards of one size, where overheads weigh: parts of a lane's work; tried in this order."""
 URGENT_OR_NOT = (0.01, 1.0)
-"""As URGENT, for those."""
+"""URGENT for shards of one size."""
 CLEARLY = 0.98
-"""Another way is taken where its plan, cuts moved, ends this much sooner."""
+"""Another way is taken where its levelled plan ends before this part of the best plan's end."""
 CLOSE = 1.01
-"""Nothing else is tried for a plan that ends this close to the bound."""
+"""No other way is tried for a plan that ends within this factor of the bound."""
 NEGLIGIBLE = 0.005
 """A metric job of one shard may take this part of the horizon: shards are not cut for less."""
 MANY_SHARDS = 20_000
-"""Shards cut, over all tries, after which no other way is tried: planning stays under a second."""
+"""Shards cut over all tries after which no other way is tried: planning stays under a second."""
 
 
 def plan(
@@ -58,9 +58,10 @@ def plan(
 ) -> Plan:
     """Place every batch of every set on a lane, exactly once.
 
-    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its seconds / the lane's
-    speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly equal shards a set.
-    ValueError: no lane, a speed or a slot count below what can work, two sets of one name.
+    A lane works from max(its ready time, `stage_seconds`) + `load_seconds` on; a shard takes its
+    seconds / the lane's speed + `shard_overhead_seconds`. `shards_per_task` forces that many nearly
+    equal shards a set. ValueError: no lane, a speed or a slot count below what can work, two sets
+    of one name.
     """
     shop, floor = opened(
         sets,
@@ -78,12 +79,12 @@ def plan(
 
 
 def _slots_hold(best: Try, floor: float) -> bool:
-    """Whether the end waits for CPU slots, and more than the bound says it must."""
+    """Does the end wait for CPU slots, beyond what the bound requires?"""
     return best.makespan > max(CLOSE * floor, *best.lane_ends)
 
 
 def _search(shop: Shop, shards_per_task: int | None, floor: float) -> tuple[Try, int]:
-    """The best of all ways that the budget allows, and the shards dealt for it."""
+    """The best of all ways within the budget, and the number of shards dealt in the search."""
     tries: list[Try] = []
     best: Try | None = None
     dealt = 0
@@ -105,9 +106,9 @@ def _search(shop: Shop, shards_per_task: int | None, floor: float) -> tuple[Try,
 
 
 def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try], dealt: int) -> tuple[Try, int]:
-    """The best with its cuts moved; or another, where overheads or what cannot be cut hold its end.
+    """The best try levelled; or another, where overheads or uncuttable shards hold its end.
 
-    Near ties stay with the one that was best before its cuts were moved: how its shards fell forgives wrong priors.
+    In a near tie the try that was best before levelling stays: it tolerates wrong priors better.
     """
     ways = [(part * shop.horizon, parts) for parts in EVEN for part in URGENT_OR_NOT]
     others = chain(
@@ -126,7 +127,7 @@ def _levelled(shop: Shop, floor: float, best: Try, tries: list[Try], dealt: int)
 
 
 def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
-    """(shares, tail seconds from which a shard is urgent, only where CPU slots hold the end), in the order of tries."""
+    """Ways in order: (shares, tail seconds of an urgent shard, only where CPU slots hold the end)."""
     for shares in SHARES:
         for part in URGENT:
             yield shares, part * shop.horizon, False
@@ -137,10 +138,9 @@ def _ways(shop: Shop) -> Iterator[tuple[float, float, bool]]:
 
 
 def _on_fewer_lanes(shop: Shop, shards_per_task: int | None, floor: float, best: Try, dealt: int) -> Try:
-    """Where CPU slots hold the end, more lanes can be worse: they only change the order in which slots are taken.
+    """Try fewer lanes where CPU slots hold the end: more lanes may only worsen the order at the slots.
 
-    So lanes are left without shards, one more at a time, as long as the budget lasts. What they would have run they
-    may still steal.
+    Leaves one more lane without shards at a time, within the budget; these lanes may still steal.
     """
     order = sorted(
         range(len(shop.lanes)), key=lambda index: (shop.starts[index], -shop.lanes[index].speed, index)
@@ -169,7 +169,7 @@ def _forced(shop: Shop, shards_per_task: int) -> list[Cut]:
 
 
 def _guided(shop: Shop, urgent_from: float, shares: float, parts: float = LONGEST) -> list[Cut]:
-    """Cut sets in the order they will mostly run: urgent ones by tail, then the longest first."""
+    """Cut sets in the usual order of their runs: urgent ones by tail, then the longest first."""
     sizes = sizes_for(
         total=shop.total,
         lanes=len(shop.lanes),
@@ -206,12 +206,12 @@ def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[fl
     """
     work, total = shop.sets[index], shop.totals[index]
     if work.metric == "execute" and work.metric_seconds:
-        # a shard's job takes one slot: as long as the set's own tail, or as what is not noticed at the end
+        # a shard's job takes one slot: at most the set's own tail, or a negligible part of the horizon
         job = max(shop.tails[index], NEGLIGIBLE * shop.horizon)
         limit = max(sizes.shortest, total * job / work.metric_seconds)
         return (sizes.longest if ahead is None else sizes.shortest), limit
     if ahead is None:
         return sizes.longest, sizes.longest
-    # a score waits for its set's last shard: all lanes share it, and none takes longer than all have taken so far
+    # a score waits for its set's last shard: all lanes share it, no shard longer than the run so far
     limit = max(sizes.shortest, (ahead + total) / shop.width)
     return limit, limit

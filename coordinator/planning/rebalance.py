@@ -1,8 +1,8 @@
 """Moves the cuts inside sets so that lanes end together.
 
-Rule: the shards of one set are a chain of documents; moving the cuts along it carries work from lanes that end late to
-lanes that end early, and changes neither which lane runs a shard nor its rank. No shard falls below the shortest.
-It does not know: the CPU stage. Whether the levelled plan is the better one is for the planner to see.
+Rule: the shards of one set are a chain of documents. Moving a cut carries work from a lane that
+ends late to one that ends early; each shard keeps its lane and rank. No shard falls below the
+shortest. `planner` calls it, and checks whether the levelled plan is better with its CPU stage.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.planning.batch_sums import reaching
 
-PASSES = 3
+PASSES = 3  # over all sets
 SETS = 32
-"""Sets, the largest first, whose cuts are moved: the others carry too little."""
+"""Sets, the largest first, whose cuts are moved: others carry too little work."""
 CLOSE = 1e-4
-"""Lanes that end within this part of the mean end together."""
+"""Lanes whose ends differ from the mean by less than this part of it end together."""
 
 
 def levelled(
@@ -27,8 +27,9 @@ def levelled(
 ) -> dict[int, list[int]]:
     """New ends, in batches, of the shards of those sets whose cuts move.
 
-    `sizes`: of each set the (lane, seconds) of its shards, by documents; `sums`: running sums of its batch seconds;
-    `ends`, `speeds`: by lane, when it is through with all its shards, and seconds of work it does a second.
+    `sizes`: set -> (lane, seconds) of its shards, by documents; `sums`: set -> running sums of its
+    batch seconds. `ends`: seconds at which each lane ends; `speeds`: seconds of work each lane does
+    a second.
     """
     ends = list(ends)
     chains = {index: list(shards) for index, shards in sizes.items() if len(shards) > 1}
@@ -55,7 +56,7 @@ def levelled(
 def _aims(
     chain: Sequence[tuple[int, float]], ends: Sequence[float], speeds: Sequence[float], shortest: float
 ) -> list[float]:
-    """Seconds that each shard should take so that the lanes of this set end together, as far as it can bring that about."""
+    """Seconds that each shard should take so that this set's lanes end together, as far as it can."""
     held: dict[int, float] = {}
     spare: dict[int, float] = {}
     for lane, seconds in chain:
@@ -67,15 +68,15 @@ def _aims(
         change = max((level - ends[lane]) * speeds[lane], -spare[lane])
         if change < 0:
             aims.append(seconds + change * max(0.0, seconds - shortest) / spare[lane])
-        else:  # a set without seconds brings nothing about
+        else:  # a set without seconds changes nothing
             aims.append(seconds + (change * seconds / held[lane] if held[lane] else 0.0))
     return aims
 
 
 def _level(spare: Mapping[int, float], ends: Sequence[float], speeds: Sequence[float]) -> float:
-    """When lanes end that share their work, none giving away more than it can spare."""
+    """Seconds at which lanes end that share their work, each giving at most what it can spare."""
     earliest = sorted((ends[lane] - most / speeds[lane], lane) for lane, most in spare.items())
-    given = sum(spare.values())  # by lanes that end later than the level in any case
+    given = sum(spare.values())  # by lanes that end after the level in any case
     work = width = 0.0
     level = earliest[0][0]
     for end, lane in earliest:

@@ -1,8 +1,7 @@
 """Cuts request sets into shards: whole batches, guided sizes that shrink towards the end of the run.
 
-Rule: a shard is a share of the work still left (guided self-scheduling), never so short that its fixed overhead
-passes 5 % of it, and never so long that one mistaken prediction holds the end of the run.
-It does not know: lanes by name, nor which lane runs a shard.
+Rule: a shard is a share of the work still left (guided self-scheduling). Its fixed overhead is at
+most 5 % of it, and it is short enough that one wrong prediction does not hold the end of the run.
 """
 
 from __future__ import annotations
@@ -17,29 +16,27 @@ from coordinator.planning.model import WorkSet
 OVERHEAD_SHARE = 0.05
 """A shard's fixed overhead is at most this share of its seconds, unless the whole set is shorter."""
 FINEST = 400
-"""Shards a lane at most, where the overhead alone would allow more: the queue's and the dump's work is bounded too."""
+"""Most shards per lane: bounds the work of queue and dump."""
 MOST = 60_000
-"""Shards of a run, about, where the overhead alone would allow more: planning stays under a second."""
+"""Most shards of a run, about: planning stays under a second."""
 LONGEST = 12
-"""A shard is at most this part of a lane's work: it is also the unit of retry."""
+"""A shard is at most 1/LONGEST of a lane's work, since it is also the unit of retry."""
 GROWTH = 1.4
-"""Each shard of a long tail over the one before: the CPU stage starts early and then never runs dry."""
+"""Growth from shard to shard of a long tail: the CPU stage starts early and is then never idle."""
 
 Cut = tuple[int, int, int, float, float]
-"""(index of set, first batch, end batch, seconds, tail: CPU seconds that can only start after this shard)"""
+"""(index of set, first batch, end batch, seconds, tail: CPU seconds that only start after it)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How long shards may be, seconds; `width` lanes of speed 1 take `total` seconds of work together."""
+    """How long shards may be, in seconds; `width` lanes of speed 1 share `total` seconds of work."""
 
     total: float
     width: float
     shortest: float
     longest: float
-    shares: (
-        float  # of the work left, a shard is 1 / (shares x width); 0: all shards are as long as they may be
-    )
+    shares: float  # a shard is 1 / (shares x width) of the work left; 0: always the longest
 
     def guided(self, left: float) -> float:
         if not self.shares:
@@ -50,9 +47,9 @@ class Sizes:
 def sizes_for(
     *, total: float, lanes: int, width: float, overhead: float, shares: float, longest: float = LONGEST
 ) -> Sizes:
-    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; `longest`: parts of a lane's work."""
+    """Sizes for `total` GPU seconds on `lanes` lanes of summed speed `width`; at most lane / `longest`."""
     lane = total / width
-    # guided shards number shares x (1 + ln(lane / (shares x shortest))) a lane: solved for the shortest
+    # a lane has shares x (1 + ln(lane / (shares x shortest))) guided shards: solved for the shortest
     room = MOST / lanes / shares - 1 if shares else inf
     finest = shares * exp(room) if room < 50 else FINEST
     shortest = max(overhead / OVERHEAD_SHARE, lane / min(FINEST, finest))
@@ -85,8 +82,8 @@ def cut_evenly(sums: Sequence[float], pieces: int) -> list[int]:
 def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, limit: float) -> list[int]:
     """Ends of the shards of a set when `left` seconds of the whole run are still to be dealt.
 
-    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit` and to the guided
-    size of what is left.
+    The first shard takes about `start` seconds and each next one GROWTH times that, up to `limit`
+    and to the guided size.
     """
     ends: list[int] = []
     first, target = 0, start
@@ -95,9 +92,7 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
         rest = total - sums[first]
         goal = min(target, limit, sizes.guided(left))
         target = min(target * GROWTH, sizes.longest)
-        most = (
-            int(rest / shortest) if shortest > 0 else 1
-        )  # no shortest: the whole run takes no time, or next to none
+        most = int(rest / shortest) if shortest > 0 else 1  # 0: the run takes about no time
         pieces = min(round(min(rest / goal, most + 1)), most) if goal > 0 else 1
         if pieces <= 1:
             ends.append(count)
@@ -113,7 +108,7 @@ def cut_guided(sums: Sequence[float], sizes: Sizes, left: float, start: float, l
 
 
 def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[int], slots: int) -> list[Cut]:
-    """The cuts of one set with their tails; `slots`: CPU slots there are."""
+    """The cuts of one set with their tails; `slots`: number of CPU slots."""
     cuts: list[Cut] = []
     first, total = 0, sums[-1]
     divisible = work.metric == "execute" and total > 0
@@ -122,7 +117,7 @@ def shards_of(index: int, work: WorkSet, sums: Sequence[float], ends: Iterable[i
         seconds = sums[end] - sums[first]
         tail = work.metric_seconds
         if divisible:
-            # all that follows it, or its own work where it has too few batches to use every slot
+            # all metric work after it, or its own where it has too few batches to use every slot
             tail *= max((1 - sums[first] / total) / at_once, seconds / total / min(at_once, end - first))
         cuts.append((index, first, end, seconds, tail))
         first = end

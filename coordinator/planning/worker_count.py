@@ -1,8 +1,8 @@
-"""How many metric workers a plan is worth. Pure.
+"""Chooses how many metric workers a plan starts with. Pure. Called by `make_plan`.
 
-Rule: the fewest with which the predicted end, metrics included, is at most SLACK times what the most workers would reach;
-metrics are taken at a high percentile, since a worker too many idles on a CPU and one too few makes everybody wait.
-It does not know: where workers run, or that more are sent for when jobs wait all the same (`metric_rules`).
+Rule: the fewest workers whose predicted end, metrics included, is within SLACK times that of the
+most workers. Metrics are taken at a high percentile: a spare worker idles on a CPU, a missing one
+delays the evaluation.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.model import Plan, WorkSet
 
-SLACK = 1.02
+SLACK = 1.02  # longest accepted end, as a factor of the end with the most workers
 
 
 class Crew:
     """The metric stage of one plan, for any number of workers of `cores` slots each.
 
-    `metric_seconds`: CPU seconds of each set's metric, in place of the set's own. Lanes start at `load_seconds`, in seconds
-    from now.
+    `metric_seconds`: CPU seconds of each set's metric, in place of the set's own. Lanes start after
+    `load_seconds`.
     """
 
     def __init__(

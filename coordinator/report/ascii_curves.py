@@ -1,8 +1,7 @@
-"""Learning curves in a terminal: a plot in plain characters, a table of scores, a table of what checkpoints cost.
+"""Learning curves in a terminal: a plot, a table of scores and a table of costs. For `report --series`.
 
-Rule: ASCII alone, so that a pipe, a log file and a terminal without UTF-8 show the same; everything fits the width it
-is given. No arithmetic but that of drawing.
-It does not know: where the values come from.
+Rule: ASCII only, so that a pipe, a log file and a terminal without UTF-8 show the same. Output fits
+the given width; the only arithmetic is that of drawing.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from coordinator.report.learning_curves import Curve, Series
 from coordinator.report.render import seconds
 
 MARKS = "*o+x#@%&"
-AXIS = 9  # columns that the values' axis takes
+AXIS = 9  # columns of the axis of values
 HEIGHT = 12
 
 
 def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
-    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x is the training step, or the order."""
+    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x: training step, or order."""
     curves = [c for c in curves if c.points][: len(MARKS)]
     if not curves:
         return []
@@ -55,7 +54,7 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
 
 
 def _places(curves: Sequence[Curve]) -> dict[str, float]:
-    """Where each label stands: at its step where all have one, else evenly in their order."""
+    """Label -> x: its step where all points have one, else its place in order."""
     points = [p for c in curves for p in c.points]
     if all(p.step is not None for p in points):
         return {p.label: float(p.step or 0) for p in points}
@@ -63,7 +62,7 @@ def _places(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
-    """Curves that may share an axis: those between 0 and 1, and of the others (perplexities …) each metric's."""
+    """Curves by axis: those between 0 and 1 share one; others (perplexity) have one per metric."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         share = all(0 <= p.value <= 1 for p in curve.points)
@@ -72,7 +71,7 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def _table(title: str) -> Table:
-    """Without lines between columns: every column that a box takes is a figure's."""
+    """A table without lines between columns, which would take columns from figures."""
     return Table(
         title=title,
         title_justify="left",
@@ -84,8 +83,9 @@ def _table(title: str) -> Table:
 
 
 def curve_table(series: Series, width: int) -> Table:
-    """A row per curve: as many of the last checkpoints as fit, the change over all of them; `!` marks a regression, `~` a point
-    that was asked or scored otherwise than the one before.
+    """A row per curve: the last checkpoints that fit, and the change over all.
+
+    `!` marks a regression, `~` a point whose requests or scoring differ from the point before.
     """
     longest = max((len(c.name) for c in series.curves), default=0)
     room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
@@ -128,7 +128,7 @@ def cost_table(series: Series) -> Table:
 
 
 def _show_differences(console: Console, series: Series) -> None:
-    """A line for all scores of one checkpoint that are not comparable with those before, for the same reason."""
+    """Print a line per checkpoint and reason: scores not comparable with the checkpoint before."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for curve in series.curves:
         for before, point in zip(curve.points, curve.points[1:], strict=False):

@@ -1,10 +1,10 @@
-"""What the same work would have taken without evalspan, by simulation of this very run's measured seconds. Pure.
+"""Makespans that baseline policies would have had on this run's measured seconds, by simulation. Pure.
 
-Rule: the policies and their costs are those of `simulation.commands`; the seconds are what was measured here, with no
-spread. Round-robin is the plan that `[plan] policy = "round-robin"` would run, on staged weights. A model load, a read of the weights and the building of a task's requests cost each job of a baseline what they
-cost here once; where request sets were reused or weights were not staged, that cost is taken as none, in the
-baselines' favour. The same lanes, and as many CPU slots as there were workers.
-It does not know: journals, or how it is shown.
+Rule: policies and their costs are those of `simulation.commands`; seconds are those measured here,
+without spread. Round-robin is the plan of `[plan] policy = "round-robin"`, on staged weights. Each
+job of a baseline pays a model load, a read of the weights and the building of its requests, as
+measured once here. A cost not measured (reused request sets, no staging) counts as 0, in the
+baselines' favour. Lanes and CPU slots are as in the run. Called by `measurements`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from coordinator.evaluation.state import State
 from coordinator.simulation.commands import simulate_instance
 
-# by the name that is shown
+# shown name -> policy
 POLICIES: Mapping[str, str] = {
     "a job a data set": "per-dataset",
     "OpenCompass, by size": "opencompass-size",
@@ -37,13 +37,14 @@ def without_evalspan(
 ) -> dict[str, float]:
     """Makespan in seconds by policy; empty where nothing was run.
 
-    `gpu_seconds`: inference by leaf task. `metric_seconds`: CPU seconds by leaf task (execute) and entry (score).
-    `read_seconds`: of the weights by one reader alone. `build_seconds`: of all request sets, summed.
+    `gpu_seconds`: inference by leaf task. `metric_seconds`: CPU seconds by leaf task (execute) and
+    entry (score). `read_seconds`: one reader alone reads the weights. `build_seconds`: sum over all
+    request sets.
     """
     sets = _sets(state, gpu_seconds, metric_seconds)
     if not sets:
         return {}
-    lanes = [n.lanes for n in state.nodes.values() if n.lanes] or [1]
+    lanes = [n.lanes for n in state.nodes.by_name.values() if n.lanes] or [1]
     instance = json.dumps(
         {
             "schema_version": 1,
@@ -64,13 +65,13 @@ def without_evalspan(
 def _sets(
     state: State, gpu_seconds: Mapping[str, float], metric_seconds: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Data sets of an instance: leaf tasks that ran, an entry's scoring shared evenly by its leaves."""
+    """Data sets of an instance: the leaf tasks that ran; leaves share their entry's scoring evenly."""
     sets = []
     for entry in state.entries:
-        leaves = [t for t in entry.sets if t in state.leaves and gpu_seconds.get(t)]
+        leaves = [t for t in entry.sets if t in state.shards.leaves and gpu_seconds.get(t)]
         for task in leaves:
-            planned = state.leaves[task].planned
-            # an entry of one task may bear its name: its seconds are then counted once
+            planned = state.shards.leaves[task].planned
+            # an entry of one task may have the task's name: count its seconds once
             shared = metric_seconds.get(entry.name, 0.0) / len(leaves) if entry.name != task else 0.0
             sets.append(
                 {

@@ -1,8 +1,7 @@
-"""What a judge was asked and what it cost, by task. Pure.
+"""Judgements, tokens and cost of a judge, by task. Pure. Called by `finalize` for the report.
 
-Rule: a sum over the judgements on disk, failed tries at what was counted for them. What another evaluation has paid for
-costs nothing here.
-It does not know: where judgements lie.
+Rule: sums over the judgements on disk, failed attempts included. A judgement that another
+evaluation paid for costs nothing here.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ MILLION = 1e6
 
 
 class JudgeTask(Record):
-    """Judgements of one task. Tokens are those that the endpoint reported for what this evaluation asked."""
+    """Judgements of one task. Tokens: reported by the endpoint for this evaluation's requests."""
 
     judgements: int = 0
-    missing: int = 0  # that could not be had
-    reused: int = 0  # of `judgements`, paid for by another evaluation
+    missing: int = 0  # items without a judgement
+    reused: int = 0  # judgements paid for by another evaluation
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cost: float = 0.0  # in the currency of the prices; failed tries included
+    cost: float = 0.0  # in the currency of the prices; failed attempts included
 
 
 class JudgeUse(Record):
@@ -40,7 +39,7 @@ class JudgeUse(Record):
 def judge_use(
     options: JudgeOptions, judgements: Iterable[Judgement], task_of: Mapping[str, str], evaluation: str
 ) -> JudgeUse:
-    """`task_of`: metric job -> task. A judgement of a job that nobody knows counts as "other"."""
+    """`task_of`: metric job -> task. Judgements of a job that it lacks count as "other"."""
     by_task: defaultdict[str, list[Judgement]] = defaultdict(list)
     for judgement in judgements:
         by_task[task_of.get(judgement.job, "other")].append(judgement)

@@ -1,6 +1,7 @@
-"""Whether two evaluations asked and scored a task alike: by the request digests and score keys that results.json carries. Pure.
+"""Compares the request digests and score keys in two results.json: are scores comparable? Pure.
 
-Rule: a group is asked alike where all of its tasks are. Results of versions that kept no keys are taken as alike.
+Rule: a group's requests are the same where those of all its tasks are. Results without keys (of
+earlier versions) count as comparable.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",
     "score": "was scored in another way (gold answers, filters or metrics)",
 }
-MARK = "~"  # beside a value that is not comparable with the one that it stands next to
+MARK = "~"  # stands beside a value that is not comparable with its neighbour
 
 
 def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
-    """(requests, score) of a task or group; empty where there are none."""
+    """(request digest, score key) of a task or group; "" where results.json has none."""
     keys = results.get("evalspan", {}).get("keys", {})
     leaves = sorted(set(_leaves(results.get("group_subtasks", {}), task, frozenset())))
     if not leaves or any(leaf not in keys for leaf in leaves):
@@ -40,7 +41,7 @@ def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Itera
 
 
 def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
-    """What differs between two pairs of keys; nothing where one is not known."""
+    """What differs between two pairs of keys; None where one is unknown."""
     if before[0] and after[0] and before[0] != after[0]:
         return "requests"
     if before[1] and after[1] and before[1] != after[1]:

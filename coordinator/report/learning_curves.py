@@ -1,10 +1,9 @@
-"""Learning curves: the scores of many checkpoints of one training, what each cost, and which drops are real. Pure.
+"""Learning curves: scores and costs of one training's checkpoints, and which drops are real. Pure.
 
-Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint; a drop between two
-neighbours is a regression where it is larger than two standard errors of their difference (errors taken as
-independent). Where a standard error is not known nothing is flagged. With many curves some flags are chance: at two
-errors about one comparison in forty, in the bad direction.
-It does not know: files, or how it is drawn.
+Rule: a curve is one suite, task, metric and filter over training steps, a point per checkpoint. A
+drop between neighbours is a regression beyond two standard errors of their difference (taken as
+independent); without a standard error nothing is flagged. About one comparison in forty is flagged
+by chance.
 """
 
 from __future__ import annotations
@@ -59,8 +58,10 @@ class Point(Record):
 
 
 class CurvePoint(Record):
-    """A value on a curve; `regressed`: worse than the point before by more than its limit. `differs`: the point before was
-    asked ("requests") or scored ("score") in another way, so the change says nothing of the checkpoint.
+    """A value on a curve.
+
+    `regressed`: worse than the point before by more than the limit. `differs`: the point before had
+    other "requests" or another "score" key, so the two are not comparable.
     """
 
     label: str
@@ -134,7 +135,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
 
 
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
-    """Points in order of training, and their curves. Of two evaluations of one checkpoint and suite the later counts."""
+    """Points in training order, and their curves; of two evaluations of a checkpoint, the later."""
     latest: dict[tuple[str, str], Point] = {}
     for point in sorted(points, key=lambda p: p.accepted_at):
         latest[point.suite, point.checkpoint] = point
@@ -193,7 +194,7 @@ def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:
 
 
 def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool:
-    """Is `later` worse than `value` by more than two standard errors of the difference? False where one is unknown."""
+    """Is `later` worse by over two standard errors of the difference? False without errors."""
     if stderr is None or later.stderr is None:
         return False
     change = later.value - value if later.higher_is_better else value - later.value
@@ -208,7 +209,7 @@ CSV_COLUMNS = (
 
 
 def to_csv(series: Series) -> str:
-    """A line per checkpoint and score (one with empty score columns for a checkpoint that has none yet)."""
+    """A line per checkpoint and score; a checkpoint without scores has one line with empty columns."""
     worse = {(c.suite, c.name, p.label) for c in series.curves for p in c.regressions}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -1,8 +1,7 @@
-"""Find the evaluations of one training in a work folder and read what they left.
+"""Finds the evaluations of one training in a work folder and reads their results.
 
-Rule: reads `evaluation.json`, and `results.json` and `report.json` where the evaluation has ended; no journal is
-replayed, so a thousand checkpoints are a thousand small files.
-It does not know: curves.
+Rule: reads `evaluation.json` and, where the evaluation has ended, `results.json` and `report.json`.
+It replays no journal: a thousand checkpoints are a thousand small files.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def in_series(checkpoint: str, selector: str) -> bool:
-    """Does `selector` name this checkpoint: a glob of checkpoint folders, or the folder that holds them?"""
+    """Does `selector`, a glob of checkpoint folders or the folder that holds them, match?"""
     place = Path(selector).expanduser()
     absolute = str(place if place.is_absolute() else Path.cwd() / place)
     parents = {absolute, str(Path(absolute).resolve())}
@@ -40,19 +39,19 @@ def in_series(checkpoint: str, selector: str) -> bool:
 def records(
     work_dir: Path, selector: str, suite: str | None
 ) -> Iterator[tuple[EvaluationPaths, EvaluationRecord]]:
-    """The evaluations whose checkpoint `selector` names (and whose suite is `suite`, where that is given)."""
+    """Evaluations whose checkpoint `selector` names, of suite `suite` where given."""
     for file in sorted(work_dir.glob("*/evaluation.json")):
         try:
             record = EvaluationRecord.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            log.warning("%s is passed over: %s", file, str(error).splitlines()[0])
+            log.warning("%s is skipped: %s", file, str(error).splitlines()[0])
             continue
         if in_series(record.checkpoint.source, selector) and suite in (None, record.suite.name):
             yield EvaluationPaths(file.parent), record
 
 
 def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
-    """What one evaluation has to say now."""
+    """The point of one evaluation as its files stand now."""
     known: dict[str, Any] = {
         "evaluation_id": record.evaluation_id,
         "suite": record.suite.name,

@@ -1,9 +1,8 @@
-"""What an evaluation cost and where its time went: from the journal and the response files' heads. Pure.
+"""The makespan report: an evaluation's cost and times, from its journal and response file heads. Pure.
 
-Rule: every figure is a difference of recorded times or a sum of them; what was not recorded is None and not guessed.
-The lower bound is that of `packing.bounds` fed with the measured seconds of this very run, so `ratio` says what a
-perfect schedule of the same work on the same GPUs could still have saved.
-It does not know: how it is shown.
+Rule: every figure is a difference of recorded times or a sum of them; a time not recorded gives
+None. The lower bound is that of `planning.lower_bound` on this run's measured seconds, so `ratio`
+shows what a perfect schedule on the same GPUs would have saved. Called by `finalize`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from coordinator.evaluation.messages import (
+from coordinator.evaluation.events import (
     Accepted,
     AnyEvent,
     JobStarted,
@@ -29,7 +28,8 @@ from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.judge_cost import JudgeUse
-from evaljobs.contract.outcomes import Built, Executed, RequestsStaged, Scored, Staged, TrialEnded
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
 
 
@@ -54,10 +54,10 @@ class GpuUse(Record):
     infer: float
     imports: float
     load: float
-    warm: float = 0.0  # the first forward
+    warm: float = 0.0  # the first forward pass
     dump: float
-    wait: float  # for a shard to be handed out, or for staged weights
-    other: float  # what the trial did not account for: interpreter start and exit
+    wait: float  # for a shard from the queue, or for staged weights
+    other: float  # the rest: interpreter start and exit
     shards: int
     ended: str
 
@@ -78,7 +78,7 @@ class Stages(Record):
 
 
 class EntryLine(Record):
-    """A task of the suite. `unscored`: its items that count in no mean (the warnings name the first of them)."""
+    """A task of the suite. `unscored`: items left out of every mean; the warnings name the first ones."""
 
     name: str
     status: str
@@ -100,7 +100,7 @@ class Report(Record):
     predicted_makespan_seconds: float | None
     lower_bound_seconds: float | None
     ratio: float | None
-    # makespan without evalspan, simulated from the seconds measured here, by policy; empty while it runs
+    # policy -> makespan simulated from the seconds measured here; empty while the evaluation runs
     without_evalspan: dict[str, float] = Field(default_factory=dict)
     plan_policy: str = "evalspan"
     stages: Stages
@@ -108,7 +108,7 @@ class Report(Record):
     gpu_busy_fraction: float | None
     gpus: tuple[GpuUse, ...]
     nodes: dict[str, str]  # node -> rung it was staged on
-    # node -> seconds that its weights were there before its GPUs came free
+    # node -> seconds between the end of its prefetch and its first free GPU
     staged_ahead: dict[str, float] = Field(default_factory=dict)
     staged_bytes: int  # weights, and request sets where a node keeps them
     storage_bytes: int
@@ -116,8 +116,8 @@ class Report(Record):
     metric_seconds: dict[str, float]  # CPU seconds by leaf task (execute) and entry (score)
     entries: tuple[EntryLine, ...]
     judge: JudgeUse | None = None
-    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that its responses are of
-    reused_scores: tuple[str, ...] = ()  # of these, entries whose scores are that evaluation's, too
+    reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that made its responses
+    reused_scores: tuple[str, ...] = ()  # entries whose scores were reused, too
     warnings: tuple[str, ...]
 
 
@@ -167,13 +167,12 @@ class _Gathered:
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.accepted_at = 0.0
-        self.cpus = 1  # of a metric worker
+        self.cpus = 1  # CPUs of a metric worker
         self.entries: list[str] = []
         self.submitted: dict[str, float] = {}
         self.started: dict[tuple[str, int], float] = {}
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
-        self.requests_staged: list[RequestsStaged] = []
         self.staged_at: list[tuple[float, float]] = []
         self.there_at: dict[str, float] = {}  # node -> first staged
         self.offered_at: dict[str, float] = {}  # node -> first offer of GPUs
@@ -218,12 +217,10 @@ class _Gathered:
                 self.staged.append(outcome)
                 self.staged_at.append((at - outcome.seconds, at))
                 self.there_at.setdefault(outcome.node, at)
-            case RequestsStaged():
-                self.requests_staged.append(outcome)
             case TrialEnded():
                 self.trials.append(outcome)
             case Executed():
-                # programs run on all cores of their worker; who asks a judge waits on one
+                # programs use all cores of their worker; a judge's job waits on one
                 self.metric_seconds[outcome.task] += outcome.seconds * (self.cpus if outcome.programs else 1)
             case Scored():
                 self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
@@ -256,7 +253,7 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
 
 
 def _status(state: State) -> str:
-    if state.cancelled:
+    if state.ending.cancelled:
         return "cancelled"
     if not all(e.terminal for e in state.entries):
         return "running"
@@ -264,14 +261,14 @@ def _status(state: State) -> str:
 
 
 def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> float | None:
-    """The makespan that no schedule of these measured seconds beats; None before there is anything to bound."""
+    """Seconds that no schedule of these measured seconds beats; None before a plan."""
     if not shards or not gathered.trials:
         return None
     seconds: Mapping[str, float] = _seconds_by_task(shards)
     sets = []
     for entry in state.entries:
         for task in entry.sets:
-            leaf = state.leaves.get(task)
+            leaf = state.shards.leaves.get(task)
             if leaf is None or task not in seconds:
                 continue
             sets.append(
@@ -286,8 +283,8 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
     lanes = max(
         1,
         len({t.name for t in gathered.trials})
-        if not state.nodes
-        else sum(n.lanes for n in state.nodes.values()),
+        if not state.nodes.by_name
+        else sum(n.lanes for n in state.nodes.by_name.values()),
     )
     loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
     built = _union(gathered.built) or 0.0
@@ -316,7 +313,7 @@ def _without(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> 
 def _seconds_by_task(shards: Iterable[ShardSpan]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for span in shards:
-        seconds[span.shard.rsplit("|", 2)[0]] += span.seconds
+        seconds[ShardId.parse(span.shard).task] += span.seconds
     return seconds
 
 
@@ -327,7 +324,6 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
     makespan = (now if running else end or now) - gathered.accepted_at
-    copied: list[Staged | RequestsStaged] = [*gathered.staged, *gathered.requests_staged]
     gpus = []
     for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
         job, _, index = trial.name.rpartition(".")
@@ -343,7 +339,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         status=_status(state),
         accepted_at=gathered.accepted_at,
         makespan_seconds=makespan,
-        predicted_makespan_seconds=state.predicted_makespan_seconds or None,
+        predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
         lower_bound_seconds=bound,
         ratio=makespan / bound if bound and not running else None,
         plan_policy=record.options.plan_policy,
@@ -357,16 +353,17 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
             for node, at in gathered.there_at.items()
             if at < gathered.offered_at.get(node, end or now)
         },
-        nodes={n.name: n.rung or n.status for n in state.nodes.values()},
-        staged_bytes=sum(s.bytes for s in copied),
-        storage_bytes=sum(s.storage_bytes for s in copied),
+        nodes={n.name: n.rung or n.status for n in state.nodes.by_name.values()}
+        | {p.name: p.rung or p.status for p in state.nodes.prefetches.values()},
+        staged_bytes=sum(s.bytes for s in gathered.staged),
+        storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
         entries=tuple(
             EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
             for e in state.entries
         ),
-        reused=dict(state.reused),
-        reused_scores=tuple(state.entries[i].name for i in sorted(state.reused_scores)),
+        reused=dict(state.plan.reused),
+        reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
         warnings=tuple(dict.fromkeys(state.warnings)),
     )

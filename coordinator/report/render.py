@@ -1,7 +1,6 @@
-"""What a person sees of results and reports in a terminal: rich tables from the report's values. No arithmetic of its own.
+"""Results and reports as rich tables in a terminal. For `eval` and `report`.
 
-Rule: a figure is shown with its unit; what is not known is shown as a dash.
-It does not know: where the values come from.
+Rule: no arithmetic; a figure is shown with its unit, an unknown one as a dash.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NARROW = 72  # columns below which tables would cut figures
 
 
 def seconds(value: float | None) -> str:
-    """A duration as a person reads it."""
+    """A duration in s, min or h; a dash for None."""
     if value is None:
         return "-"
     value = max(value, 0.0)  # two clocks may disagree by a moment
@@ -34,7 +33,7 @@ def seconds(value: float | None) -> str:
 
 
 def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
-    """Names of one reason together, with it: a suite of 60 tasks that is cancelled says so once. Three names at most."""
+    """Joined names -> their common reason, so 60 cancelled tasks take one line. Three names at most."""
     names: dict[str, list[str]] = {}
     for name, why in errors.items():
         names.setdefault(why, []).append(name)
@@ -58,7 +57,7 @@ def _score(value: Any) -> str:
 
 
 def score_table(results: Mapping[str, Any]) -> Table:
-    """lm-eval's results as rows: task, filter, metric, value and standard error; groups after the tasks."""
+    """lm-eval's results as rows: task, filter, metric, value and standard error; groups last."""
     table = Table(
         title="Scores",
         title_justify="left",
@@ -150,7 +149,7 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
 
 
 def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
-    """What the judge cost, all in all and by task."""
+    """What the judge cost, in total and by task."""
     most = f" of at most {judge.max_cost:g}" if judge.max_cost is not None else ""
     yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", f"by {judge.model}{most}"
     for name, task in judge.tasks.items():
@@ -162,7 +161,7 @@ def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
 
 
 def gpu_table(report: Report) -> Table:
-    """Per trial: how long its GPUs were held, and what for."""
+    """A row per trial: seconds that its GPUs were held, by cause."""
     table = Table(
         title="GPUs (slots) by cause",
         title_justify="left",
@@ -211,7 +210,7 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
 
 
 def score_lines(results: Mapping[str, Any]) -> Text:
-    """The score table for a narrow terminal: a line a score, so that no figure is cut."""
+    """The score table for a narrow terminal: a line per score, so that no figure is cut."""
     text = Text("Scores\n", style="bold")
     for part in ("results", "groups"):
         for task, values in results.get(part, {}).items():
@@ -236,7 +235,7 @@ def gpu_lines(report: Report) -> Text:
 
 
 def reuse_lines(report: Report) -> list[str]:
-    """What was taken from earlier evaluations, a sentence for each of them."""
+    """A sentence for each earlier evaluation whose responses were reused."""
     alike: dict[str, list[str]] = {}
     for task, evaluation in report.reused.items():
         alike.setdefault(evaluation, []).append(task)
@@ -260,7 +259,7 @@ def show(
     *,
     ran: bool = True,
 ) -> None:
-    """The whole report, scores first. `ran=False`: nothing was run now, so that times and costs are left out."""
+    """Print the report, scores first. `ran=False`: nothing ran now, so times and costs are left out."""
     parts: list[RenderableType] = []
     if results is not None and results.get("results"):
         parts.append(score_lines(results) if console.width < NARROW else score_table(results))

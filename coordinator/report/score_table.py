@@ -1,8 +1,7 @@
-"""Evaluations side by side, and the lanes of a plan, in a terminal of any width.
+"""Tables for `compare` (evaluations side by side) and `plan` (lanes), for a terminal of any width.
 
-Rule: figures are never cut: where columns do not fit, a row becomes lines. A drop counts beyond two standard errors of the
-difference.
-It does not know: where scores and plans come from.
+Rule: figures are never cut: where columns do not fit, a row becomes lines. A drop counts beyond two
+standard errors of the difference.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from coordinator.report.keys import MARK, WHAT, difference, keys_of
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task and metric: each evaluation's value, last minus first, and whether that is a real drop.
+    """A row per task and metric: each evaluation's value, last minus first, and "real drop?".
 
-    A drop is real beyond two standard errors of the difference, and only where both were asked and scored alike: `differs`
-    says of each evaluation how it differs from the first ("requests" or "score").
+    A drop is real beyond two standard errors of the difference, and only where requests and scoring
+    are the same. `differs`: how each evaluation differs from the first ("requests" or "score").
     """
     scores = [column["results"] for column in columns]
     rows = []
@@ -57,7 +56,7 @@ def _is_metric(key: str, value: Any) -> bool:
 
 
 def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A row per score: a column for each evaluation, by the digest at its id's end, and the change from first to last."""
+    """Print a row per score: a column per evaluation (the digest of its id), and the change overall."""
     digests = [name.rsplit("-", 1)[-1] for name in names]
     cells = [_cells(row) for row in rows]
     heads = ("task", "metric", *digests, "change")
@@ -80,7 +79,7 @@ def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mappi
 
 
 def _show_differences(console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for all tasks of an evaluation that differ from the first one's in the same way."""
+    """Print a line per evaluation and kind of difference from the first one: the tasks concerned."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for name, what in zip(names, row["differs"], strict=True):
@@ -100,7 +99,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:
-    """GPUs that run the same data sets in one row, with the shards that each has of them."""
+    """A row per group of GPUs that run the same data sets, with each GPU's number of shards."""
     alike: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for lane in lanes:
         names = tuple(dict.fromkeys(str(s["dataset"]) for s in lane["shards"]))
@@ -125,5 +124,5 @@ def _ranges(numbers: Sequence[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    told = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return ",".join(told[:4]) + (",..." if len(told) > 4 else "")
+    ranges = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ",".join(ranges[:4]) + (",..." if len(ranges) > 4 else "")

@@ -1,7 +1,7 @@
-"""The listing of `evalspan status` in a terminal of any width, and the log that a shard or trial left.
+"""The listing of `evalspan status` in a terminal of any width, and the log files of a job or shard.
 
-Rule: an evaluation's id is never cut, since people copy it: where a row does not fit, each evaluation becomes two lines.
-It does not know: where rows come from.
+Rule: an evaluation's id is never cut, since people copy it. Where a row does not fit, each
+evaluation takes two lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = ("evaluation", "stage", "shards", "trials", "scored", "age")
 
 
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
-    """Jobs and trials of an evaluation that told of an error, with its line, by name; what was tried again included."""
+    """Job or trial -> its error line, by their outcome files; retried ones included."""
     found = {}
     for file in sorted(paths.outcomes.glob("*.failed.json")) if paths.outcomes.is_dir() else ():
         try:
@@ -38,13 +38,13 @@ def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
 
 
 def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path]:
-    """Log files that `what` names: a job or trial or part of its name, or a shard, which means the trial that ran it."""
+    """Log files that `what` names: (part of) a job's or trial's name, or a shard of the trial."""
     files = sorted(paths.logs.glob("*.log"))
     if what is None:
         return files
-    shards = [s for name, s in state.shards.items() if what in (name, name.replace("|", " "))]
+    shards = [s for name, s in state.shards.by_name.items() if what in (name, name.replace("|", " "))]
     trials = {Path(s.frame.file).stem for s in shards if s.frame is not None}
-    jobs = {info.job.log: info for info in state.jobs.values()}
+    jobs = {info.job.log: info for info in state.jobs.by_name.values()}
     chosen = [f for f in files if what in f.name]
     for pattern, info in jobs.items():
         for member, trial in enumerate(info.trials):
@@ -54,7 +54,7 @@ def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path
 
 
 def show_status(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A row per evaluation, and below it what went wrong."""
+    """Print a row per evaluation, then what went wrong."""
     if not rows:
         console.print(
             "no evaluations here yet: `evalspan submit` or `evalspan eval` starts one", soft_wrap=True
@@ -78,7 +78,7 @@ def show_status(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_gate(console: Console, at_gate: Shown, now: float) -> None:
-    """Checkpoints that are no evaluations: what each waits for, and why the refused ones were. `now`: unix seconds."""
+    """Print pending checkpoints and refused ones, each with its reason. `now`: unix seconds."""
     lines = [
         (w.checkpoint, w.suite, f"waits, {seconds(max(0.0, now - w.since))} by now: {w.why}", "yellow")
         for w in at_gate.waiting
@@ -112,7 +112,7 @@ def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for name, why in {**by_reason(row["errors"]), **row["nodes_aside"]}.items():
         yield f"{name}: {why}", "red"
     if row["waits_seconds"] is not None:
-        yield f"all nodes are set aside: it waits for {seconds(row['waits_seconds'])} more", "red"
+        yield f"all nodes are in back-off: it waits for {seconds(row['waits_seconds'])} more", "red"
     for name, why in row["held_jobs"].items():
         yield f"{name}: {why}", "yellow"
     for name, why in row["stragglers"].items():

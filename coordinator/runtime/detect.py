@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.cluster import JobState
-from coordinator.evaluation.messages import (
+from coordinator.evaluation.events import (
     AnyEvent,
+    BackOffOver,
     JobEnded,
     JobNotSubmitted,
     JobStarted,
     JobSubmitted,
     MetricJobsDied,
     MetricJobsLost,
-    RestOver,
     TrialHung,
 )
-from coordinator.evaluation.state import JobInfo, MetricState, State
+from coordinator.evaluation.state import JobInfo, MetricState, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
 NEVER_STARTS = frozenset({"PartitionTimeLimit"})
@@ -62,8 +62,8 @@ def job_events(
         by_name.setdefault(job.name, []).append(job)
     events: list[AnyEvent] = []
     twins: list[str] = []
-    for name in sorted(state.live):
-        info = state.jobs[name]
+    for name in sorted(state.jobs.live):
+        info = state.jobs.by_name[name]
         members = by_name.get(name, [])
         events += _one_job(info, members, seen, grace, now)
         own = info.job_id or (members[0].job_id if members else "")
@@ -139,8 +139,8 @@ def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, s
     in_hand = {trial: shard for shard, trial in claims.items()}
     found: list[AnyEvent] = []
     for event in events:
-        if isinstance(event, JobEnded) and state.jobs[event.job].job.purpose == "trial":
-            shard = in_hand.get(state.jobs[event.job].trials[event.index])
+        if isinstance(event, JobEnded) and state.jobs.by_name[event.job].job.purpose == "trial":
+            shard = in_hand.get(state.jobs.by_name[event.job].trials[event.index])
             found.append(event.model_copy(update={"shard": shard}))
         else:
             found.append(event)
@@ -153,10 +153,10 @@ def overdue_jobs(state: State, seen: Sightings, grace: Grace, now: float) -> lis
     Named again every `grace.overdue` seconds for as long as they last.
     """
     ids = []
-    for name in sorted(state.live):
-        info = state.jobs[name]
+    for name in sorted(state.jobs.live):
+        info = state.jobs.by_name[name]
         since = info.released_at
-        if since is None and state.results_written:
+        if since is None and state.ending.phase >= Phase.LEAVING:
             since = max(info.changed_at, seen.missing_since.setdefault((name, -2), now))
         if since is None or not info.job_id:
             continue
@@ -183,9 +183,10 @@ def hung_trials(
         seen.moved.clear()
         return []
     events: list[AnyEvent] = []
-    for trial, (job, member) in state.live_trials.items():
-        info = state.jobs[job]
-        running = info.members.get(0 if info.job.purpose == "host" else member) == "running"
+    for trial, known_trial in state.trials.live.items():
+        info = state.jobs.by_name[known_trial.job]
+        member = 0 if info.job.purpose == "host" else known_trial.member
+        running = info.members.get(member) == "running"
         again = trial in seen.told
         if not running or now - seen.told.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
@@ -202,19 +203,19 @@ def hung_trials(
 
 
 def rests_over(state: State, now: float) -> list[AnyEvent]:
-    """Nodes whose time aside is over, and metric workers or jobs held back that may be submitted again: told, since an
+    """Nodes whose back-off is over, and metric workers or jobs held back that may be submitted again: told, since an
     evaluation that has nothing but them has no other event. Told once: `rules` acts on it, and where it would not, nothing is told.
     """
-    held = any(now >= h.due_at for h in state.held.values())
+    held = any(now >= h.due_at for h in state.jobs.held.values())
     if not state.can_work:
-        return [RestOver(at=now, held=True)] if held else []
+        return [BackOffOver(at=now, held=True)] if held else []
     over = tuple(
         n.name
-        for n in state.nodes.values()
-        if n.status == "aside" and n.aside_until is not None and now >= n.aside_until
+        for n in state.nodes.by_name.values()
+        if n.status == "back-off" and n.back_off_until is not None and now >= n.back_off_until
     )
-    workers = state.waits_for_workers and now >= state.workers_due_at
-    return [RestOver(at=now, nodes=over, workers=workers, held=held)] if over or workers or held else []
+    workers = state.waits_for_workers and now >= state.scoring.workers_due_at
+    return [BackOffOver(at=now, nodes=over, workers=workers, held=held)] if over or workers or held else []
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:
@@ -222,11 +223,11 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
     queued = set(unclaimed)
     return tuple(
         name
-        for name, shard in state.shards.items()
+        for name, shard in state.shards.by_name.items()
         if shard.frame is None
         and not shard.quarantined
         and name not in queued
-        and claims.get(name) not in state.live_trials
+        and claims.get(name) not in state.trials.live
     )
 
 
@@ -234,7 +235,7 @@ def shards_read_by(state: State, metric: MetricState) -> Iterator[str]:
     """Shards of the leaf tasks whose records a metric job reads."""
     tasks = [metric.task] if metric.kind == "execute" else list(state.entries[metric.entry].sets)
     for task in tasks:
-        leaf = state.leaves.get(task)
+        leaf = state.shards.leaves.get(task)
         yield from leaf.planned.shards if leaf is not None else ()
 
 
@@ -245,10 +246,10 @@ def missing_metrics(state: State, known: Iterable[str], grace: float, now: float
     there = set(known)
     return [
         name
-        for name in sorted(state.outstanding)
+        for name in sorted(state.scoring.outstanding)
         if name not in there
-        and now - state.metrics[name].enqueued_at
-        > min(grace * 2 ** state.metrics[name].losses, MAX_GRACE_SECONDS)
+        and now - state.scoring.metrics[name].enqueued_at
+        > min(grace * 2 ** state.scoring.metrics[name].losses, MAX_GRACE_SECONDS)
     ]
 
 

@@ -12,42 +12,44 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
-from coordinator.evaluation.messages import (
+from coordinator.evaluation.actions import (
     Action,
-    AnyEvent,
     CancelJob,
-    CheckpointConverted,
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
     FindResponses,
     InspectConverted,
-    JobNotSubmitted,
-    JobSubmitted,
     MakePlan,
-    MarkSlow,
-    PlanFailed,
-    Planned,
     PublishSets,
     QueueShards,
     ReleaseClaims,
-    ReleaseHolder,
+    ReleasePrecursor,
     RemoveQueue,
-    RequestSetsFound,
-    ResultsWritten,
     StopWorkers,
     SubmitJob,
     WithdrawShards,
     WriteResults,
 )
+from coordinator.evaluation.events import (
+    AnyEvent,
+    CheckpointConverted,
+    JobNotSubmitted,
+    JobSubmitted,
+    PlanFailed,
+    Planned,
+    RequestSetsFound,
+    ResultsWritten,
+)
+from coordinator.evaluation.job_specs import Site, environment, specs_of, workers_stop_file
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.specs import Site, workers_stop_file
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
@@ -57,7 +59,6 @@ from coordinator.runtime import reuse
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Release
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueUnavailable, WorkQueue
 
@@ -81,8 +82,6 @@ class Performer:
         self.at_once = at_once  # submissions that the cluster is asked for side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
-        # seconds that a holder on this node, once released, keeps its pages for another checkpoint; the loop knows of others
-        self.linger: Callable[[State, str], float] = lambda _state, _node: 0.0
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
         self._uncancelled: set[str] = set()  # what the cluster could not be told; the machine asks only once
@@ -131,7 +130,7 @@ class Performer:
         return [RequestSetsFound(at=clock.now(), sets=sets, folders=folders, batch_size=batch_size)]
 
     def _inspect_converted(self, state: State, action: InspectConverted) -> list[AnyEvent]:
-        announced = state.announced or state.record.checkpoint
+        announced = state.conversion.announced or state.record.checkpoint
         try:
             found = inspect(action.path, step=announced.step)
         except CheckpointError as error:
@@ -141,7 +140,7 @@ class Performer:
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:
-            hardware = hardware_of(n.gpu_type for n in state.nodes.values())
+            hardware = hardware_of(n.gpu_type for n in state.nodes.by_name.values())
             planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
         except PlanningError as error:
             return [PlanFailed(at=clock.now(), error=str(error))]
@@ -171,17 +170,18 @@ class Performer:
     def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
         paths = self._paths(state)
         name = action.job.name
-        info = state.jobs[name]
+        info = state.jobs.by_name[name]
         if info.phase != "intended":
             return []  # it had happened after all, and was found while this waited its turn
         if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
-        for spec_name, spec in action.specs.items():
+        for spec_name, spec in specs_of(state, self.site, info).items():
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
         try:
-            job_id = self.cluster.submit(action.job)
+            env = environment(self.site, action.job.purpose)
+            job_id = self.cluster.submit(replace(action.job, env=env))
         except RefusedError as error:
             return [
                 JobNotSubmitted(
@@ -232,10 +232,8 @@ class Performer:
             self.cluster.cancel(sorted(self._uncancelled))
             self._uncancelled.clear()
 
-    def _release_holder(self, state: State, action: ReleaseHolder) -> list[AnyEvent]:
-        node = state.jobs[action.job].job.node
-        said = Release(linger_seconds=self.linger(state, node) if node is not None else 0.0)
-        write_atomic(self._paths(state).release_file(action.job), said.model_dump_json().encode())
+    def _release_precursor(self, state: State, action: ReleasePrecursor) -> list[AnyEvent]:
+        write_atomic(self._paths(state).release_file(action.job), b"")
         return []
 
     def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:
@@ -257,9 +255,6 @@ class Performer:
 
     def _release_claims(self, state: State, action: ReleaseClaims) -> list[AnyEvent]:
         return self._with_queue(state, lambda q: q.release_claims(action.trial))
-
-    def _mark_slow(self, state: State, action: MarkSlow) -> list[AnyEvent]:
-        return self._with_queue(state, lambda q: q.mark_slow(action.trials))
 
     def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
         self._with_queue(state, lambda q: q.remove())

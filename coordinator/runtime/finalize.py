@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.messages import AnyEvent
+from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.judge_cost import judge_use
 from coordinator.report.measurements import Report, ShardSpan, make_report
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
-from evaljobs.contract.paths import EvaluationPaths, parse_shard, request_set_manifest
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import RequestSetManifest
 from evaljobs.contract.storage import FrameError, read_frames, read_record, write_atomic
 from evaljobs.judges.kept import judgements
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 def shard_spans(state: State, paths: EvaluationPaths) -> list[ShardSpan]:
     """A span for every shard whose record counts, read from the heads of the response files."""
-    frames = (s.frame for s in state.shards.values() if s.frame is not None)
+    frames = (s.frame for s in state.shards.by_name.values() if s.frame is not None)
     counted = {(f.file, f.offset) for f in frames if not f.file.endswith(REUSED)}
     spans = []
     for file in sorted({name for name, _ in counted}):
@@ -68,7 +69,7 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
     if state.record.judge is None:
         return made
     entries = state.record.suite.tasks
-    task_of = {m.name: m.task or entries[m.entry].name for m in state.metrics.values()}
+    task_of = {m.name: m.task or entries[m.entry].name for m in state.scoring.metrics.values()}
     use = judge_use(state.record.judge, judgements(paths.judgements), task_of, state.evaluation_id)
     return made.model_copy(update={"judge": use})
 
@@ -104,10 +105,10 @@ def learnt(state: State, report: Report) -> list[Observation]:
     """What this evaluation shows of each leaf task that was run whole: GPU and metric seconds against its tokens."""
     seconds: dict[str, float] = defaultdict(float)
     for span in report.shards:
-        seconds[parse_shard(span.shard)[0]] += span.seconds
+        seconds[ShardId.parse(span.shard).task] += span.seconds
     loads = [g.imports + g.load + g.warm for g in report.gpus]
     rows = []
-    for task, leaf in state.leaves.items():
+    for task, leaf in state.shards.leaves.items():
         if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):
             continue
         sets = read_sets({task: leaf.planned.folder}, state.batch_size)
@@ -118,7 +119,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 task=task,
                 key=manifest.key,
                 model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
-                hardware=hardware_of(n.gpu_type for n in state.nodes.values()),
+                hardware=hardware_of(n.gpu_type for n in state.nodes.by_name.values()),
                 engine=state.record.model.engine,
                 batch_size=state.batch_size,
                 prefill_tokens=sum(index.prefill_tokens),
@@ -159,7 +160,7 @@ def _warn(state: State, what: str, error: Exception) -> None:
 def keys_of(state: State) -> dict[str, dict[str, str]]:
     """Leaf task -> its request digest and score key, of the tasks that came to be planned."""
     keys = {}
-    for task, leaf in state.leaves.items():
+    for task, leaf in state.shards.leaves.items():
         with suppress(OSError, ValueError):
             manifest = read_record(request_set_manifest(leaf.planned.folder), RequestSetManifest)
             keys[task] = {"requests": manifest.key, "score": manifest.score_key}
@@ -184,6 +185,6 @@ def write_results(
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "failed_entries": sorted(failed),
         "keys": keys_of(state),
-        "responses_from": dict(state.reused),
+        "responses_from": dict(state.plan.reused),
     }
     write_atomic(paths.results, json.dumps(results, indent=2, default=str).encode())

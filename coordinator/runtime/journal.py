@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.messages import EVENT, AnyEvent
+from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
 
 DAEMON = "evalspan daemon"  # the command that takes submissions while it holds a work folder
 ASKING_SECONDS = 0.5  # for which somebody who asks whether the lock is held may hold it
@@ -125,12 +125,18 @@ def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
 
 def _event(line: bytes, where: str) -> AnyEvent:
     try:
-        return EVENT.validate_json(line)
+        event = EVENT.validate_json(line)
     except ValidationError as error:
         what = error.errors()[0]["msg"].partition(" does not match")[0][:200]
         raise JournalError(
             f"{where} is no event of this version ({what}); move the folder away to start afresh"
         ) from error
+    if isinstance(event, Accepted) and "journal_format" not in event.model_fields_set:
+        raise JournalError(
+            f"{where} is of an earlier version of evalspan: finish the evaluation with that version, or move its folder away "
+            "and `evalspan submit` it again"
+        )
+    return event
 
 
 def is_daemon(holder: str) -> bool:

@@ -20,9 +20,7 @@ from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
-from coordinator.evaluation.messages import MemoryOffered, NodesOffered, NodeWithdrawn
-from coordinator.evaluation.specs import holder_memory_mb
-from coordinator.evaluation.state import State
+from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
@@ -90,7 +88,6 @@ class Coordinator(Evaluations):
         self.pace = pace
         self.nodes: list[NodeState] = []
         self._due = _Due()
-        performer.linger = self._linger
 
     @contextmanager
     def in_charge(
@@ -117,7 +114,7 @@ class Coordinator(Evaluations):
                 log.warning("%s", self.trouble)
             yield
         finally:
-            if not self._waiting_asides() and not any(r.state.live for r in self.running.values()):
+            if not self._waiting_asides() and not any(r.state.jobs.live for r in self.running.values()):
                 self.keeper.stop()
             self._lock.release()
 
@@ -212,7 +209,7 @@ class Coordinator(Evaluations):
 
     def _offer(self, now: float) -> None:
         states = self._states()
-        in_use = any(state.nodes for state in states)
+        in_use = any(state.nodes.by_name for state in states)
         demands = demand.demands(states)
         if not (demands or in_use) or not self._due(
             "nodes", self.pace.nodes if demands else 6 * self.pace.nodes, now
@@ -272,16 +269,6 @@ class Coordinator(Evaluations):
             certain, candidates, held, self.limits, share=share, kept_back=self._kept_back(now)
         ).items():
             self._tell(evaluation_id, MemoryOffered(at=now, nodes=names))
-
-    def _linger(self, state: State, node: str) -> float:
-        """Seconds that a holder released there keeps its pages: some, where one waits that may write them over."""
-        seconds, record = self.performer.site.linger_seconds, state.record
-        if not seconds or node in self._kept_back(clock.now()):
-            return 0.0
-        there = next((n for n in self.nodes if n.name == node), None)
-        waiting = demand.waiting(self._states(), demand.demands(self._states()))
-        digest, memory_mb = record.checkpoint.digest, holder_memory_mb(record)
-        return seconds if prefetch.heir(there, digest, memory_mb, waiting, self.limits) else 0.0
 
     # --- run ---------------------------------------------------------------------------------------------------------
 

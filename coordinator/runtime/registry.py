@@ -19,7 +19,7 @@ from pathlib import Path
 from coordinator.base import clock
 from coordinator.cluster import ClusterError, JobState
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.messages import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
+from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
 from coordinator.evaluation.records import EvaluationRecord, job_prefix
 from coordinator.evaluation.state import State
 from coordinator.runtime.detect import Grace
@@ -225,12 +225,14 @@ class Evaluations:
 
     def _clear_converted(self, ended: Running) -> None:
         """What was converted for an evaluation that is over, unless another one of the same checkpoint needs it."""
-        if ended.state.announced is not None:
-            self._clear_digest(ended.state.announced.digest)
+        if ended.state.conversion.announced is not None:
+            self._clear_digest(ended.state.conversion.announced.digest)
 
     def _clear_digest(self, digest: str) -> None:
         others = (r.state for r in self.running.values() if r.state.ended_at is None)
-        if any(s.announced is not None and s.announced.digest == digest for s in others):
+        if any(
+            s.conversion.announced is not None and s.conversion.announced.digest == digest for s in others
+        ):
             return
         if any(aside.open for aside in self._asides.by_id.values()):
             return  # it may be one of these that needs it

@@ -21,20 +21,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.errors import EvalspanError
-from coordinator.evaluation.messages import (
-    FindResponses,
-    OutcomeSeen,
-    Planned,
-    PlannedLeaf,
-    ResponsesFound,
-    ShardsDumped,
-)
+from coordinator.evaluation.actions import FindResponses
+from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Scored
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths, parse_shard, slug
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, slug
 from evaljobs.contract.specs import BatchIndex, FrameRef, RequestSetManifest
 
 log = logging.getLogger(__name__)
@@ -116,7 +111,7 @@ def find(state: State, wanted: FindResponses, work: WorkPaths, now: float) -> Re
 def _candidates(state: State, batch_size: int, work: WorkPaths) -> Iterator[_Earlier]:
     """Ended evaluations of this checkpoint with these options, newest first."""
     ours = state.record
-    spec = state.announced or ours.checkpoint
+    spec = state.conversion.announced or ours.checkpoint
     prefix = slug(spec.source.rstrip("/").rsplit("/", 1)[-1])[:40]
     found = []
     for file in work.root.glob(f"{prefix}-*/results.json"):
@@ -171,7 +166,7 @@ def _with(
 def _whole(leaf: PlannedLeaf, index: BatchIndex, earlier: _Earlier) -> bool:
     """Is every batch answered by a record that is there?"""
     at = 0
-    for first, end in sorted(parse_shard(shard)[1:] for shard in leaf.shards):
+    for first, end in sorted((s.first_batch, s.end_batch) for s in map(ShardId.parse, leaf.shards)):
         if first != at:
             return False
         at = end
@@ -211,7 +206,7 @@ def _as_ours(
 ) -> PlannedLeaf:
     documents: Iterable[tuple[int, ...]] = ()
     if manifest.executes:
-        spans = (parse_shard(shard)[1:] for shard in leaf.shards)
+        spans = ((s.first_batch, s.end_batch) for s in map(ShardId.parse, leaf.shards))
         documents = (tuple(sorted({d for b in index.documents[a:z] for d in b})) for a, z in spans)
     return leaf.model_copy(
         update={

@@ -1,6 +1,6 @@
 """One evaluation in the loop: its journal, its state, and what its folder shows.
 
-Rule: observe -> log -> step -> perform, and nothing else changes the state. Outcome files and response records are
+Rule: observe -> step -> log -> perform, and nothing else changes the state. Outcome files and response records are
 the truth; Redis only says where to look sooner.
 It does not know: other evaluations, nodes' allocation.
 """
@@ -22,21 +22,19 @@ from pydantic import ValidationError
 from coordinator.allocation import stragglers
 from coordinator.base import clock
 from coordinator.cluster import JobState
-from coordinator.evaluation import machine
-from coordinator.evaluation.messages import (
+from coordinator.evaluation import shards
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
+from coordinator.evaluation.events import (
     Accepted,
-    Action,
     AnyEvent,
-    CancelJob,
     OutcomeSeen,
     QueueLost,
-    ReleaseClaims,
     Restarted,
     ShardCorrupted,
     ShardsDumped,
     ShardsStray,
     StragglersFound,
-    SubmitJob,
 )
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import IllegalEventError, State
@@ -46,6 +44,7 @@ from coordinator.runtime.finalize import try_report
 from coordinator.runtime.journal import CopiedJournalError, Journal
 from coordinator.runtime.summary import write_ended
 from coordinator.services.metric_queue import MetricQueue
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import FrameRef
@@ -139,7 +138,7 @@ class Running:
                 state, _ = machine.start(event)
             elif state is not None:
                 try:
-                    machine.step(state, performer.site, event)
+                    machine.step(state, performer.site, event, replaying=True)
                 except IllegalEventError:
                     log.exception("%s: an event is illegal and was passed over", journal.path)
         if state is None:
@@ -158,21 +157,20 @@ class Running:
         running.paths = performer.site.of(state)
         running.snapshot = None
         with contextlib.suppress(QueueUnavailable):
-            if state.leaves and not state.winding_down:
+            if state.shards.leaves and not state.winding_down:
                 running.snapshot = performer.queue(state.evaluation_id).snapshot()
         return running
 
     # --- the loop's body -------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[AnyEvent]) -> None:
-        """Log these events, then step and perform; what comes of that is taken likewise."""
+        """Step these events, log them with their intents, then perform; what comes of that is taken likewise."""
         if not events:
             return
         ended_at = self.state.ended_at
-        self.journal.append(events)
+        actions = self._logged(events)
         try:
-            for event in events:
-                self._perform(self._step(event))
+            self._perform(actions)
         finally:
             cancels, self._cancels = self._cancels, []
             self.performer.cancel(cancels)
@@ -181,12 +179,22 @@ class Running:
             try_report(self.state, self.paths)
             write_ended(self.state, self.paths)
 
-    def _step(self, event: AnyEvent) -> list[Action]:
-        try:
-            return machine.step(self.state, self.performer.site, event)
-        except IllegalEventError:
-            log.exception("%s: passed over an illegal %s", self.state.evaluation_id, event.kind)
-            return []
+    def _logged(self, events: Iterable[AnyEvent]) -> list[Action]:
+        """What shall be done after these events: they are in the journal, each followed by its intents. Where the journal
+        refuses them, or a step fails, the state is ahead of the journal and must be read back.
+        """
+        lines: list[AnyEvent] = []
+        actions: list[Action] = []
+        for event in events:
+            try:
+                step = machine.step(self.state, self.performer.site, event)
+            except IllegalEventError:
+                log.exception("%s: passed over an illegal %s", self.state.evaluation_id, event.kind)
+                continue
+            lines += [event, *step.intents]
+            actions += step.actions
+        self.journal.append(lines)
+        return actions
 
     def _perform(self, actions: Iterable[Action]) -> None:
         waiting = deque(actions)
@@ -199,10 +207,7 @@ class Running:
                 self._submits.append(action)  # `submit` takes its turn after all that is known
                 continue
             came = self.performer.perform(self.state, action)
-            if came:
-                self.journal.append(came)
-                for event in came:
-                    waiting.extend(self._step(event))
+            waiting.extend(self._logged(came))
 
     def submit(self, deadline: float) -> None:
         """Submit what was called for, several at once, until `deadline` (monotonic seconds); what is left waits for the
@@ -277,9 +282,9 @@ class Running:
             e.outcome.name for e in outcomes if isinstance(e, OutcomeSeen) and e.outcome.kind == "failed"
         ]
         events: dict[str, AnyEvent] = {}
-        for metric in (self.state.metrics[n] for n in failed if n in self.state.outstanding):
+        for metric in (self.state.scoring.metrics[n] for n in failed if n in self.state.scoring.outstanding):
             for shard in detect.shards_read_by(self.state, metric):
-                frame = self.state.shards[shard].frame
+                frame = self.state.shards.by_name[shard].frame
                 if frame is None or shard in events:
                     continue
                 try:
@@ -290,7 +295,7 @@ class Running:
         return list(events.values())
 
     def _look_at_queue(self, now: float) -> None:
-        if not self.state.leaves or self.state.winding_down:
+        if not self.state.shards.leaves or self.state.winding_down:
             self.snapshot = None
             return
         try:
@@ -306,11 +311,11 @@ class Running:
             self.take([QueueLost(at=now)])
         elif now - self._refilled_at >= REFILL_SECONDS:  # it answers and takes nothing: told once, tried on
             self._refilled_at = now
-            self._perform(machine.refill(self.state))
+            self._perform(shards.refill(self.state))
 
     def _new_shards(self, now: float, *, thorough: bool) -> list[AnyEvent]:
         """Shards whose first whole record was added to response files since the last look: a second copy is no news."""
-        if not self.state.leaves:
+        if not self.state.shards.leaves:
             return []
         hints = self.snapshot.trials if self.snapshot else {}
         names = {
@@ -338,13 +343,17 @@ class Running:
         try:
             for reference, head in read_frames(self.paths.responses / name, self._consumed.get(name, 0)):
                 self._consumed[name] = reference.offset + reference.length
-                leaf = self.state.leaves.get(head.task)
-                shard = self.state.shards.get(head.shard)
+                leaf = self.state.shards.leaves.get(head.task)
+                shard = self.state.shards.by_name.get(head.shard)
                 if shard is not None:
                     pace = self._paces.get(head.trial, stragglers.Pace())
                     self._paces[head.trial] = pace.and_done(head.seconds, shard.seconds)
-                whose = head.shard.rsplit("|", 2)[0]
-                if leaf is None or shard is None or leaf.planned.key != head.key or whose != head.task:
+                if (
+                    leaf is None
+                    or shard is None
+                    or leaf.planned.key != head.key
+                    or ShardId.parse(head.shard).task != head.task
+                ):
                     if name not in self._strange:
                         log.warning("%s holds a shard of other requests (%s): passed over", name, head.shard)
                     self._strange.add(name)
@@ -364,28 +373,28 @@ class Running:
 
     def _compare_trials(self, now: float) -> None:
         """Name the stragglers, with the shards that they have in hand. Times of a shard in hand are the Redis host's."""
-        if self.snapshot is None or not self.state.todo:
+        if self.snapshot is None or not self.state.shards.todo:
             return
         paces = dict(self._paces)
         for trial, progress in self.snapshot.trials.items():
-            held = self.state.shards.get(progress.shard or "")
-            if held is None or trial not in self.state.live_trials:
+            held = self.state.shards.by_name.get(progress.shard or "")
+            if held is None or trial not in self.state.trials.live:
                 continue
             elapsed = progress.beat_at - self.snapshot.claimed_at.get(progress.shard or "", progress.beat_at)
             paces[trial] = paces.get(trial, stragglers.Pace()).and_in_hand(
                 elapsed, held.seconds, progress.batches_done, progress.batches
             )
-        found = stragglers.stragglers(paces, self.state.sigma)
+        found = stragglers.stragglers(paces, self.state.plan.sigma)
         fresh = {
             trial: times
             for trial, times in found.items()
-            if trial in self.state.live_trials and trial not in self.state.stragglers
+            if trial in self.state.trials.live and trial not in self.state.trials.stragglers
         }
         self.take([StragglersFound(at=now, trials=fresh)] if fresh else [])
 
     def _audit(self, now: float) -> None:
         """Compare the shards to do with what the work queue holds: nothing may lie nowhere."""
-        if self.snapshot is None or not self.state.todo or self._refilled_at is not None:
+        if self.snapshot is None or not self.state.shards.todo or self._refilled_at is not None:
             return
         try:
             queue = self.performer.queue(self.state.evaluation_id)
@@ -394,7 +403,7 @@ class Running:
             if not stray:
                 return
             if stray == self._refused:
-                self._perform(machine.requeue(self.state, stray))
+                self._perform(shards.requeue(self.state, stray))
             else:
                 holders = {s: claims[s] for s in stray if s in claims}
                 # a Redis that came back empty has forgotten which trials were released
@@ -410,7 +419,7 @@ class Running:
 
     def _audit_metrics(self, now: float) -> None:
         """The same for metric jobs; those of dead workers are queued again."""
-        if self.state.outstanding:
+        if self.state.scoring.outstanding:
             metrics: MetricQueue = self.performer.metric_queue(self.state.evaluation_id)
             try:
                 metrics.recover()
@@ -420,5 +429,5 @@ class Running:
                 return
             if missing:  # one that RQ gave up may have left its outcome since we looked
                 self._take_outcomes(now)
-                left = [name for name in missing if name in self.state.outstanding]
+                left = [name for name in missing if name in self.state.scoring.outstanding]
                 self.take(detect.metric_events(left, failed, now))

@@ -262,10 +262,10 @@ def _pin(record: EvaluationRecord) -> Path:
 
 
 def _phase(state: State) -> Literal["waiting", "started", "over"]:
-    if state.ended_at is not None or state.cancelled:
+    if state.ended_at is not None or state.ending.cancelled:
         return "over"
     # staged ahead is not started; what a person took up again is not dropped once more
-    started = state.asked_again or any(n.lanes for n in state.nodes.values())
+    started = state.ending.retried or any(n.lanes for n in state.nodes.by_name.values())
     return "started" if started else "waiting"
 
 

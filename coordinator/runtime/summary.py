@@ -66,14 +66,16 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
         checkpoint=checkpoint.announced,
         step=checkpoint.step,
         suite=state.record.suite.name,
-        converted_digest=state.announced.digest if state.announced is not None else None,
-        cancelled=state.cancelled,
-        started=any(n.lanes for n in state.nodes.values()),
-        shards=len(state.shards),
-        shards_done=len(state.shards) - state.todo,
+        converted_digest=state.conversion.announced.digest
+        if state.conversion.announced is not None
+        else None,
+        cancelled=state.ending.cancelled,
+        started=any(n.lanes for n in state.nodes.by_name.values()),
+        shards=len(state.shards.by_name),
+        shards_done=len(state.shards.by_name) - state.shards.todo,
         scored=sum(e.status == "scored" for e in state.entries),
         entries=len(state.entries),
-        stragglers=dict(state.stragglers),
+        stragglers=dict(state.trials.stragglers),
         errors={e.name: e.error for e in state.entries if e.error},
         warnings=tuple(dict.fromkeys(state.warnings))[-WARNINGS:],
     )

@@ -35,8 +35,8 @@ from coordinator.cluster.slurm_rules import FEW_WORKERS, Hosting, Wants, ask_hos
 from coordinator.config import schema as settings_schema
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
+from coordinator.evaluation.job_specs import Site, precursor_memory_mb
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
-from coordinator.evaluation.specs import Site, holder_memory_mb
 from coordinator.intake.lm_eval_version import LmEvalVersion, own_version
 from coordinator.intake.source_keys import inputs_of
 from coordinator.intake.validate import check_tasks
@@ -112,7 +112,6 @@ def site_of(config: Config) -> Site:
         lease_seconds=config.stage.lease_seconds,
         readers=config.stage.readers,
         prefetch=config.stage.prefetch,
-        linger_seconds=config.stage.linger_seconds,
     )
 
 
@@ -171,7 +170,6 @@ def run_options(config: Config) -> RunOptions:
         plan_policy=config.plan.policy,
         steal=config.plan.steals,
         stage=config.stage.enabled,
-        requests_mb=config.stage.requests_mb,
         host_trials=config.stage.host_trials is True,
         allow_unsafe=config.metric.allow_unsafe,
         bootstrap_iters=config.metric.bootstrap_iters,
@@ -232,7 +230,7 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
     """The record with trials hosted where the site asks for it, and the reason; with no more workers than fit there."""
     options = record.options
     wants = Wants(
-        holder_mb=holder_memory_mb(record),
+        holder_mb=precursor_memory_mb(record),
         trial_mb=options.trial_memory_mb,
         trial_cpus=options.trial_cpus,
         trial_gpus=options.gpus_per_trial,

@@ -1,4 +1,4 @@
-"""Plans and baselines played through on a simulated cluster: `evalspan plan` and `evalspan simulate`.
+"""Simulates plans and baseline policies on a cluster, for `evalspan plan` and `evalspan simulate`.
 
-Rule: drawn run times come from a seed that is an argument. Start with `simulate.py`.
+Rule: run times are drawn from a seed that is an argument. Start with `simulate.py`.
 """

@@ -1,10 +1,9 @@
-"""How others place the same work: the tasks of each baseline, and their run on GPUs that load from shared storage.
+"""Baseline policies: how each partitions the work, and its run on GPUs that load from shared storage.
 
-Rule: partitioners follow their sources to the document, errors of theirs included; where a source leaves something
-open, the choice that is faster for the baseline is taken.
-Sources: OpenCompass `partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of
-Hu et al., NSDI 2024, is no baseline of this file: it is planned by `planning.round_robin`, for real runs too.
-It does not know: the planning policies.
+Rule: partitioners follow their sources to the document, with the sources' errors. Where a source
+leaves a choice open, the one that is faster for the baseline is taken. Sources: OpenCompass
+`partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of
+Hu et al., NSDI 2024, is planned by `planning.round_robin`, for real runs too.
 """
 
 from __future__ import annotations
@@ -59,18 +58,18 @@ Task = tuple[Piece, ...]
 
 
 def per_dataset(sources: Sequence[Source]) -> list[Task]:
-    """One job a data set, in the order given."""
+    """One job per data set, in the given order."""
     return [(_whole(source),) for source in sources]
 
 
 def size_factor(source: Source) -> int:
-    """OpenCompass's cost of one document: its labels, or 20 for generation; ten times that for costly names."""
+    """OpenCompass's cost per document: its labels, or 20 for generation; costly names count tenfold."""
     factor = source.labels or GEN_TASK_COEF
     return factor * 10 if any(fnmatch(source.name, pattern) for pattern in COSTLY) else factor
 
 
 def opencompass_size(sources: Sequence[Source]) -> list[Task]:
-    """SizePartitioner, strategy `heuristic`: next-fit decreasing of sets and slices into tasks of 40,000."""
+    """SizePartitioner (`heuristic`): next-fit decreasing of sets and slices into tasks of 40,000."""
     chunks: list[tuple[int, Piece]] = []
     for source in sorted(sources, key=lambda one: one.docs * size_factor(one), reverse=True):
         factor = size_factor(source)
@@ -93,7 +92,7 @@ def opencompass_size(sources: Sequence[Source]) -> list[Task]:
 
 
 def opencompass_num_worker(sources: Sequence[Source], workers: int) -> list[Task]:
-    """NumWorkerPartitioner, strategy `heuristic`: every set in `workers` pieces, all pieces dealt round-robin."""
+    """NumWorkerPartitioner (`heuristic`): every set in `workers` pieces, dealt round-robin."""
     pieces: list[Piece] = []
     for source in sources:
         if source.docs > MIN_TASK_DOCS:
@@ -108,14 +107,14 @@ def opencompass_num_worker(sources: Sequence[Source], workers: int) -> list[Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What every job of a policy pays, seconds. `storage`: reading the weights with a node's NIC to itself."""
+    """Seconds that each job of a policy pays. `storage`: a read of the weights, alone on the NIC."""
 
     preprocess: float
     storage: float
     load: float
     gap: float = 0.0  # between two submissions
-    running: int = 1 << 30  # jobs at once
-    metric_slots: int = 0  # jobs that may run their metric at once, GPU held; 0: metrics run elsewhere
+    running: int = 1 << 30  # most jobs at once
+    metric_slots: int = 0  # jobs with a metric at once, their GPU held; 0: metrics run elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +135,12 @@ def run_tasks(
     gpus: int,
     gpus_per_node: int,
 ) -> list[Ended]:
-    """Run tasks in list order on GPUs as they become free; jobs that load on one node share its NIC equally."""
+    """Run tasks in order on GPUs as these become free; loads on one node share its NIC equally."""
     return _Floor(tasks, truth, costs, gpus, gpus_per_node).run()
 
 
 def metrics_after(ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
-    """When scores are all there if every set's metric is one CPU job after all inference."""
+    """Seconds until the last score if every set's metric is one CPU job after all inference."""
     last = max((job.end for job in ended), default=0.0)
     jobs: list[MetricJob] = [(last, seconds, index) for index, seconds in enumerate(truth.metric_seconds)]
     return max(last, metrics_end(jobs, [1] * len(truth.sets), cpu_slots))
@@ -159,12 +158,12 @@ def _slices(source: Source, step: int) -> list[Piece]:
 
 
 class _Nic:
-    """A node's link to storage, shared equally by the jobs that read at the moment."""
+    """A node's link to storage, shared equally by the jobs that read at a moment."""
 
     def __init__(self) -> None:
-        self.readers: dict[int, float] = {}  # job -> seconds of a sole reader's time still to go
+        self.readers: dict[int, float] = {}  # job -> seconds that it still needs as the only reader
         self.at = 0.0
-        self.turn = 0  # an event of an earlier turn is out of date
+        self.turn = 0  # events of earlier turns are out of date
 
     def advance(self, now: float) -> None:
         if self.readers:
@@ -217,7 +216,7 @@ class _Floor:
         self._push(now + self.costs.preprocess, "reads", job)
 
     def _happen(self, now: float, what: str, subject: int, turn: int) -> int | None:
-        """The GPU that became free, if one did."""
+        """Handle one event; the GPU that became free, if any."""
         if what == "ends":
             if self.costs.metric_slots:
                 self.slots += 1
@@ -255,7 +254,7 @@ class _Floor:
         self._push(now, "inferred" if self.costs.metric_slots else "ends", job)
 
     def _score(self, now: float) -> None:
-        """Start the metrics of jobs that wait, as far as there are slots."""
+        """Start metrics of waiting jobs on free slots."""
         while self.metrics and self.slots:
             job = self.metrics.popleft()
             self.slots -= 1

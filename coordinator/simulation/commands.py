@@ -1,7 +1,6 @@
-"""What `evalspan plan --instance` and `evalspan simulate` print, as values: instance text in, dicts out.
+"""Results of `evalspan plan --instance` and `evalspan simulate`: instance text in, dicts out.
 
-Rule: ValueError, with the line or the field, for whatever text is not an instance.
-It does not know: argument parsing, files, or a terminal.
+Rule: text that is not an instance raises ValueError with its line or field.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ PLANNED_BY = {"paper": "round-robin", "round-robin": "round-robin", "evalspan": 
 """Policies whose plans are made by the planners of real evaluations; the others are simulated by `baselines`."""
 MOST_SIGMA = 10.0
 Contention = Literal["overlap", "full-node"]
-"""How long a job reads weights from storage: shared by the jobs that read at that moment, or, pessimistic for every
-policy that loads from storage, as if all GPUs of the node always read."""
+"""How reads share a node's link to storage: "overlap" among the jobs that read at that moment;
+"full-node", pessimistic for policies that load from storage, always among all GPUs of the node."""
 
 
 def plan_instance(json_text: str) -> dict[str, Any]:
-    """Every document of every data set in exactly one shard of one GPU's lane, in the order it is to run."""
+    """The plan: each document is in exactly one shard of one GPU's lane, in the order of its run."""
     instance = parse_instance(json_text)
     planned = _plan(instance, "evalspan")
     return {
@@ -68,9 +67,10 @@ def simulate_instance(
 ) -> dict[str, Any]:
     """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
 
-    `sigma`: spread of log seconds around the predictions, None for each set's own. The bound is that of what was
-    drawn, so no run is below its own; it counts staging for the policies that stage. `metrics_free` runs with all
-    metric seconds 0. `steal`: whether lanes of a planned policy steal, None for the policy's own way. ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
+    `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is
+    that of its drawn seconds, with staging for policies that stage. `metrics_free`: all metric
+    seconds are 0. `steal`: whether lanes of a planned policy steal; None: the policy's own way.
+    ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
     """
     instance = parse_instance(json_text)
     if policy not in POLICIES:
@@ -102,7 +102,7 @@ def simulate_instance(
 
 
 def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any]:
-    """A row per node count (by default powers of two up to four times the instance's) and a sentence of it."""
+    """A row per node count (by default powers of two up to four times the instance's) and a summary."""
     instance = parse_instance(json_text)
     here = max(1, -(-instance.gpus // instance.gpus_per_node))
     if nodes is None:
@@ -135,7 +135,7 @@ def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The least of the ordered values that at least `share` of them do not pass."""
+    """The least value that at least `share` of the ordered values do not exceed."""
     return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
 
 
@@ -208,7 +208,7 @@ def _tasks(instance: Instance, policy: str) -> list[baselines.Task]:
 
 
 def _labels(name: str, given: int | None) -> int:
-    """Labels scored a document: as given, else of the shipped table, else 0 (generation)."""
+    """Labels scored per document: as given, else of the shipped table, else 0 (generation)."""
     if given is not None:
         return given
     row = known(name)

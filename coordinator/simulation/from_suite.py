@@ -1,8 +1,7 @@
-"""From a suite and a model's size to a planning instance: what `evalspan plan --suite` plans before anything runs.
+"""Makes a planning instance from a suite and a model's size, for `evalspan plan --suite`.
 
-Rule: tokens come from the suite's request sets where they were prepared, else from the shipped table of data sets; a
-task known to neither is refused by name, never guessed.
-It does not know: the planner.
+Rule: tokens come from the suite's prepared request sets, else from the shipped table of data sets.
+A task in neither is refused by name.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from priors.estimate import Features, Learnt, predict_batches, predict_load, pre
 from priors.table import Observation
 
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-BYTES_PER_SECOND = 3.1e9  # of a 25 Gb/s storage NIC
+BYTES_PER_SECOND = 3.1e9  # bytes per second of a 25 Gb/s storage NIC
 
 
 def parameters(text: str) -> int:
-    """Parameters of a model size such as "7b", "135M" or "7000000000"; OperatorError for any other text."""
+    """Parameters of a model size such as "7b", "135M" or "7000000000"; else OperatorError."""
     unit = UNITS.get(text[-1:].lower())
     try:
         count = float(text[:-1]) * unit if unit else float(text)
@@ -45,7 +44,7 @@ def instance(
     hardware: str,
     engine: str,
 ) -> dict[str, Any]:
-    """A planning instance (JSON-able). `sets`: entry -> {leaf task: folder}, for entries that were prepared."""
+    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: folder}."""
     batch_size = suite.batch_size if isinstance(suite.batch_size, int) else 16
     learnt = Learnt(history)
     rows = []

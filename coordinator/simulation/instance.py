@@ -1,7 +1,6 @@
-"""The what-if form of a planning problem: a JSON file of data sets with uniform documents.
+"""A planning instance: a JSON file of data sets with uniform documents, for `plan` and `simulate`.
 
-Rule: what is not understood is refused with the place it stands at; nothing is guessed.
-It does not know: request sets, checkpoints, or the priors that made the figures.
+Rule: an unknown key or a wrong value is refused with its place.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class DataSet(BaseModel):
     labels: int | None = Field(default=None, ge=0, le=4000)
 
     def work(self) -> WorkSet:
-        """The set with one batch a document."""
+        """The set with one document per batch."""
         return WorkSet(
             name=self.name,
             batch_seconds=Even(each=self.gpu_seconds / self.docs, number=self.docs),
@@ -45,7 +44,7 @@ class DataSet(BaseModel):
 
 
 class Instance(BaseModel):
-    """GPUs, CPU slots, fixed costs in seconds, and data sets. Only load and overhead are paid by all."""
+    """GPUs, CPU slots, fixed costs in seconds, and data sets. All policies pay load and overhead only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -70,7 +69,7 @@ class Instance(BaseModel):
         return self
 
     def lanes(self, gpus: int | None = None) -> list[Lane]:
-        """One lane a GPU, nodes filled in order."""
+        """One lane per GPU, nodes filled in order."""
         return [
             Lane(name=f"gpu{index}", node=f"node{index // self.gpus_per_node}")
             for index in range(self.gpus if gpus is None else gpus)

@@ -1,8 +1,7 @@
-"""What a simulated run will really take: seconds drawn around the predicted ones.
+"""Draws the true seconds of a simulated run around the predicted ones.
 
-Rule: one draw a set (its prior is off by that factor) and smaller draws along the set (documents differ); a shard
-costs what its documents cost, however the set is cut, so every policy runs the same truth.
-It does not know: any policy.
+Rule: one draw per set (the error of its prior) and smaller draws along the set (documents differ).
+A shard costs the sum of its documents, however the set is cut, so every policy runs the same truth.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from coordinator.planning.lower_bound import Bound, Size, bound_of
 from coordinator.planning.model import Lane, WorkSet
 
 BLOCKS = 16
-"""Parts of equal predicted seconds that a set's inner draws are made for."""
+"""Blocks of equal predicted seconds in a set, with an inner draw each."""
 WITHIN = 0.25
-"""Spread of the inner draws, of the whole spread; squares add up to 1 with the draw between sets."""
+"""Share of the spread that the inner draws have; its square and that of the draw per set sum to 1."""
 
 
 class Predicted:
@@ -44,7 +43,9 @@ class Truth:
         random = Random(seed)
         self.predicted = predicted
         self.sets, self.index = predicted.sets, predicted.index
-        self._steps: list[list[float]] = []  # true seconds at each block's start, per predicted second
+        self._steps: list[
+            list[float]
+        ] = []  # per set: true seconds at each block's start, per predicted second
         self._factors: list[list[float]] = []
         self.metric_seconds: list[float] = []
         for work in self.sets:
@@ -73,7 +74,7 @@ class Truth:
         return self._steps[index][-1] * self.predicted.sums[index][-1] / BLOCKS
 
     def metric_share(self, index: int, first: int, end: int) -> float:
-        """True CPU seconds of an `execute` metric's shard: by predicted share of the set, by batches where that is 0."""
+        """True CPU seconds of an `execute` shard, by its predicted share (by batches where 0)."""
         sums = self.predicted.sums[index]
         if not sums[-1]:
             return self.metric_seconds[index] * (end - first) / (len(sums) - 1)
@@ -82,7 +83,7 @@ class Truth:
     def bound(
         self, lanes: Sequence[Lane], *, load_seconds: float, cpu_slots: int, stage_seconds: float
     ) -> Bound:
-        """The bound of what was drawn. A batch's true seconds are at least its predicted ones by the least factor."""
+        """The bound of the drawn seconds; a batch takes at least its prediction times the least factor."""
         sizes = []
         for index, work in enumerate(self.sets):
             if not work.batch_seconds:

@@ -1,8 +1,8 @@
-"""A discrete-event run of a plan: lanes pull their own shards by rank, steal when they have none, metrics follow.
+"""Simulates a plan by discrete events: lanes run their shards by rank, then steal; metrics follow.
 
-Rule: at run time a lane has ranks and predicted seconds, never the true ones. It takes its own head; when empty, and
-where lanes steal, the lowest rank of the lane with the most predicted seconds left; when there is none, it ends.
-It does not know: how the plan was made.
+Rule: a lane's choice uses ranks and predicted seconds, never the true ones. It takes its own next
+shard; where lanes steal, an empty lane steals the lowest rank of the lane with the most predicted
+seconds left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coordinator.simulation.sampled_times import Truth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A shard's way through the run, seconds from the start."""
+    """One shard's run, in seconds from the start."""
 
     shard: PlannedShard
     lane: str
@@ -29,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`busy_fraction`: inference seconds over the seconds GPUs were held."""
+    """`busy_fraction`: inference seconds / seconds that GPUs were held."""
 
     makespan_seconds: float
     busy_fraction: float
@@ -49,9 +49,9 @@ def simulate(
     steal: bool = True,
     preprocess_seconds: float = 0.0,
 ) -> Run:
-    """Run a plan against the truth; `lanes` may be others than planned for as long as names are the plan's.
+    """Run a plan with true seconds; `lanes` may differ from the planned ones except in their names.
 
-    `preprocess_seconds`: each lane holds its GPU for so long before it loads; the bound does not count them.
+    `preprocess_seconds`: each lane holds its GPU for that long before it loads; the bound omits them.
     """
     bound = truth.bound(lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
     by_name = {lane.name: lane for lane in lanes}
@@ -89,7 +89,7 @@ def simulate(
 
 
 def metric_jobs(spans: Sequence[Span], truth: Truth, cpu_slots: int) -> list[MetricJob]:
-    """The jobs of an `execute` set's shard when that shard ends; one a `score` set when its last shard ends."""
+    """Jobs for each shard of an `execute` set at its end; one per `score` set at its last shard's end."""
     jobs: list[MetricJob] = []
     grain = FINEST * (sum(truth.metric_seconds) / cpu_slots + max((span.end for span in spans), default=0.0))
     done: dict[int, float] = {}

@@ -1,7 +1,6 @@
-"""What more nodes would bring: planned makespan, bound and binding term over node counts.
+"""Planned makespan, bound and binding term over node counts, for `evalspan plan`.
 
-Rule: CPU slots come with nodes, as GPUs do.
-It does not know: whether the nodes are free.
+Rule: CPU slots grow with nodes, as GPUs do.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from coordinator.planning.planner import plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """One node count; `binding` says which term of the bound keeps the makespan from being shorter."""
+    """One node count; `binding`: the term of the bound that limits the makespan."""
 
     nodes: int
     gpus: int

@@ -1,8 +1,8 @@
-"""Scores into the trackers that a team looks at: TensorBoard, Weights & Biases, MLflow, and lm-eval's own files.
+"""Exports scores to TensorBoard, Weights & Biases, MLflow and lm-eval's own files.
 
-Rule: a tracker's package is imported when it is written to and never before; without it the operator is told what to
-install. An export is a function of the points: doing it again adds what is new and doubles nothing.
-It does not know: evaluations, journals.
+Rule: a tracker's package is imported only to write to that tracker; where it is missing, an
+OperatorError names the package to install. A second export adds only new points. Called by
+`evalspan export` and, in a process of its own, by the daemon (`live`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Tracker(Protocol):
     """One run of one suite, written to a folder."""
 
     def __call__(self, points: Sequence[Point], out: Path, run: str, project: str) -> Path:
-        """Write the points of one suite as run `run`; what was written, for the user to open."""
+        """Write the points of one suite as run `run`; the path that the user opens."""
 
 
 TRACKERS: Mapping[str, str] = {
@@ -29,20 +29,20 @@ TRACKERS: Mapping[str, str] = {
     "mlflow": "coordinator.trackers.mlflow",
 }
 
-# what trainings call the folder of their checkpoints: no name for a run
+# usual names of a folder of checkpoints: no name for a run
 COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts"})
 
 
 def export_points(
     module: str, points: Iterable[Point], out: Path, *, run: str | None = None, project: str = "evalspan"
 ) -> list[Path]:
-    """A tracker run per folder of checkpoints and suite; what was written. OperatorError where the package is missing."""
+    """Write a tracker run per training and suite; their paths. OperatorError without the package."""
     write: Tracker = importlib.import_module(module).write
     return [write(group, out.absolute(), name, project) for name, group in runs_of(points, run).items()]
 
 
 def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[Point]]:
-    """Points by the tracker's run that shows them: `run` or the folder of the checkpoints, and the suite."""
+    """Points by tracker run: `run` (or the checkpoints' folder) and the suite."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(f"{run or _training(point)}-{point.suite}", []).append(point)
@@ -50,7 +50,7 @@ def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[P
 
 
 def _training(point: Point) -> str:
-    """The checkpoints' folder; the one above it where every training calls it alike."""
+    """Name of the checkpoints' folder; of its parent where the folder has a usual name."""
     folder = Path(point.checkpoint).parent
     if folder.name.lower() in COMMON and folder.parent.name:
         folder = folder.parent
@@ -58,7 +58,7 @@ def _training(point: Point) -> str:
 
 
 def values_of(point: Point) -> dict[str, float]:
-    """Every number of a point under the name that all trackers show it by."""
+    """Every number of a point, by its name in all trackers."""
     values = {}
     for score in point.scores:
         values[f"{point.suite}/{score.name}"] = score.value
@@ -72,16 +72,14 @@ def values_of(point: Point) -> dict[str, float]:
 
 
 def steps_of(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """Points in order, with the step to show each at: its training step; where none is known, the unix second of its
-    acceptance, which is the same in every export.
-    """
+    """(step, point) in order. Step: the training step, else the unix second of acceptance."""
     return sorted(
         ((p.step if p.step is not None else int(p.accepted_at), p) for p in points), key=lambda pair: pair[0]
     )
 
 
 def need(module: str, package: str, extra: str) -> Any:
-    """The imported module, or an operator's error that says how to get it."""
+    """Import `module`; OperatorError with the pip command where it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,11 +1,11 @@
-"""Evaluations that have ended, into the trackers that the settings name, by a process of its own.
+"""Exports ended evaluations to the trackers of the settings, in a process apart from the daemon's loop.
 
-Rule: what is left to export is read from the work folder: an evaluation with results, and with no note in
-`trackers.json` that a tracker has these very results. So an export that was killed, or failed, or was never begun, is
-made up for by the next one. The note is written before the tracker is touched, as a failure, and again when it is done:
-a tracker that takes its process down is told of as well. A whole run (a training and a suite) is written each time; the
-adapters double nothing.
-It does not know: the daemon's loop, and that is the point: nothing that a tracker's package does can reach it.
+Rule: an evaluation is left to export where `trackers.json` does not note these very results. So the
+next export makes up for one that was killed, failed or never began. The note is written as a
+failure before the export and corrected after it, so a tracker that kills its process shows as a
+failure. Each export writes the whole run (a training and a suite); the adapters skip points already
+there. A tracker package cannot harm the daemon's loop. Called by the daemon, `eval` and `export
+--left`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 FOLDER = "trackers"  # below the work folder: the exports' log and lock, W&B's offline runs
 NOTE = "trackers.json"  # in an evaluation's folder
 LIMIT_SECONDS = (
-    600  # an export that takes longer is ended; a server that does not answer can hold one for ever
+    600  # seconds after which an export is ended; a server that does not answer can hold one without end
 )
 CUT_SHORT = "the export ended before it was done"
 
@@ -52,29 +52,29 @@ class Target(Record):
 
 
 class Job(Record):
-    """What the process is told, on its standard input: an address may hold a password."""
+    """Input of the process, on its standard input since an address may hold a password."""
 
     work_dir: str
     targets: tuple[Target, ...]
     gpu_hour_price: float | None = None
 
 
-class Told(Record):
-    """What a tracker has of an evaluation: the results of this age (ns of their mtime), or why not."""
+class Exported(Record):
+    """What a tracker has of an evaluation: results of this age (mtime in ns), or why it has none."""
 
     results: int
     error: str | None = None
 
 
 class Note(Record):
-    """`trackers.json`: by tracker."""
+    """`trackers.json`: tracker -> its export."""
 
     schema_version: int = 1
-    trackers: dict[str, Told] = Field(default_factory=dict)
+    trackers: dict[str, Exported] = Field(default_factory=dict)
 
 
 def job_of(config: Config) -> Job:
-    """What the settings ask for; no targets where they name no tracker."""
+    """The exports that the settings ask for; no targets where they name no tracker."""
     section, below = config.trackers, config.work_dir / FOLDER
     targets = []
     if section.tensorboard_dir is not None:
@@ -89,7 +89,7 @@ def job_of(config: Config) -> Job:
 
 
 def read_note(paths: EvaluationPaths) -> Note:
-    """What is noted of an evaluation; nothing where there is no note or a damaged one."""
+    """The note of an evaluation; empty where the file is missing or damaged."""
     try:
         return Note.model_validate_json((paths.root / NOTE).read_bytes())
     except (OSError, ValidationError):
@@ -97,20 +97,22 @@ def read_note(paths: EvaluationPaths) -> Note:
 
 
 def failures(paths: EvaluationPaths) -> dict[str, str]:
-    """Trackers that do not have this evaluation, with the reason."""
-    return {name: told.error for name, told in read_note(paths).trackers.items() if told.error is not None}
+    """Tracker -> why it does not have this evaluation."""
+    return {
+        name: export.error for name, export in read_note(paths).trackers.items() if export.error is not None
+    }
 
 
 def export_left(job: Job) -> list[str]:
-    """Write what is left to each target; a line for each run that could not be written."""
+    """Export to each target what it lacks; an error line for each run that failed."""
     work = Path(job.work_dir)
     folder = work / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a daemon that was killed may still be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the export of a killed daemon may still run
         ages = {
             f.parent.name: _age(f) for f in work.glob("*/results.json")
-        }  # before what they are the age of
+        }  # read before the results themselves
         points = [p for p in _points(work, job.gpu_hour_price) if p.evaluation_id in ages]
         return [error for target in job.targets for error in _export(work, target, points, ages)]
 
@@ -135,18 +137,20 @@ def _export(work: Path, target: Target, points: Iterable[Point], ages: Mapping[s
             continue
         for evaluation_id in left:
             _write_note(
-                work, evaluation_id, target.tracker, Told(results=ages[evaluation_id], error=CUT_SHORT)
+                work, evaluation_id, target.tracker, Exported(results=ages[evaluation_id], error=CUT_SHORT)
             )
         error = _try(target, group)
         for evaluation_id in left:
-            _write_note(work, evaluation_id, target.tracker, Told(results=ages[evaluation_id], error=error))
+            _write_note(
+                work, evaluation_id, target.tracker, Exported(results=ages[evaluation_id], error=error)
+            )
         if error is not None:
             errors.append(f"{target.tracker}: {run}: {error}")
     return errors
 
 
 def _try(target: Target, group: Sequence[Point]) -> str | None:
-    """None, or what the tracker said. Its packages raise what they like, SystemExit included."""
+    """Export a group; None, or the error. A tracker's package may raise anything, also SystemExit."""
     try:
         Path(target.out).mkdir(parents=True, exist_ok=True)
         export_points(TRACKERS[target.tracker], group, Path(target.out), project=target.project)
@@ -157,33 +161,33 @@ def _try(target: Target, group: Sequence[Point]) -> str | None:
 
 
 def _age(results: Path) -> int:
-    """Of the results and the report beside them, which is written once more when the last job has gone."""
+    """Later mtime, in ns, of results and report, which is rewritten after the last job's end."""
     report = EvaluationPaths(results.parent).report
     return max(f.stat().st_mtime_ns for f in (results, report) if f.exists())
 
 
 def _has(work: Path, evaluation_id: str, tracker: str, age: int) -> bool:
-    told = read_note(EvaluationPaths(work / evaluation_id)).trackers.get(tracker)
-    return told is not None and told.error is None and told.results == age
+    export = read_note(EvaluationPaths(work / evaluation_id)).trackers.get(tracker)
+    return export is not None and export.error is None and export.results == age
 
 
-def _write_note(work: Path, evaluation_id: str, tracker: str, told: Told) -> None:
+def _write_note(work: Path, evaluation_id: str, tracker: str, export: Exported) -> None:
     paths = EvaluationPaths(work / evaluation_id)
-    note = Note(trackers={**read_note(paths).trackers, tracker: told})
+    note = Note(trackers={**read_note(paths).trackers, tracker: export})
     write_atomic(paths.root / NOTE, note.model_dump_json(indent=1).encode())
 
 
 class Exporter:
-    """The daemon's side: one process at a time, begun when something has ended, never waited for."""
+    """Starts export processes for the daemon, one at a time, and does not wait for them."""
 
     def __init__(self, config: Config) -> None:
         self.job = job_of(config)
         self._folder = config.work_dir / FOLDER
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = bool(self.job.targets)  # at the start: what an earlier daemon left undone
+        self._asked = bool(self.job.targets)  # true at the start: an earlier daemon may have left exports
 
     def ask(self) -> None:
-        """An evaluation has ended."""
+        """Request an export, since an evaluation has ended."""
         self._asked = bool(self.job.targets)
 
     @property
@@ -191,7 +195,7 @@ class Exporter:
         return self._asked or self._process is not None
 
     def finish(self, seconds: float) -> None:
-        """For a command that is about to end: begin, and wait so long at most. The process goes on if need be."""
+        """Start an export and wait at most `seconds`; the process goes on after that."""
         self.tick()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -199,7 +203,7 @@ class Exporter:
             self.tick()
 
     def tick(self) -> None:
-        """Look after the process; begin another where there is something new. Never raises."""
+        """Check the process; start another where an evaluation has ended since. Never raises."""
         if self._process is not None:
             code = self._process.poll()
             if code is None:
@@ -226,7 +230,7 @@ class Exporter:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C at the daemon is not meant for it
+                start_new_session=True,  # keeps Ctrl-C at the daemon from ending it
             )
         if self._process.stdin is not None:
             with self._process.stdin as pipe:
@@ -234,7 +238,7 @@ class Exporter:
 
 
 def main() -> int:
-    """The process: 0 where every tracker has everything, 1 where one does not."""
+    """The export process: 0 where every tracker has everything, else 1."""
     signal.alarm(LIMIT_SECONDS)
     logging.basicConfig(level=logging.WARNING)
     errors = export_left(Job.model_validate_json(sys.stdin.buffer.read()))

@@ -1,9 +1,10 @@
 """An evaluation in lm_eval's own layout: MODEL/results_DATE.json and MODEL/samples_TASK_DATE.jsonl.
 
-Rule: names, keys and hashes are those of lm_eval's EvaluationTracker (lm_eval/loggers/evaluation_tracker.py, 0.4.13), so
-that what reads lm_eval's folders reads ours. The date is that of the evaluation's end: exporting twice writes the same
-files. The chat template and the tokenizer's tokens are read from the checkpoint, where it still lies there. What
-lm_eval says of its machine and of git commits is left out.
+Rule: names, keys and hashes are those of lm_eval's EvaluationTracker
+(lm_eval/loggers/evaluation_tracker.py, 0.4.13), so that its readers can read these files. The date
+is that of the evaluation's end, so a second export writes the same files. Chat template and special
+tokens are read from the checkpoint, if it still exists. lm_eval's machine and git facts are left
+out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def model_folder(model: str) -> str:
 
 
 def write(evaluation: Path, out: Path) -> list[Path]:
-    """Results and samples of the evaluation in folder `evaluation`, below `out`; samples first, results last."""
+    """Write the samples, then the results, of the evaluation in folder `evaluation` below `out`."""
     paths = EvaluationPaths(evaluation)
     try:
         results: dict[str, Any] = json.loads(paths.results.read_bytes())
@@ -40,7 +41,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
     folder = out / model_folder(report.checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     ended = report.accepted_at + (report.makespan_seconds or 0.0)
-    # lm_eval writes local time without a zone; ours is UTC so that it is the same everywhere.
+    # lm_eval writes local time without a zone; UTC is the same everywhere.
     date = (
         datetime.fromtimestamp(ended, UTC)
         .replace(tzinfo=None)
@@ -77,7 +78,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
 
 
 def chat_template(checkpoint: Path) -> str | None:
-    """The template's text, as transformers finds it; None where there is none, or one of several would be chosen."""
+    """The chat template as transformers finds it; None where there is none, or there are several."""
     with contextlib.suppress(OSError):
         return (checkpoint / "chat_template.jinja").read_text()
     found = _json(checkpoint / "tokenizer_config.json").get("chat_template")
@@ -85,7 +86,7 @@ def chat_template(checkpoint: Path) -> str | None:
 
 
 def tokenizer_facts(checkpoint: Path) -> dict[str, Any]:
-    """lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py), as far as the checkpoint's files tell it."""
+    """lm_eval's `add_tokenizer_info` (lm_eval/loggers/utils.py), from the checkpoint's files."""
     known = _json(checkpoint / "tokenizer_config.json")
     ids = {t["content"]: t["id"] for t in _json(checkpoint / "tokenizer.json").get("added_tokens", [])}
     facts: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Points as an MLflow run.
 
-Rule: into a file store in the output folder (`mlflow ui --backend-store-uri OUT`), or to the server that
-$MLFLOW_TRACKING_URI names. The run is found again by its tag, and a value that is there at its step is not logged twice.
+Rule: writes to a file store in the output folder (`mlflow ui --backend-store-uri OUT`), or to the
+server of $MLFLOW_TRACKING_URI. A later export finds the run by its tag and logs no value twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAG = "evalspan.run"
 
 def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
     """One run of experiment `project`; the store's folder."""
-    # MLflow 3 asks for this before it uses a file store, the only one that needs no database.
+    # MLflow 3 requires this for a file store, the only store without a database.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     client_module = need("mlflow.tracking", "mlflow-skinny", "mlflow")
     entities = need("mlflow.entities", "mlflow-skinny", "mlflow")
@@ -44,7 +44,7 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
 
 
 def _run(client: Any, experiment_id: str, run: str) -> str:
-    """Id of the run of this name, made where it is not there."""
+    """Id of the run of this name; creates the run where there is none."""
     quoted = run.replace("'", "")
     found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{quoted}'", max_results=1)
     if found:

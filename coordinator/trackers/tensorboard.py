@@ -1,8 +1,9 @@
 """Points as a TensorBoard run: `tensorboard --logdir OUT`.
 
-Rule: written with the `tensorboard` package alone (no TensorFlow, no torch). What our event files in the run's folder
-hold is read back first: a point that is there is not written again, one that has changed is taken out of its old file,
-and all others stay as they are, in files that a TensorBoard which is looking need not read again.
+Rule: uses the `tensorboard` package alone (no TensorFlow, no torch). An export first reads the
+event files that evalspan wrote to the run's folder: it skips points that are there and removes
+changed ones from their old file. Other files stay untouched, so an open TensorBoard need not read
+them again.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:  
 
 
 def _ended(point: Point) -> float:
-    """Unix seconds: when its evaluation ended."""
+    """Unix seconds at which the point's evaluation ended."""
     return point.accepted_at + (point.makespan_seconds or 0.0)
 
 
 def _rounded(values: Mapping[str, float]) -> Values:
-    """As an event holds them, in 32 bits."""
+    """The values rounded to 32 bits, as an event holds them."""
     return {tag: struct.unpack("f", struct.pack("f", value))[0] for tag, value in values.items()}
 
 
@@ -63,13 +64,13 @@ def _events(rows: Mapping[int, tuple[float, Values]]) -> list[Any]:
     summaries = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "tensorboard")
     made = []
     for step, (ended, values) in rows.items():
-        told = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        made.append(events.Event(wall_time=ended, step=step, summary=summaries.Summary(value=told)))
+        pairs = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        made.append(events.Event(wall_time=ended, step=step, summary=summaries.Summary(value=pairs)))
     return made
 
 
 def _write(folder: Path, events: Iterable[Any]) -> None:
-    """One new file, if there is anything to write. Its name begins with the time, so TensorBoard reads it last."""
+    """Write one file, unless `events` is empty; named by time, so TensorBoard reads it last."""
     events = list(events)
     if not events:
         return

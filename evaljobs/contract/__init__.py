@@ -1,4 +1,5 @@
-"""Everything that crosses a process: specs of jobs, outcomes of jobs, paths, and how files are written.
+"""What crosses processes: specs of jobs, their outcomes, paths, and how files are written.
 
-Rule: records are versioned and strict; each name on disk is decided in `paths.py`. Start with `specs.py`.
+Rule: records are versioned and strict; names on disk are in `paths.py` alone. Start with
+`specs.py`.
 """

@@ -1,8 +1,7 @@
-"""What jobs leave: outcomes, and the responses of a shard.
+"""Outcomes that jobs write for the coordinator, and the responses of a shard.
 
-Rule: an outcome is a file, written last and atomically, so a killed job leaves either the whole outcome or none.
-
-It does not know: Slurm, Redis, lm-eval, or what the coordinator makes of it.
+Rule: a job writes its outcome last and atomically, so a killed job leaves the whole outcome or
+none. Written by jobs, read by the coordinator's runtime.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from evaljobs.contract.specs import SCHEMA_VERSION, Record
 
 
 class Built(Record):
-    """A suite entry's request sets are on disk. `sets` maps each leaf task to its folder."""
+    """The request sets of a suite entry are on disk. `sets` maps each leaf task to its folder."""
 
     kind: Literal["built"] = "built"
     name: str
@@ -26,7 +25,7 @@ class Built(Record):
 
 
 class Converted(Record):
-    """A Hugging Face folder lies in `path`; whether it is a checkpoint has not been looked at."""
+    """The conversion wrote a Hugging Face folder to `path`; the coordinator still has to check it."""
 
     kind: Literal["converted"] = "converted"
     name: str
@@ -35,7 +34,7 @@ class Converted(Record):
 
 
 class Staged(Record):
-    """The weights are in this node's memory (rung: "shm", "disk") and held; or `rung="storage"`: read them in place."""
+    """The weights are in this node's memory (rung "shm", "disk") or read in place ("storage")."""
 
     kind: Literal["staged"] = "staged"
     name: str
@@ -43,29 +42,30 @@ class Staged(Record):
     path: str
     rung: str
     bytes: int
-    storage_bytes: int  # bytes that left shared storage for it: 0 when the copy was already there
+    storage_bytes: int  # bytes read from shared storage: 0 when the copy existed already
     seconds: float
     recycled: bool = False
-    why: str = ""  # why a higher rung was not taken
+    why: str = ""  # why a higher rung was not used
 
 
 class RequestsStaged(Record):
-    """Request sets lie beside the weights in this node's memory; trials there read them in place of storage."""
+    """Request sets are in this node's memory beside the weights; its trials read them there."""
 
     kind: Literal["requests-staged"] = "requests-staged"
-    name: str  # the holder's, and which time it was
+    name: str  # the holder's name and a running number
     node: str
     sets: int
     bytes: int
     storage_bytes: int
     seconds: float
-    why: str = ""  # why some are read from storage
+    why: str = ""  # why trials read some sets from storage
 
 
 class Cleared(Record):
-    """The holder let go: its memory is free (or another evaluation still holds it).
+    """The holder has freed its memory, or another evaluation still holds the weights.
 
-    With `lingers` its job stays for so many seconds at most, for another checkpoint to take the retired pages over.
+    With `lingers` its job stays for at most that many seconds for the next checkpoint to reuse its
+    pages.
     """
 
     kind: Literal["cleared"] = "cleared"
@@ -73,16 +73,18 @@ class Cleared(Record):
     node: str
     freed_bytes: int
     reason: str
-    lingers: float = 0.0
+    lingers: float = 0.0  # seconds
 
 
 class TrialEnded(Record):
-    """A trial's own account of itself. reason: "drained", "terminated", "queue-lost", "outdated" (it claimed a shard of a task
-    that was planned after its start). Seconds by cause.
+    """How a trial ended, and its seconds by cause.
+
+    `reason` is "drained", "terminated", "queue-lost", or "outdated": the trial claimed a shard of a
+    task that was planned after it had started.
     """
 
     kind: Literal["trial-ended"] = "trial-ended"
-    name: str  # the trial (array member), not the job
+    name: str  # the trial (a member of the array), not the job
     node: str
     reason: str
     shards: int
@@ -91,7 +93,7 @@ class TrialEnded(Record):
     wait_seconds: float  # waiting for the staged manifest
     import_seconds: float
     load_seconds: float
-    warm_seconds: float = 0.0  # the first forward: kernels and libraries that are only loaded then
+    warm_seconds: float = 0.0  # the first forward pass, which loads kernels and libraries
     infer_seconds: float
     dump_seconds: float
     idle_seconds: float
@@ -100,7 +102,7 @@ class TrialEnded(Record):
 
 
 class Probed(Record):
-    """Batch size "auto" was found out by the first trial."""
+    """The first trial has found the batch size that "auto" stands for."""
 
     kind: Literal["probed"] = "probed"
     name: str
@@ -108,7 +110,7 @@ class Probed(Record):
 
 
 class Executed(Record):
-    """Verdicts of these documents are on disk. `failed` items are named with the reason."""
+    """The verdicts of these documents are on disk. `failed` maps an item to the reason."""
 
     kind: Literal["executed"] = "executed"
     name: str
@@ -117,7 +119,7 @@ class Executed(Record):
     programs: int
     seconds: float
     failed: dict[str, str] = Field(default_factory=dict)
-    asked: int = 0  # of the judge, by this job
+    asked: int = 0  # requests that this job sent to the judge
 
 
 class Scored(Record):
@@ -130,13 +132,12 @@ class Scored(Record):
     seconds: float
     programs_run: int = 0
     asked: int = 0
-    unscored: dict[str, str] = Field(
-        default_factory=dict
-    )  # items that count in no mean, "task document", with the reason
+    # "task document" of each item that counts in no mean, with the reason
+    unscored: dict[str, str] = Field(default_factory=dict)
 
 
 class Failed(Record):
-    """A job's error, for whoever must act. `blame`: operator (fix and retry), retry (try again), bug (ours)."""
+    """A job's error. `blame`: operator (mend it, then retry), retry (try again), bug."""
 
     kind: Literal["failed"] = "failed"
     name: str
@@ -145,11 +146,10 @@ class Failed(Record):
     error: str  # one line: what happened and what to do next
     detail: str = ""
     node: str | None = None
-    shard: str | None = None  # the shard in hand, for a trial
+    shard: str | None = None  # the shard that a trial was running
     entry: int | None = None
-    unstaged: bool = (
-        False  # a trial that saw nothing of the weights staged on its node: its /dev/shm is another one
-    )
+    # the trial found no staged weights on its node: its /dev/shm is not the holder's
+    unstaged: bool = False
 
 
 Outcome = Annotated[
@@ -162,16 +162,16 @@ OUTCOME: TypeAdapter[
 
 
 class ShardResponses(Record):
-    """One framed record of a response file: all responses of a shard, in batch order.
+    """All responses of one shard, in batch order: one framed record of a response file.
 
-    `responses` holds [request index in build order, answer] pairs; an answer is what lm-eval's model class returned:
-    [logprob, is_greedy], a string, or for rolling likelihood [window index, nll] terms that the metric side adds up;
-    for a conversation a list of strings, one a turn.
+    `responses` holds [request index in build order, answer] pairs. An answer is what lm-eval's
+    model class returned: [logprob, is_greedy] or a string; for rolling likelihood [window index,
+    nll], which the metric job adds up; for a conversation a list of strings, one per turn.
     """
 
     schema_version: int = SCHEMA_VERSION
     task: str
-    key: str  # the request set's key: a record of other requests is refused
+    key: str  # the request set's key; a record with another key is refused
     shard: str
     trial: str
     started_at: float

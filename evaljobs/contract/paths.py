@@ -1,7 +1,7 @@
-"""Every name on disk that more than one process must agree on: paths of a work folder, shard names.
+"""Paths of a work folder: every name on disk on which two processes must agree.
 
-Rule: a file that one process writes and another reads has its path here and nowhere else.
-It does not know: what is in the files.
+Rule: a file that one process writes and another reads has its path here and nowhere else. Used by
+the coordinator and by all jobs.
 """
 
 from __future__ import annotations
@@ -11,19 +11,8 @@ import re
 from pathlib import Path
 
 
-def shard_id(task: str, first_batch: int, end_batch: int) -> str:
-    """Name of a shard: batches first..end-1 of a task's request set."""
-    return f"{task}|{first_batch}|{end_batch}"
-
-
-def parse_shard(shard: str) -> tuple[str, int, int]:
-    """Inverse of `shard_id`; ValueError where it is none."""
-    task, first, end = shard.rsplit("|", 2)
-    return task, int(first), int(end)
-
-
 def slug(text: str) -> str:
-    """A file-name-safe form of `text` that stays readable; different texts stay different."""
+    """`text` as a readable file name; different texts give different names."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:80].strip(".") or "x"
     if safe == text:
         return safe
@@ -77,12 +66,12 @@ class EvaluationPaths:
         return self.responses / f"{slug(trial)}.frames"
 
     def release_file(self, job: str) -> Path:
-        """Its existence tells the holder `job` to clear its node's memory and end."""
+        """The file that makes the holder `job` clear its node's memory and end."""
         return self.release / slug(job)
 
 
 class WorkPaths:
-    """Every path of a work folder that is not one evaluation's."""
+    """Paths of a work folder that are shared by its evaluations."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -108,7 +97,11 @@ class WorkPaths:
 
 
 def shipped_index(cache: Path, lm_eval_version: str) -> Path:
-    """lm-eval's own tasks: {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that a tag holds]}}."""
+    """The list of lm-eval's own tasks.
+
+    {"folder": of their YAML files, "tasks": {name: [kind, YAML file or "", names that a tag
+    holds]}}.
+    """
     return cache / f"lm_eval-{lm_eval_version}-index.json"
 
 
@@ -117,7 +110,7 @@ def request_set_manifest(folder: str | Path) -> Path:
 
 
 def entry_manifest(folder: str | Path) -> Path:
-    """`BuildSpec.out_dir`'s own manifest: present means that every leaf of the entry has its request set."""
+    """The manifest of `BuildSpec.out_dir`: it exists once every leaf has its request set."""
     return Path(folder) / "entry.json"
 
 
@@ -126,5 +119,5 @@ def batch_file(folder: str | Path, batch_size: int) -> Path:
 
 
 def batch_index_file(folder: str | Path, batch_size: int) -> Path:
-    """Written after the batch file: an index present means that its batches are whole."""
+    """The index of a batch file, written after it: where the index exists, the batches are whole."""
     return Path(folder) / f"batches-{batch_size}.index.json"

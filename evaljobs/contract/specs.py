@@ -1,9 +1,7 @@
-"""What crosses a process: suites, checkpoints, request sets, and the specs that jobs are given.
+"""Specs that jobs are given, and the suites, checkpoints and request sets in them.
 
-Rule: the coordinator and the jobs on nodes agree on nothing but this file, `evaljobs.contract.outcomes` and `evaljobs.contract.paths`. Each
-record is frozen, refuses unknown fields and carries no behaviour. A job reads one spec and leaves outcomes.
-
-It does not know: Slurm, Redis, lm-eval, or how any of it is decided.
+Rule: what the coordinator and the jobs exchange is defined here, in `outcomes` and in `paths`
+alone. Each record is frozen and refuses unknown fields. A job reads one spec and writes outcomes.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """Base of all records that cross a process. Their floats are finite: JSON has no NaN, and would bring back null."""
+    """Base of all records that cross a process. Floats are finite: JSON has no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -25,7 +23,7 @@ class Record(BaseModel):
 
 
 class TaskEntry(Record):
-    """One `[[task]]` of a suite: an lm-eval task, group or tag name and what the suite overrides of it."""
+    """One `[[task]]` of a suite: an lm-eval task, group or tag, and the settings it overrides."""
 
     name: str
     num_fewshot: int | None = None
@@ -35,7 +33,7 @@ class TaskEntry(Record):
 
 
 class SuiteSpec(Record):
-    """A suite, as lm-eval understands it. `seed=None` keeps lm-eval's own defaults (0, 1234, 1234, 1234)."""
+    """A suite in lm-eval's terms. `seed=None` keeps lm-eval's own defaults (0, 1234, 1234, 1234)."""
 
     name: str
     include_path: tuple[str, ...] = ()
@@ -43,14 +41,15 @@ class SuiteSpec(Record):
     seed: int | None = None
     apply_chat_template: bool | str = False
     system_instruction: str | None = None
-    fewshot_as_multiturn: bool | None = None  # None: what the lm_eval command does by default
+    fewshot_as_multiturn: bool | None = None  # None: the lm_eval command's default
     tasks: tuple[TaskEntry, ...]
 
 
 class Sources(Record):
     """The source key of one suite entry, in two parts (`evaljobs.lmeval.source_files.entry_files`).
 
-    `files`: the suite's own files, which a build and a score check again; `installed`: what the installation holds.
+    `files`: the suite's own files, which a build and a score check again. `installed`: what belongs
+    to the installation.
     """
 
     files: str = ""
@@ -58,26 +57,26 @@ class Sources(Record):
 
 
 class CheckpointFile(Record):
-    """A file of a checkpoint: name relative to its folder, bytes, and mtime in ns as seen on shared storage."""
+    """A file of a checkpoint: name relative to its folder, bytes, mtime in ns on shared storage."""
 
     name: str
     size: int
     mtime_ns: int
-    xxh3_128: str | None = None  # only where the trainer's hook wrote a save-time manifest
+    xxh3_128: str | None = None  # present where the trainer's hook wrote a manifest at save time
 
 
 class CheckpointSpec(Record):
-    """A checkpoint on shared storage. `digest` is over names, sizes, mtimes and safetensors headers (no full read)."""
+    """A checkpoint on storage. `digest`: of names, sizes, mtimes and safetensors headers."""
 
     source: str
     digest: str
-    files: tuple[CheckpointFile, ...]  # only what inference needs: config, weights, tokenizer
+    files: tuple[CheckpointFile, ...]  # those that inference needs: config, weights, tokenizer
     step: int | None = None
-    converted_from: str | None = None  # the folder that was announced, where `source` was made from it
+    converted_from: str | None = None  # the announced folder, where `source` is its conversion
 
     @property
     def announced(self) -> str:
-        """The folder that training wrote: what a person calls the checkpoint."""
+        """The folder that training wrote: the name by which users know the checkpoint."""
         return self.converted_from or self.source
 
     @property
@@ -86,7 +85,7 @@ class CheckpointSpec(Record):
 
 
 class ModelOptions(Record):
-    """How a trial loads the model: lm-eval's model name and its keyword arguments (less path and batch size)."""
+    """lm-eval's model name and its keyword arguments, without path and batch size."""
 
     engine: str = "hf"
     model_args: dict[str, Any] = {}
@@ -95,31 +94,31 @@ class ModelOptions(Record):
 
 
 class JudgeOptions(Record):
-    """The model that judges answers, behind an OpenAI-compatible endpoint, and what may be asked of it.
+    """The model that judges answers, its OpenAI-compatible endpoint, and limits on requests.
 
-    The key itself is in no record: it is read where it is used, from an environment variable or a file of mode 0600.
+    No record holds the key: it is read from an environment variable or a file of mode 0600.
     """
 
-    url: str  # up to and without "/chat/completions"
+    url: str  # without "/chat/completions"
     model: str
     api_key_env: str | None = None
     api_key_file: str | None = None
     temperature: float = 0.0
     max_tokens: int = 2048  # of one answer
-    concurrency: int = 8  # requests at once, of all workers together
-    requests_per_minute: int | None = None  # started in any 60 s, of all workers together
-    max_cost: float | None = None  # of one evaluation, in the currency of the prices
+    concurrency: int = 8  # most requests in flight, over all workers
+    requests_per_minute: int | None = None  # most requests started in any 60 s, over all workers
+    max_cost: float | None = None  # of one evaluation, in the currency of the prices; None: no cap
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
-    timeout_seconds: float = 120.0  # of one request, whole
-    retries: int = 5  # after the first try; waiting out a 429 is none
+    timeout_seconds: float = 120.0  # of one whole request
+    retries: int = 5  # after the first try; a wait after a 429 does not count
 
 
 class JudgeJob(Record):
     """What a metric job needs to ask the judge."""
 
     options: JudgeOptions
-    redis_file: str  # where the caps that all workers share are kept
+    redis_file: str  # address of the Redis that holds the caps of all workers
     cache_dir: str  # answers by content, shared by the evaluations of a work folder
 
 
@@ -127,11 +126,12 @@ class JudgeJob(Record):
 
 
 class RequestSetManifest(Record):
-    """A leaf task's requests, built and tokenised once. Written last: a set with a manifest is whole.
+    """A leaf task's tokenised requests. Written last: a set with a manifest is whole.
 
-    `key` is the request digest, over all that decides an answer besides the weights: the requests with their generation
-    settings, the tokenizer, the engine with its arguments and versions. `score_key` is over all that makes a score of
-    answers: filters, metrics, gold answers, their code and versions.
+    `key` is the request digest. It covers all that decides an answer besides the weights: the
+    requests with their generation settings, the tokenizer, the engine with its arguments and
+    versions. `score_key` covers all that turns answers into a score: filters, metrics, gold
+    answers, their code and versions.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -139,17 +139,17 @@ class RequestSetManifest(Record):
     key: str
     score_key: str = ""
     output_type: str
-    executes: bool = False  # its metric runs programs or asks a judge: work divisible by document
+    executes: bool = False  # its metric runs programs or asks a judge: can be split by document
     documents: int
-    requests: int  # clones for repeats counted
+    requests: int  # clones for repeats included
     repeats: int = 1
     sampled: bool = False  # any generation with do_sample or a temperature
-    prompt_tokens: int  # of all turns of a conversation, answers in later prompts at their cap
+    prompt_tokens: int  # over all turns; answers in later prompts count at their cap
     generation_cap_tokens: int
 
 
 class EntryManifest(Record):
-    """All leaves of one suite entry are built: leaf task -> folder below the entry's own. Written last of all."""
+    """All leaves of a suite entry are built: leaf task -> folder below its own. Written last."""
 
     schema_version: int = SCHEMA_VERSION
     entry: str
@@ -157,11 +157,11 @@ class EntryManifest(Record):
 
 
 class BatchIndex(Record):
-    """The fixed batches of a request set at one batch size, in lm-eval's own order. Position i is batch i.
+    """A request set's batches at one batch size, in lm-eval's order. Position i is batch i.
 
-    `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches + 1).
-    `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on new ones.
-    `documents[i]` lists the documents with a request in batch i.
+    `offsets[i]..offsets[i+1]` are the bytes of batch i in the batch file (len(offsets) = batches +
+    1). `prefill_tokens` are padded input tokens of the forward pass; `generated_tokens` the cap on
+    new ones. `documents[i]` lists the documents with a request in batch i.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -179,108 +179,104 @@ class BatchIndex(Record):
 
 
 class BuildSpec(Record):
-    """`python -m evaljobs build SPEC`: build the request sets of one suite entry (all leaves of a group).
+    """`python -m evaljobs build SPEC`: build the request sets of a suite entry (all its leaves).
 
-    Idempotent: what is on disk under its key is kept; with batch_size "auto" only requests are written, and the same
-    spec with a number later adds the batches.
+    Idempotent: sets on disk under their key are kept. With batch_size "auto" the job writes
+    requests alone; the same spec with a number adds the batches later.
     """
 
     kind: Literal["build"] = "build"
     name: str
-    evaluation_dir: str | None  # None: `evalspan prepare`, no evaluation yet; no outcome file is left then
+    evaluation_dir: str | None  # None for `evalspan prepare`: no outcome is written
     suite: SuiteSpec
     entry: int  # index into suite.tasks
     batch_size: int | Literal["auto"]
-    model_dir: str  # config and tokenizer are read, never weights
+    model_dir: str  # its config and tokenizer are read, not its weights
     model: ModelOptions
     out_dir: str  # request_sets/<lookup digest of this entry>
     offline: bool = True
-    source: str = ""  # `Sources.files` that the entry's files must have; "": not checked
+    source: str = ""  # expected `Sources.files` of the entry; "": not checked
 
 
 class ConvertSpec(Record):
-    """`python -m evaljobs convert SPEC`: make a Hugging Face folder of a checkpoint in training's own format."""
+    """`python -m evaljobs convert SPEC`: convert a checkpoint to a Hugging Face folder."""
 
     kind: Literal["convert"] = "convert"
     name: str
     evaluation_dir: str
-    source: CheckpointSpec  # every file of the folder, whatever it holds
+    source: CheckpointSpec  # all files of the folder
     command: str  # with {src} and {dst}
-    out_dir: str  # converted/<digest>: there, once it is whole
+    out_dir: str  # converted/<digest>; it appears when it is whole
 
 
 class StageSpec(Record):
-    """`python -m evaljobs stage SPEC`: copy a checkpoint to this node's memory, hold it, clear it (the precursor)."""
+    """`python -m evaljobs stage SPEC`: copy a checkpoint to node memory, hold it, clear it."""
 
     kind: Literal["stage"] = "stage"
     name: str
     evaluation_dir: str
     node: str
     checkpoint: CheckpointSpec
-    roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order: the first that is usable and large enough
-    lease_file: str  # touched by the coordinator; older than lease_seconds means nobody will come back
+    roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order; the first with enough room is used
+    lease_file: str  # touched by the coordinator; holders end when it is too old
     lease_seconds: float = 900.0
     readers: int = 16
-    share: float | None = None  # of a root's room that may be taken: staged ahead of GPUs, or not at all
-    requests_mb: int = (
-        0  # MiB of request sets that may lie beside the weights; 0: trials read them from storage
-    )
-    request_sets_file: str | None = None  # where the coordinator names them
-    preimport: str | None = (
-        None  # engine to import once while waiting, so that trials find it in the page cache
-    )
+    share: float | None = None  # largest part of a root's room to fill, for weights staged ahead
+    requests_mb: int = 0  # most MiB of request sets beside the weights; 0: read from storage
+    request_sets_file: str | None = None  # the coordinator lists the request sets here
+    preimport: str | None = None  # engine to import once, so that trials find it in the page cache
 
 
 class Release(Record):
-    """What a release file says to its holder; an empty file says the defaults."""
+    """Content of a release file; an empty file means the defaults."""
 
-    linger_seconds: float = (
-        0.0  # that it stays with its retired pages, for the next checkpoint to write them over
-    )
+    # the holder keeps its pages for so long, for the next checkpoint to overwrite
+    linger_seconds: float = 0.0
 
 
 class LaneSpec(Record):
-    """One trial of an array: its lane in the work queue (the plan's list of shards for it)."""
+    """One trial of an array, and its lane in the work queue (the shards planned for it)."""
 
     lane: str
     trial: str  # unique name of this attempt; names its response file
 
 
 class TrialSpec(Record):
-    """`python -m evaljobs trial SPEC`: load once, pull shards, dump responses, exit. Member i of an array is lanes[i]."""
+    """`python -m evaljobs trial SPEC`: load once, claim shards, dump responses, exit.
+
+    Member i of the array is lanes[i].
+    """
 
     kind: Literal["trial"] = "trial"
     name: str
     evaluation_dir: str
     evaluation_id: str
     node: str
-    model_path: str  # staged folder, or the checkpoint's own where staging was impossible
+    model_path: str  # the staged folder, or the checkpoint's own where it could not be staged
     model: ModelOptions
     batch_size: int | Literal["auto"]  # "auto": probe, leave `Probed`, wait for shards
     request_sets: dict[str, str]  # leaf task -> folder; may be empty for a probe
-    request_sets_file: str | None = None  # where the probe finds them later
+    request_sets_file: str | None = None  # the probe finds the sets here later
     seed: int = 1234
     redis_file: str
-    redis_patience_seconds: float = (
-        600.0  # Redis away for longer: the trial ends, its GPU is of use to others
-    )
+    redis_patience_seconds: float = 600.0  # without Redis for longer, the trial ends
     lanes: tuple[LaneSpec, ...]
     idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
     sampled_tasks: tuple[str, ...] = ()
 
 
 class HostSpec(Record):
-    """`python -m evaljobs host SPEC`: one long job stages into its own memory, runs the trials as children, clears."""
+    """`python -m evaljobs host SPEC`: one job stages, runs its trials as children, clears."""
 
     kind: Literal["host"] = "host"
     name: str
     stage: StageSpec
-    trial: TrialSpec  # its model_path is empty: the staged path is filled in
+    trial: TrialSpec  # its model_path is empty; the job fills in the staged path
     gpus_per_trial: int = 1
 
 
 class FrameRef(Record):
-    """Where a shard's responses lie: a record of a response file."""
+    """Position of a shard's responses: one record of a response file."""
 
     file: str  # relative to the evaluation's responses folder
     offset: int
@@ -288,7 +284,7 @@ class FrameRef(Record):
 
 
 class ExecuteSpec(Record):
-    """RQ job `execute`: run the programs of whole documents, or ask the judge; what was found is kept by content."""
+    """RQ job `execute`: run the programs of whole documents, or ask the judge about them."""
 
     kind: Literal["execute"] = "execute"
     name: str
@@ -307,7 +303,7 @@ class ExecuteSpec(Record):
 
 
 class ScoreSpec(Record):
-    """RQ job `score`: filters, metrics, aggregation and bootstrap of one suite entry, all of its responses present."""
+    """RQ job `score`: results of one suite entry, whose responses are all on disk."""
 
     kind: Literal["score"] = "score"
     name: str

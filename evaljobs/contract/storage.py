@@ -1,15 +1,14 @@
 """Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
 
-Rule: a reader sees a whole record or none. A file is written beside its place, synced and renamed; a frame is synced
-before anyone is told of it, and its checksums tell a whole one from a torn or rotten one.
+Rule: a reader sees a whole record or none. A file is written beside its place, synced and renamed.
+A frame is synced before its shard is reported as done; checksums reveal a damaged one.
 
-A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two figures and the head ·
-xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of the answers' JSON). Little endian.
+A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two
+figures and the head · xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of
+the answers' JSON). Little endian.
 
-A checksum tells of accidents, not of intent: whatever a response file holds, reading it takes bounded memory, and
-what is no record of ours is a FrameError, never another error.
-
-It does not know: what the answers mean, or who reads them.
+Checksums find accidents, not forgeries. So reading any response file takes bounded memory, and an
+invalid record always raises FrameError. Used by all rooms.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _PREFIX = struct.Struct("<4sIIQQ")
 _SIZES = struct.Struct("<II")
 _SCAN_BYTES = 1 << 20
 MAX_HEAD_BYTES = 1 << 16
-MAX_ANSWER_BYTES = 1 << 28  # of a shard's answers as JSON; compressed they have to be fewer, too
-MAX_TROUBLES = 1000  # bad records, or false beginnings of one, after which a file is no response file
+MAX_ANSWER_BYTES = 1 << 28  # most bytes of a shard's answers, as JSON and compressed
+MAX_TROUBLES = 1000  # damaged records, or false starts of one, before a file is refused
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 R = TypeVar("R", bound=Record)
@@ -56,7 +55,7 @@ class FrameError(Exception):
 
 
 class ShardHead(Record):
-    """What a frame says of itself without its answers being read."""
+    """What a frame says about its shard without its answers being read."""
 
     schema_version: int = SCHEMA_VERSION
     task: str
@@ -74,7 +73,7 @@ class ShardHead(Record):
 def write_atomic(path: str | Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write `data` so that `path` holds the old content or all of the new, even after a power cut.
 
-    The folder is made where it is missing. Raises OSError as the file system gives it.
+    Makes the folder where it is missing. Raises OSError where the file system refuses.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +93,7 @@ def write_atomic(path: str | Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, where its file system can."""
+    """Make the names in `folder` durable, where its file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # some network file systems refuse fsync on folders
@@ -109,12 +108,12 @@ def write_record(path: str | Path, record: Record) -> None:
 
 
 def read_record(path: str | Path, model: type[R]) -> R:
-    """Read a record. Raises FileNotFoundError, or pydantic's ValidationError where it is another version's."""
+    """Read a record; FileNotFoundError, or ValidationError where another version wrote it."""
     return model.model_validate_json(Path(path).read_bytes())
 
 
 def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
-    """Leave a job's outcome where the coordinator looks for it; returns the place."""
+    """Write a job's outcome where the coordinator looks for it; returns its path."""
     place = paths.outcome(outcome.kind, outcome.name)
     write_record(place, outcome)
     return place
@@ -124,9 +123,9 @@ def write_outcome(paths: EvaluationPaths, outcome: Outcome) -> Path:
 
 
 def encode_frame(shard: ShardResponses) -> bytes:
-    """The bytes of one frame. Answers keep every digit: Python's JSON writes floats so that they read back equal.
+    """The bytes of one frame. Answers keep every digit, since JSON floats read back equal.
 
-    FrameError where the answers are more than any reader takes.
+    Raises FrameError where the answers are larger than a reader accepts.
     """
     head = ShardHead(
         schema_version=shard.schema_version,
@@ -157,7 +156,7 @@ def encode_frame(shard: ShardResponses) -> bytes:
 
 
 class FrameWriter:
-    """Appends frames to one response file; each is on disk when `append` returns. One writer per file."""
+    """Appends frames to one response file; `append` returns when they are on disk. One writer."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,13 +215,15 @@ def _checked_head(prefix: _Prefix, head: bytes) -> ShardHead | None:
         return None
     try:
         return ShardHead.model_validate_json(head)
-    except ValidationError:  # checksums are right: whoever wrote it meant it
+    except ValidationError:  # the checksums are right, so this is no accident of storage
         return None
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """Open for reading. FrameError where it is no plain file of ours (a pipe would be waited for, a link leads
-    elsewhere); OSError as the file system gives it, else.
+    """Open a regular file for reading.
+
+    Raises FrameError for anything else (a pipe would block, a link may lead elsewhere), and OSError
+    where the file system refuses.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -232,12 +233,15 @@ def _open_regular(path: Path) -> IO[bytes]:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FrameError(f"{path.name} is no plain file")
+        raise FrameError(f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The bytes of a file that anybody may have left. FrameError where it is no plain file or longer than `most`."""
+    """The bytes of a file that any user may have written.
+
+    Raises FrameError where it is not a regular file or is longer than `most` bytes.
+    """
     with _open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -253,10 +257,11 @@ def read_frames(
 ) -> Iterator[tuple[FrameRef, ShardHead]]:
     """Heads of the whole frames of a response file from byte `start` on, in file order.
 
-    Bodies are checked but not decoded. A torn tail (a frame that is being written, or was when its writer died) ends
-    the walk: call again with `start` at the end of the last frame. Bytes that are no whole frame but are followed by
-    one are reported to `on_corrupt(offset, reason)` (or logged) and passed over. FrameError where `path` is no plain
-    file, or holds such in number.
+    Bodies are checked but not decoded. An incomplete last frame (still being written, or its writer
+    died) ends the walk: call again with `start` at the end of the last whole frame. Damaged bytes
+    with a whole frame after them are reported to `on_corrupt(offset, reason)`, or logged, and
+    skipped. Raises FrameError where `path` is not a regular file or has more than MAX_TROUBLES of
+    them.
     """
     report = on_corrupt or (lambda at, why: log.warning("%s at byte %d: %s", path, at, why))
     with _open_regular(path) as file:
@@ -276,12 +281,12 @@ def read_frames(
             following = _next_whole_head(file, at + 1, size)
             if following is None:
                 if prefix is None or head is None or at + prefix.length > size:
-                    return  # a tail that may still be being written
+                    return  # its writer may not have finished this frame
                 following = at + prefix.length
             report(at, why)
             troubles += 1
             if troubles > MAX_TROUBLES:
-                raise FrameError(f"{path.name}: {troubles} of its records are none")
+                raise FrameError(f"{path.name} holds {troubles} damaged records: it is not a response file")
             at = following
 
 
@@ -314,23 +319,24 @@ def _next_whole_head(file: Any, start: int, size: int) -> int | None:
         at += found + 1
         false += 1
         if false > MAX_TROUBLES:
-            raise FrameError(f"{false} times what begins like a record is none")
+            raise FrameError(f"{false} false starts of a record: this is not a response file")
     return None
 
 
 def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
-    """The record at `reference` below the responses folder `root`. FrameError where it is not whole, not there, or
-    holds anything but a shard's answers.
+    """The record at `reference` below the responses folder `root`.
+
+    Raises FrameError where it is missing, is not whole, or holds anything but a shard's answers.
     """
     where = f"{reference.file}: the record at byte {reference.offset}"
     if Path(reference.file).name != reference.file or reference.offset < 0:
-        raise FrameError(f"{where} is no place in the responses folder")
+        raise FrameError(f"{where} is not in the responses folder")
     try:
         with _open_regular(root / reference.file) as file:
             file.seek(reference.offset)
             most = _PREFIX.size + MAX_HEAD_BYTES + MAX_ANSWER_BYTES
             data = file.read(max(0, min(reference.length, most)))
-    except (OSError, ValueError, OverflowError) as error:  # a name with a NUL, an offset beyond any file
+    except (OSError, ValueError, OverflowError) as error:  # for example a name with a NUL
         raise FrameError(f"{reference.file}: {error}") from error
     prefix = _read_prefix(data)
     if prefix is None or len(data) != prefix.length:
@@ -350,9 +356,9 @@ def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:
         if len(text) > MAX_ANSWER_BYTES or not inflate.eof or inflate.unused_data:
             raise FrameError(f"{where} does not unpack to the answers of one shard")
         answers = json.loads(text.decode())
-        if _SURROGATE.search(text):  # half a character can be written to no file
+        if _SURROGATE.search(text):  # a lone surrogate cannot be written to a file
             json.dumps(answers, ensure_ascii=False).encode()
-        # pydantic takes a list of pairs here, and nothing that only looks like one
+        # here pydantic accepts lists of pairs only
         shard = ShardResponses(**head.model_dump(exclude={"responses"}), responses=answers)
     except (ValueError, RecursionError, zlib.error) as error:
         why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -363,12 +369,12 @@ def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:
         )
     for index, answer in shard.responses:
         if index < 0 or not _is_answer(answer):
-            raise FrameError(f"{where}: what it holds for request {index} is no answer")
+            raise FrameError(f"{where}: its value for request {index} is no answer")
     return shard
 
 
 def _is_answer(answer: Any) -> bool:
-    """Is it what `ShardResponses` says that an answer may be?"""
+    """Whether a value is an answer as `ShardResponses` describes it."""
     if isinstance(answer, list) and len(answer) == 2 and not isinstance(answer[0], str):
         return all(isinstance(part, int | float) for part in answer)
     turns = answer if isinstance(answer, list) and answer else [answer]

@@ -1,9 +1,9 @@
-"""Asks → judgements: the missing ones are asked, in parallel and under the caps; each is on disk before it counts.
+"""Sends asks to the judge, in parallel and within the caps, and keeps the judgements.
 
-Rule: an ask that has an answer is never sent again. One that has none ends with a reason: tries used up, refused, the
-cost cap, an endpoint that fails all. It fails alone; only what is the operator's (key, model, address) or Redis being
-away ends the job.
-It does not know: tasks, or what a reply counts.
+Rule: each judgement is on disk before it counts. An ask with an answer is never sent again. One
+without an answer ends with a reason: its tries are used up, it was refused, the cost cap is
+reached, or the endpoint fails all. Only an error that the operator must mend (key, model, address)
+and a lasting absence of Redis end the job. Called from `scoring.score`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ from evaljobs.queue.redis_client import QueueUnavailable
 
 log = logging.getLogger(__name__)
 
-MAX_BACKOFF: Final = 60.0
-LIMITED_SECONDS: Final = 900.0  # an ask waits out 429s for so long
-AWAY_SECONDS: Final = 120.0  # Redis is waited for
-GIVE_UP_AFTER: Final = (
-    10  # asks in a row that failed all their tries: the endpoint is down, the rest fails at once
-)
+MAX_BACKOFF: Final = 60.0  # most seconds between two tries of an ask
+LIMITED_SECONDS: Final = 900.0  # most seconds that an ask waits out 429 replies
+AWAY_SECONDS: Final = 120.0  # most seconds to wait for Redis
+GIVE_UP_AFTER: Final = 10  # consecutive asks without success before the endpoint counts as down
 
 
 @dataclass(slots=True)
 class _Try:
-    """What was spent on an ask so far, over all jobs of the evaluation."""
+    """Cost (millionths) and tries of one ask so far, over all jobs of the evaluation."""
 
     cost: int
     tries: int = 0
@@ -73,12 +71,12 @@ class Judges:
         self._kept = Kept(paths.judgements, Path(job.cache_dir), self._evaluation)
         self._caps = Caps(Path(job.redis_file), job.options, self._evaluation, lease_seconds=lease_seconds)
         self._lock = threading.Lock()
-        self._ended = threading.Event()  # by an error of the whole job
+        self._ended = threading.Event()  # set by an error of the whole job
         self._failed_in_a_row = 0
         self._errors: dict[str, str] = {}
 
     def ask_missing(self, asks: Iterable[Ask]) -> int:
-        """Ask what has no answer yet; returns how many were asked. JobError where somebody must act."""
+        """Send the asks without an answer; returns how many. JobError where the operator must act."""
         by_key = {ask_key(ask, self._options): ask for ask in asks}
         missing = {key: ask for key, ask in by_key.items() if not self._has(key)}
         if not missing:
@@ -91,14 +89,12 @@ class Judges:
             done = [pool.submit(self._settled, endpoint, key, ask) for key, ask in missing.items()]
             try:
                 return sum(future.result() for future in done)
-            except (
-                BaseException
-            ):  # the job's deadline, or a thread's error: the others end after their request
+            except BaseException:  # the job's deadline or a thread's error ends all threads
                 self._ended.set()
                 raise
 
     def replies(self, asks: Sequence[Ask]) -> list[Reply]:
-        """What is known of these asks; nothing is asked."""
+        """The stored replies to these asks; sends no request."""
         return [self._reply(ask_key(ask, self._options), ask) for ask in asks]
 
     def _reply(self, key: str, ask: Ask) -> Reply:
@@ -115,7 +111,7 @@ class Judges:
     # --- one ask, in a thread ----------------------------------------------------------------------------------------
 
     def _settled(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
-        """Whether a request was made for it. An error of the whole job stops the other threads."""
+        """Whether the ask was sent. An error of the whole job stops the other threads."""
         try:
             return self._settle(endpoint, key, ask)
         except BaseException:
@@ -150,10 +146,10 @@ class Judges:
                 return True
 
     def _request(self, endpoint: Endpoint, lease: Lease, ask: Ask, spent: _Try) -> None:
-        """One try under a lease. Its cost and, if any, its answer are on disk before the lease is given back."""
+        """One try under a lease; its cost and any answer are on disk before the lease ends."""
         started = time.monotonic()
         most = cost_at_most(self._options, ask)
-        paid = most  # whatever happens that is not known to be free
+        paid = most  # unless the try is found to be free
         spent.tries += 1
         try:
             answered = endpoint.ask(ask)
@@ -162,7 +158,7 @@ class Judges:
             self._write(lease.ask, ask, spent, answered=answered, seconds=time.monotonic() - started)
         except AgainError as error:
             paid = most if error.paid else 0
-            if error.limited:  # told while the lease is held: else another worker would ask in between
+            if error.limited:  # set while the lease is held, so that no worker asks before
                 self._pause(error.after if error.after is not None else self._pause_of(spent.tries))
             if paid:
                 spent.cost += paid
@@ -180,7 +176,7 @@ class Judges:
         return cost(self._options, answered.prompt_tokens, answered.completion_tokens)
 
     def _lease(self, key: str, ask: Ask) -> Lease | None:
-        """Leave for one try; None once the ask needs none any more: answered by another job, or failed."""
+        """A lease for one try; None once the ask has an answer from another job, or has failed."""
         most = cost_at_most(self._options, ask)
         away_since: float | None = None
         while not self._ended.is_set():
@@ -195,12 +191,12 @@ class Judges:
             except QueueUnavailable as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > AWAY_SECONDS:
-                    raise RetryError(f"the judge's caps cannot be kept: {error}") from error
+                    raise RetryError(f"the judge's limits cannot be checked: {error}") from error
                 self._ended.wait(1.0)
                 continue
             away_since = None
             if isinstance(taken, Lease):
-                if self._has(key):  # another job had the lease while we waited for it
+                if self._has(key):  # another job had the lease meanwhile
                     self._give_back(taken, 0)
                     return None
                 return taken
@@ -220,18 +216,18 @@ class Judges:
             log.warning("a lease ends by itself: %s", error)
 
     def _pause(self, seconds: float) -> None:
-        """For all workers, where they can be told; for this thread in any case."""
+        """Pause all workers, or this thread alone where Redis is away."""
         try:
             self._caps.pause(seconds)
         except QueueUnavailable:
             self._ended.wait(seconds)
 
     def _pause_of(self, failures: int) -> float:
-        """Doubling from `backoff_seconds`, the upper half of it drawn: threads that failed together come back apart."""
+        """Seconds before the next try: doubling, half of it random to spread the threads."""
         full = min(self._backoff * 2.0 ** min(failures - 1, 10), MAX_BACKOFF, MAX_PAUSE)
         return full * random.uniform(0.5, 1.0)
 
-    # --- what is kept ------------------------------------------------------------------------------------------------
+    # --- judgements on disk ------------------------------------------------------------------------------------------------
 
     def _fail(self, key: str, ask: Ask, spent: _Try, why: str, *, down: bool = False) -> None:
         self._errors[key] = why

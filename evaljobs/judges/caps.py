@@ -1,19 +1,18 @@
-"""What all workers together may ask of a judge, decided in Redis.
+"""Limits on requests to a judge that all workers share, kept in Redis.
 
-Rule: a request is made only under a lease, which one script grants or refuses in one step: so many at once, so many
-begun in any 60 seconds, none while the endpoint has asked for a pause, none whose most would pass the evaluation's
-cost cap, and one ask never twice at once. A lease that is not renewed (its worker died) ends by itself, and its most is
-counted as spent: nobody can say that it was not.
-Redis is no truth: where it has forgotten what was spent, the files say it.
+Rule: a request is made only under a lease, which one script grants or refuses. Limits are the
+requests in flight, the requests started in any 60 seconds, and the evaluation's cost cap, in which
+each lease counts at its largest cost. There is no lease during a pause that the endpoint asked for,
+nor a second one for the same ask. A lease that is not renewed (its worker died) ends by itself and
+counts at its largest cost, since the request may have been billed. The files are the truth: where
+Redis has lost the sum spent, it is counted from them. Called from `asking`.
 
 Keys below `evalspan:judge:{digest of url and model}:`
   leases   zset   ask by the time in ms at which its lease ends
-  holders  hash   ask -> [token, evaluation, most it may cost]
+  holders  hash   ask -> [token, evaluation, its largest cost]
   starts   zset   request by the time in ms of its start, of the last minute
-  pause    text   ms until which nobody may ask; ends by itself
+  pause    text   expires when requests may start again
   spent    hash   evaluation -> millionths
-
-It does not know: what is asked, HTTP, files.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from evaljobs.contract.specs import JudgeOptions
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, explained
 
-LEASE_SECONDS: Final = 20.0
-FULL_SECONDS: Final = 0.2  # a full house is looked at again
+LEASE_SECONDS: Final = 20.0  # seconds until a lease that is not renewed ends
+FULL_SECONDS: Final = 0.2  # seconds between two tries while all leases are taken
 
 _COMMON = """
 local P = KEYS[1]
@@ -53,7 +52,8 @@ local function drop(ask, cost)
 end
 """
 
-# takes ask, token, lease ms, concurrency, starts a minute (0: any), evaluation, most it may cost, cost cap ('': none)
+# takes ask, token, lease ms, concurrency, starts a minute (0: any), evaluation, largest cost,
+# cost cap ('': none)
 TAKE = (
     _COMMON
     + """
@@ -101,7 +101,7 @@ return 1
 """
 )
 
-# takes lease ms, then ask, token
+# takes lease ms, then pairs of ask and token
 RENEW = (
     _COMMON
     + """
@@ -115,7 +115,7 @@ return 1
 """
 )
 
-# takes ms: the longer pause holds
+# takes ms; the longer of two pauses holds
 PAUSE = """
 local ms = tonumber(ARGV[1])
 if redis.call('PTTL', KEYS[1] .. 'pause') < ms then redis.call('SET', KEYS[1] .. 'pause', '1', 'PX', ms) end
@@ -125,7 +125,7 @@ return 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Leave to make one request."""
+    """Permission to make one request."""
 
     ask: str
     token: str
@@ -133,7 +133,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Not now: look again after so many seconds."""
+    """No lease now: try again after `seconds`."""
 
     seconds: float
 
@@ -146,17 +146,17 @@ class Over:
 
 
 class Unknown:
-    """Redis does not know what the evaluation has spent: `learn` it and ask again."""
+    """Redis lacks the evaluation's sum spent: call `learn`, then try again."""
 
 
 def prefix(judge: JudgeOptions) -> str:
-    """What the keys of a judge begin with."""
+    """The common prefix of a judge's keys."""
     digest = hashlib.sha256(f"{judge.url}\n{judge.model}".encode()).hexdigest()[:16]
     return f"evalspan:judge:{{{digest}}}:"
 
 
 class Caps:
-    """The caps of one judge for one evaluation. A context manager: inside, its leases are renewed.
+    """The limits of a judge for one evaluation. A context manager that renews its leases.
 
     Thread-safe. Methods raise QueueUnavailable where Redis is away, and may be repeated.
     """
@@ -174,7 +174,7 @@ class Caps:
         self._evaluation = evaluation
         self._lease_ms = max(1, int(lease_seconds * 1000))
         self._prefix = prefix(judge)
-        self._known: tuple[redis.Redis, str] | None = None
+        self._connected: tuple[redis.Redis, str] | None = None
         self._held: dict[str, str] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -191,7 +191,7 @@ class Caps:
         self._renewer.join()
 
     def take(self, ask: str, most: int) -> Lease | Wait | Over | Unknown:
-        """Leave to ask now, at a cost of at most `most` millionths."""
+        """Try to get a lease for a request that costs at most `most` millionths."""
         token = uuid.uuid4().hex
         judge = self._judge
         cap = "" if judge.max_cost is None else str(round(judge.max_cost * 1_000_000))
@@ -217,17 +217,17 @@ class Caps:
         return Wait(seconds=FULL_SECONDS if int(figure) < 0 else int(figure) / 1000)
 
     def learn(self, spent: int) -> None:
-        """Say what the evaluation's files say that it has spent, where Redis does not know."""
+        """Set the sum spent (millionths, from the evaluation's files) where Redis lacks it."""
         self._command(lambda client: client.hsetnx(f"{self._prefix}spent", self._evaluation, str(spent)))
 
     def settle(self, lease: Lease, cost: int) -> None:
-        """The request is over and cost so much."""
+        """End a lease; the request has cost `cost` millionths."""
         with self._lock:
             self._held.pop(lease.ask, None)
         self._run(SETTLE, lease.ask, lease.token, cost)
 
     def pause(self, seconds: float) -> None:
-        """Nobody asks for so long: the endpoint wants it."""
+        """Stop all requests to this judge for so many seconds, as the endpoint asked."""
         self._run(PAUSE, max(1, int(seconds * 1000)))
 
     def _renew(self) -> None:
@@ -238,19 +238,19 @@ class Caps:
                 try:
                     self._run(RENEW, self._lease_ms, *pairs)
                 except QueueUnavailable:
-                    continue  # it comes back, or the leases end
+                    continue  # Redis comes back, or the leases end
 
     def _run(self, script: str, *arguments: Any) -> Any:
         return self._command(lambda client: client.eval(script, 1, self._prefix, *arguments))
 
     def _command(self, effect: Any) -> Any:
-        known = self._known
-        if known is None:  # also after Redis was away: it may have come back elsewhere
+        connected = self._connected
+        if connected is None:  # also after Redis was away: its address may be new
             address = redis_client.read(self._file)
-            known = self._known = (redis_client.client(address), address.where)
+            connected = self._connected = (redis_client.client(address), address.where)
         try:
-            with explained(known[1]):
-                return effect(known[0])
+            with explained(connected[1]):
+                return effect(connected[0])
         except QueueUnavailable:
-            self._known = None
+            self._connected = None
             raise

@@ -1,11 +1,10 @@
 """One request to an OpenAI-compatible endpoint: `POST {url}/chat/completions`.
 
-Rule: a request ends within its time though the other side is silent or drips a body (one that drips its headers is
-ended by the job's own deadline), and ends in one of four ways: an answer, "again"
-(429, 5xx, a connection lost, silence, broken JSON), "never" (this ask is refused), or an error of the operator's
-(key, model, address). The key is sent to the configured address alone (no redirects), and is struck from every text
-that comes back.
-It does not know: caps, files, how often to try.
+Rule: a request ends within its time even where the endpoint is silent or sends its body slowly; the
+job's deadline covers slow headers. It ends in an answer, AgainError (429, 5xx, lost connection,
+silence, broken JSON), NeverError (this ask is refused) or OperatorError (key, model, address). The
+key goes to the configured address alone (no redirects) and is removed from every text that comes
+back. Called from `asking`.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Ask
 
 CONNECT_SECONDS: Final = 15.0
-MAX_BYTES: Final = 8 << 20  # of a response; an answer of 2,048 tokens has some 10,000
-MAX_PAUSE: Final = 300.0  # seconds of a Retry-After that are waited at once
+MAX_BYTES: Final = 8 << 20  # largest response in bytes; an answer of 2,048 tokens has some 10,000
+MAX_PAUSE: Final = 300.0  # longest wait in seconds for one Retry-After
 OTHER_LIMIT: Final = "max_completion_tokens"
-_TOLD: Final = 300  # characters of a refusal that are repeated
+_QUOTED: Final = 300  # most characters of a refusal that a message quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The judge's text, and the tokens that the endpoint counted (None where it did not say)."""
+    """The judge's text, and the endpoint's token counts (None where it sent none)."""
 
     text: str
     prompt_tokens: int | None
@@ -44,8 +43,10 @@ class Answered:
 
 
 class AgainError(Exception):
-    """Trying again may work. `paid`: the other side may have counted it; `limited`: it asked for a pause; `anew`: the
-    next request will be put in other words.
+    """Trying again may work.
+
+    `paid`: the try may have been billed. `limited`: the endpoint asked for a pause. `anew`: the
+    next try differs, so it can follow at once. `after`: seconds to wait first.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class AgainError(Exception):
 
 
 class NeverError(Exception):
-    """This ask is refused, and would be again."""
+    """The endpoint refuses this ask, and would refuse it again."""
 
 
 def read_key(judge: JudgeOptions) -> str | None:
-    """The key, from its variable or file; None where the settings name none. OperatorError where it is not there, or
-    where others can read the file.
+    """The key from its variable or file; None where no setting names one.
+
+    Raises OperatorError where it is missing, or where other users can read the file.
     """
     if judge.api_key_env is not None:
         key = os.environ.get(judge.api_key_env, "").strip()
@@ -93,15 +95,15 @@ def read_key(judge: JudgeOptions) -> str | None:
 
 
 class Endpoint:
-    """The judge's address with its key. Threads may share it; each request has a connection of its own."""
+    """The judge's address with its key. Threads may share it; each request has its own connection."""
 
     def __init__(self, judge: JudgeOptions, key: str | None) -> None:
         self._judge = judge
         self._key = key
-        self._limit = "max_tokens"  # what the bound of an answer is called here
+        self._limit = "max_tokens"  # this endpoint's name for the limit on answer tokens
 
     def ask(self, ask: Ask) -> Answered:
-        """The judge's answer. Raises AgainError, NeverError, OperatorError; their texts hold no key."""
+        """The judge's answer. Errors are AgainError, NeverError, OperatorError, without the key."""
         judge, limit = self._judge, self._limit
         body = {
             "model": judge.model,
@@ -115,23 +117,23 @@ class Endpoint:
         status, headers, data = self._post(json.dumps(body).encode())
         if status == 200:
             return self._answer(data)
-        told = self._told(data)
+        refusal = self._refusal(data)
         if status == 429:
-            if "insufficient_quota" in told:
-                raise OperatorError(f"the judge at {judge.url} has no quota left for this key: {told}")
+            if "insufficient_quota" in refusal:
+                raise OperatorError(f"the judge at {judge.url} has no quota left for this key: {refusal}")
             after = retry_after(headers.get("Retry-After"), time.time)
-            raise AgainError(f"429 too many requests: {told}", paid=False, limited=True, after=after)
+            raise AgainError(f"429 too many requests: {refusal}", paid=False, limited=True, after=after)
         if status in (408, 409, 425) or status >= 500:
             after = retry_after(headers.get("Retry-After"), time.time)
-            raise AgainError(f"HTTP {status}: {told}", paid=False, after=after)
+            raise AgainError(f"HTTP {status}: {refusal}", paid=False, after=after)
         if status in (401, 402, 403, 404, 405) or 300 <= status < 400:
             raise OperatorError(
-                f"the judge at {judge.url} refuses us (HTTP {status}; check [judge] url, model and key): {told}"
+                f"the judge at {judge.url} refuses us (HTTP {status}; check [judge] url, model and key): {refusal}"
             )
-        if status == 400 and limit != OTHER_LIMIT and OTHER_LIMIT in told:
-            self._limit = OTHER_LIMIT  # newer models of OpenAI's know this name alone
-            raise AgainError(f"HTTP 400: {told}", paid=False, anew=True)
-        raise NeverError(f"HTTP {status}: {told}")
+        if status == 400 and limit != OTHER_LIMIT and OTHER_LIMIT in refusal:
+            self._limit = OTHER_LIMIT  # newer OpenAI models accept this name alone
+            raise AgainError(f"HTTP 400: {refusal}", paid=False, anew=True)
+        raise NeverError(f"HTTP {status}: {refusal}")
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
         deadline = time.monotonic() + self._judge.timeout_seconds
@@ -153,7 +155,7 @@ class Endpoint:
                 connected = True
                 return response.status_code, response.headers, _read(response, deadline)
         except requests.exceptions.InvalidURL as error:
-            raise OperatorError(f"[judge] url {self._judge.url} is none") from error
+            raise OperatorError(f"[judge] url {self._judge.url} is not a URL") from error
         except requests.exceptions.ConnectTimeout as error:
             raise AgainError("the endpoint cannot be reached in time", paid=False) from error
         except (requests.exceptions.Timeout, urllib3.exceptions.ReadTimeoutError) as error:
@@ -163,7 +165,7 @@ class Endpoint:
             raise AgainError(f"the connection failed: {self._clean(repr(error))}", paid=not never) from error
 
     def _authorize(self, request: Any) -> Any:
-        """Given in place of a user and password, it also keeps requests from looking into ~/.netrc."""
+        """Add the key. As `auth` it replaces user and password, so requests does not read ~/.netrc."""
         if self._key is not None:
             request.headers["Authorization"] = f"Bearer {self._key}"
         return request
@@ -173,9 +175,11 @@ class Endpoint:
             found = json.loads(data)
             text = found["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise AgainError(f"the response is no chat completion: {self._told(data)}", paid=True) from error
+            raise AgainError(
+                f"the response is no chat completion: {self._refusal(data)}", paid=True
+            ) from error
         if text is not None and not isinstance(text, str):
-            raise AgainError(f"the response's content is no text: {self._told(data)}", paid=True)
+            raise AgainError(f"the response's content is no text: {self._refusal(data)}", paid=True)
         usage = found.get("usage")
         return Answered(
             text=self._clean_all(text or ""),
@@ -183,8 +187,8 @@ class Endpoint:
             completion_tokens=_count(usage, "completion_tokens"),
         )
 
-    def _told(self, data: bytes) -> str:
-        """What a refusal says, on one line: its `error.message` and `error.code` where it has them."""
+    def _refusal(self, data: bytes) -> str:
+        """A refusal's text on one line: its `error.message` and `error.code` where it has them."""
         text = data[: 1 << 16].decode(errors="replace")
         try:
             error = json.loads(text)["error"]
@@ -194,18 +198,18 @@ class Endpoint:
         return self._clean(text)
 
     def _clean(self, text: str) -> str:
-        return " ".join(self._clean_all(text).split())[:_TOLD] or "no message"
+        return " ".join(self._clean_all(text).split())[:_QUOTED] or "no message"
 
     def _clean_all(self, text: str) -> str:
-        text = text.encode(errors="replace").decode()  # lone surrogates of a JSON text cannot be written down
+        text = text.encode(errors="replace").decode()  # lone surrogates cannot be written to a file
         return text.replace(self._key, "[key]") if self._key else text
 
 
 def _read(response: Any, deadline: float) -> bytes:
-    """The body, bounded in bytes and in time: each read waits for seconds at most, and a drip ends at the deadline."""
+    """The body, limited in bytes and in time: a slow body ends at the deadline."""
     chunks: list[bytes] = []
     size = 0
-    while chunk := response.raw.read1(1 << 16, decode_content=True):  # what is there, however little
+    while chunk := response.raw.read1(1 << 16, decode_content=True):  # the bytes that have arrived
         chunks.append(chunk)
         size += len(chunk)
         if size > MAX_BYTES:
@@ -221,7 +225,7 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 def retry_after(text: str | None, now: Callable[[], float]) -> float | None:
-    """Seconds of a Retry-After header (a number or an HTTP date, RFC 9110 10.2.3), at most MAX_PAUSE; None for none."""
+    """Seconds of a Retry-After (number or HTTP date, RFC 9110), at most MAX_PAUSE, or None."""
     if text is None:
         return None
     try:

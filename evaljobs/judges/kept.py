@@ -1,8 +1,8 @@
-"""Judgements on disk: a file each, by content.
+"""Judgements on disk: one file each, named by content.
 
-Rule: an answer is on disk before it counts. It lies in the evaluation that paid for it, and under the same name (a
-hard link, no second inode) in the work folder's cache, where another evaluation with the same ask finds it.
-It does not know: endpoints, caps.
+Rule: an answer is on disk before it counts. It lies in the evaluation that paid for it. A hard link
+in the work folder's cache lets another evaluation with the same ask use it. Called from `asking`,
+and from the coordinator's `runtime.finalize` for the cost.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Kept:
         self._evaluation = evaluation
 
     def find(self, key: str) -> Judgement | None:
-        """What is known of an ask, an error included; an answer that another evaluation paid for is taken over."""
+        """The judgement of an ask, maybe an error; copies an answer of another evaluation."""
         own = _read(self._file(key), key)
         if own is not None and own.answer is not None:
             return own
         shared = _read(self._shared(key), key)
         if shared is None or shared.answer is None:
             return own
-        if own is not None:  # what its failed tries cost stays counted here
+        if own is not None:  # the cost of failed tries stays with this evaluation
             shared = shared.model_copy(
                 update={"evaluation": self._evaluation, "cost_millionths": own.cost_millionths}
             )
@@ -42,15 +42,13 @@ class Kept:
         return shared
 
     def keep(self, judgement: Judgement) -> None:
-        """On disk when this returns. OSError as the file system gives it."""
+        """Write a judgement; it is on disk on return. Raises OSError where the file system refuses."""
         own, shared = self._file(judgement.key), self._shared(judgement.key)
         write_atomic(own, _bytes(judgement))
         if judgement.answer is None:
             return
         shared.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(
-            OSError
-        ):  # it is there already, or the file system has no links: only a cache
+        with contextlib.suppress(OSError):  # the link exists, or the file system has none
             os.link(own, shared)
 
     def spent(self) -> int:
@@ -65,7 +63,7 @@ class Kept:
 
 
 def judgements(folder: Path) -> Iterator[Judgement]:
-    """All that an evaluation's folder holds, errors included; what cannot be read is passed over."""
+    """All judgements of an evaluation's folder, errors included; unreadable files are skipped."""
     for file in folder.glob("*.json"):
         found = _read(file, file.stem)
         if found is not None:

@@ -1,9 +1,9 @@
-"""What is asked of a judge, what it said, and how that is read. Pure.
+"""Questions to a judge, its answers, and how they are read. Pure.
 
-Rule: an ask is known by its content and by the judge it goes to: equal asks are one, and are paid for once. Answers
-are read as FastChat reads them (fastchat/llm_judge/common.py, run_judge_single and run_judge_pair; Zheng et al. 2023,
-arXiv:2306.05685).
-It does not know: tasks, prompts, endpoints.
+Rule: an ask is identified by its content and its judge, so equal asks are paid for once. Answers
+are read as FastChat reads them (fastchat/llm_judge/common.py, run_judge_single and run_judge_pair;
+Zheng et al. 2023, arXiv:2306.05685). Called from `asking`, `endpoint`, `kept`, `scoring` and judge
+tasks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Form = Literal["rating", "winner"]
 _RATING = re.compile(r"\[\[(\d+\.?\d*)\]\]")
 _RATING_BACKUP = re.compile(r"\[(\d+\.?\d*)\]")
 _WINNERS = (("[[A]]", "A"), ("[[B]]", "B"), ("[[C]]", "tie"))
-LOWEST, HIGHEST = 1.0, 10.0  # of the scale that the prompts name
+LOWEST, HIGHEST = 1.0, 10.0  # ends of the rating scale in the prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One question to the judge: a system and a user message, and the form in which the answer ends."""
+    """One question to the judge: system and user message, and the form in which the answer ends."""
 
     system: str
     user: str
@@ -43,14 +43,14 @@ class Reply:
 
 
 class Judgement(Record):
-    """An ask with its answer, as kept on disk. `answer=None`: it could not be had, for the reason in `error`.
+    """An ask with its answer, as stored on disk. `answer=None`: none, with the reason in `error`.
 
-    `cost_millionths` is all that was spent on it, failed tries at their most, in millionths of the prices' currency.
+    `cost_millionths`: cost of all tries, failed ones at most, in millionths of the currency.
     """
 
     schema_version: int = SCHEMA_VERSION
     key: str
-    evaluation: str  # that paid
+    evaluation: str  # the evaluation that paid
     job: str
     url: str
     model: str
@@ -61,7 +61,7 @@ class Judgement(Record):
     user: str
     answer: str | None
     error: str = ""
-    prompt_tokens: int | None = None  # None: the endpoint did not say
+    prompt_tokens: int | None = None  # None: the endpoint sent no count
     completion_tokens: int | None = None
     cost_millionths: int = 0
     tries: int = 1
@@ -85,9 +85,9 @@ def ask_key(ask: Ask, judge: JudgeOptions) -> str:
 
 
 def read_answer(form: Form, answer: str) -> Reply:
-    """What an answer says. The first `[[5]]` (else `[5]`) is the rating; of `[[A]]`, `[[B]]`, `[[C]]` A is looked for first.
+    """The rating or winner: the first `[[5]]`, else `[5]`; or `[[A]]`, `[[B]]`, `[[C]]` in order.
 
-    Other than FastChat, a rating outside of 1 to 10 is none: `[2023]` would otherwise be one.
+    Unlike FastChat, numbers outside 1 to 10 are no rating: `[2023]` would otherwise be one.
     """
     if form == "winner":
         winner = next((name for mark, name in _WINNERS if mark in answer), None)
@@ -110,7 +110,7 @@ def _end(answer: str) -> str:
 
 
 def cost(judge: JudgeOptions, prompt_tokens: int, completion_tokens: int) -> int:
-    """Millionths of the prices' currency: a price is per million tokens, so a token costs that many millionths."""
+    """Millionths of the prices' currency: prices are per million tokens."""
     return math.ceil(
         prompt_tokens * judge.price_per_million_prompt_tokens
         + completion_tokens * judge.price_per_million_completion_tokens
@@ -118,6 +118,6 @@ def cost(judge: JudgeOptions, prompt_tokens: int, completion_tokens: int) -> int
 
 
 def cost_at_most(judge: JudgeOptions, ask: Ask) -> int:
-    """The most that one request can cost: no more tokens than bytes (and 64 for a template), the whole answer used."""
+    """Largest cost of one request: a token per byte (64 more for a template), longest answer."""
     letters = len(ask.system.encode(errors="replace")) + len(ask.user.encode(errors="replace"))
     return cost(judge, letters + 64, judge.max_tokens)

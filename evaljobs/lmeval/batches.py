@@ -1,12 +1,12 @@
-"""Requests as tokens, and their fixed batches: lm-eval's own chunks, written down.
+"""Requests as tokens, and their fixed batches: lm-eval's own chunks.
 
-Rule: batches are a pure function of a request set and a batch size, found by lm-eval's own `Collator` with the keys that
-its `hf` model class uses (lm_eval/models/huggingface.py, 0.4.13). A batch that is run alone through the model class is
-reordered, grouped and padded as it would be inside the whole run, so it gives the same tensors. Later turns of a conversation are batched as its first one.
+Rule: batches are a pure function of a request set and a batch size. lm-eval's own `Collator` makes
+them, with the keys of the `hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model class
+reorders, groups and pads a batch that runs alone as it would inside the whole run, so the tensors
+are the same. Later turns of a conversation are batched as its first one. Imports no torch. Called
+from `requests.build`, `replay_model` and `trial`.
 
 A piece is what one answer is for: a request, or one token window of a rolling request.
-
-It does not know: tasks, models, files' names. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK = 512  # pieces per line of the requests file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The user's next message, and the tokens of its prompt beside the answers that it will hold."""
+    """The user's next message, and the prompt's tokens without those of earlier answers."""
 
     message: str
     length: int = 0
@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages up to the first answer, as lm-eval gave them to the chat template, and what is asked after it."""
+    """Messages before the first answer, as lm-eval gave them to the template; later turns."""
 
     history: list[dict[str, str]]
     turns: list[Turn]
@@ -51,9 +51,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """`index` is the request's place in build order, clones for repeats counted; `length` its input in tokens.
+    """`index`: the request's place in build order, with clones; `length`: its input in tokens.
 
-    `context` and `continuation` are token ids, or texts where the model class tokenises by itself (generation always).
+    `context` and `continuation` are token ids, or texts where the model class tokenises them
+    (always for generation).
     """
 
     kind: Kind
@@ -67,7 +68,7 @@ class Piece:
     conversation: Conversation | None = None
 
     def lengths(self, cap: int) -> list[int]:
-        """Input tokens of each turn, where every answer before it has `cap` tokens."""
+        """Input tokens of each turn, where each earlier answer has `cap` tokens."""
         later = self.conversation.turns if self.conversation is not None else []
         return [self.length, *(turn.length + number * cap for number, turn in enumerate(later, 1))]
 
@@ -102,11 +103,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsHead:
-    """First line of a requests file: what pieces share, and what replay checks.
+    """First line of a requests file: what its pieces share, and what replay checks.
 
-    `digests` has, per kind of request, the digest of lm-eval's instances (`instances_digest`); `order` the build-order
-    places of each kind where a task mixes kinds, else nothing. `grouped`: the model class infers once per context.
-    `follow_up`: the documents' column with the next messages where requests are conversations (`conversations`).
+    `digests`: kind of request -> digest of lm-eval's instances (`instances_digest`). `order`: kind
+    -> build-order places, where a task mixes kinds, else empty. `grouped`: the model class infers
+    once per context. `follow_up`: the documents' column with the next messages (`conversations`).
     """
 
     task: str
@@ -123,7 +124,7 @@ class RequestsHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One forward pass, or one call of generate. All pieces are of one kind and, for generation, one setting."""
+    """One forward pass or one call of generate. Its pieces share their kind and settings."""
 
     kind: Kind
     text: bool
@@ -144,10 +145,10 @@ def _unpack(line: bytes) -> Any:
 
 
 def encode_requests(head: RequestsHead, pieces: Sequence[Piece]) -> bytes:
-    """A requests file: its head as plain JSON, then blocks of pieces (JSON, zlib, base64), a line each."""
+    """A requests file: its head as JSON, then blocks of pieces (JSON, zlib, base64), one per line."""
     fields = {name: getattr(head, name) for name in RequestsHead.__slots__}
     if not head.follow_up:
-        del fields["follow_up"]  # what asks once keeps its bytes, and so its key
+        del fields["follow_up"]  # a set without later turns keeps its bytes, and so its key
     lines = [json.dumps(fields, ensure_ascii=False).encode() + b"\n"]
     lines += [_pack([p.row() for p in pieces[at : at + BLOCK]]) for at in range(0, len(pieces), BLOCK)]
     return b"".join(lines)
@@ -158,7 +159,7 @@ def decode_head(line: bytes) -> RequestsHead:
 
 
 def decode_pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
-    """Pieces of a requests file, its head line already taken."""
+    """Pieces of a requests file, from the lines after its head."""
     for line in lines:
         yield from (Piece.of(row) for row in _unpack(line))
 
@@ -178,7 +179,7 @@ def decode_batch(line: bytes) -> Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A batch and what it costs: padded input tokens, and the cap on generated ones."""
+    """A batch and its cost: padded input tokens, and the cap on generated tokens."""
 
     batch: Batch
     prefill_tokens: int
@@ -186,7 +187,7 @@ class Chunk:
 
 
 def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
-    """All batches of a request set, kind after kind in the order in which lm-eval runs them."""
+    """All batches of a request set, in the order in which lm-eval runs them."""
     by_kind: dict[Kind, list[Piece]] = {}
     for piece in pieces:
         by_kind.setdefault(piece.kind, []).append(piece)
@@ -207,7 +208,7 @@ def _forward(head: RequestsHead, members: list[Piece], inferred: Sequence[Piece]
 
 
 def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
-    """Chunks of n context groups, longest first, each with all its members (HFLM._loglikelihood_tokens)."""
+    """Chunks of n context groups with their members, longest first (_loglikelihood_tokens)."""
     from lm_eval.models.utils import Collator  # noqa: PLC0415
 
     if head.text:
@@ -236,7 +237,7 @@ def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
         members = inferred
         if head.grouped:
             members = [piece for request in chunk for piece in groups[tuple(context_of(request))]]
-        # Build order inside the batch: where two requests tie, lm-eval's stable sort sees them as in the whole run.
+        # In build order, lm-eval's stable sort orders requests that tie as in the whole run.
         yield _forward(head, sorted(members, key=lambda p: p.index), inferred)
 
 
@@ -261,7 +262,7 @@ def _generation(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
 
 
 def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple[int, int]:
-    """Padded input tokens of all turns of a batch, and how many answers are generated."""
+    """Padded input tokens of all turns of a batch, and the number of generated answers."""
     room = max(1, head.max_length - cap)
     lengths = [piece.lengths(cap) for piece in members]
     prefill = answers = 0

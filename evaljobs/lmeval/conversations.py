@@ -1,14 +1,15 @@
 """Conversations: generation tasks whose later prompts hold the model's own answers.
 
-A task's YAML says `metadata: {follow_up: FIELD}`: FIELD is a document's column with the next user message, or a list of
-them. lm-eval asks for the first answer alone, so a request stays what lm-eval made of it; the trial that answers it goes on.
+A task's YAML has `metadata: {follow_up: FIELD}`: FIELD is a document's column with the next user
+message, or a list of them. lm-eval requests the first answer alone, so a request stays as lm-eval
+made it; the trial generates the later turns.
 
-Rule: a conversation is one request with one response, a list with an answer for each turn. Its messages up to the first
-answer are those that lm-eval gave to the model's chat template, and every later prompt is that template's own text of
-them, of the answers so far as they were generated and of the next message. A turn is generated for the members of the
-first turn's batch, so no answer depends on sharding. Answers are told from a single one by type, never by their text.
-
-It does not know: how text is generated, judges, files.
+Rule: a conversation is one request with one response, a list with an answer per turn. Its first
+messages are those that lm-eval gave to the chat template. Each later prompt is the same template
+applied to them, the answers so far and the next message. A turn is generated for the members of the
+first turn's batch, so no answer depends on sharding. The type of a response, never its text, tells
+a conversation from a single answer. Called from `requests.build`, `trial.engine` and `task_index`,
+and by judge tasks.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from evaljobs.errors import OperatorError, one_line
 from evaljobs.lmeval.batches import Conversation, Piece, Turn
 
 FOLLOW_UP: Final = "follow_up"
-_SAID: Final = "."  # stands for an answer where a prompt's own tokens are counted
+_SAID: Final = "."  # placeholder for an answer while a prompt's own tokens are counted
 
 
-# --- what a task says ------------------------------------------------------------------------------------------------
+# --- a task's settings ------------------------------------------------------------------------------------------------
 
 
 def follow_up_of(task: Any) -> str:
-    """The column of an lm-eval task's documents that holds the next messages; "" where it asks once."""
+    """The column of an lm-eval task's documents with the next messages; "" where there is one turn."""
     return str(_column(vars(task.config)) or "")
 
 
@@ -37,7 +38,7 @@ def _column(config: Mapping[str, Any]) -> Any:
 
 
 def messages_of(document: Any, field: str) -> list[str]:
-    """A document's next user messages. OperatorError where its column holds neither a text nor a list of texts."""
+    """A document's next user messages; OperatorError where its column holds no texts."""
     found = document.get(field) if isinstance(document, dict) else None
     messages = [found] if isinstance(found, str) else found
     if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
@@ -48,7 +49,7 @@ def messages_of(document: Any, field: str) -> list[str]:
 
 
 def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
-    """Why a task with these values of its YAML cannot have the later turns that it asks for; "" where it can or has none.
+    """Why a task with this YAML config cannot have its later turns; "" where it can or has none.
 
     `chat`: the suite applies a chat template.
     """
@@ -71,7 +72,7 @@ def unfit(config: Mapping[str, Any], *, chat: bool) -> str:
 
 
 def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
-    """Whether a task has conversations. OperatorError where it cannot have them as it stands."""
+    """Whether a task has conversations. Raises OperatorError where its settings do not allow them."""
     reason = unfit({**vars(task.config), "output_type": task.OUTPUT_TYPE}, chat=chat)
     if not reason and follow_up_of(task) and lm.backend != "causal":
         reason = "a sequence-to-sequence model holds no conversation"
@@ -81,7 +82,7 @@ def check_task(name: str, task: Any, lm: Any, *, chat: bool) -> bool:
 
 
 def turns(response: Any) -> tuple[str, ...]:
-    """The answers of a conversation, first turn first: for a task's `process_results`, of one of its `results`."""
+    """A conversation's answers in order, from one of the `results` of `process_results`."""
     if isinstance(response, tuple) and all(isinstance(answer, str) for answer in response):
         return response
     raise OperatorError(
@@ -93,7 +94,7 @@ def turns(response: Any) -> tuple[str, ...]:
 
 
 def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversation:
-    """What the trial needs to go on after an instance's first answer. `lm.histories`: rendered prompt -> its messages."""
+    """An instance's later turns. `lm.histories`: rendered prompt -> its messages."""
     history = lm.histories.get(instance.args[0])
     if history is None or history[-1]["role"] != "user":
         raise OperatorError(
@@ -114,10 +115,11 @@ def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversati
 def converse(
     lm: Any, pieces: Sequence[Piece], generate: Callable[[list[str]], list[str]]
 ) -> list[str] | list[list[str]]:
-    """Answers of one batch: a text each, or where its pieces are conversations a list of texts each.
+    """Answers of one batch: a text per piece, or a list of texts per conversation.
 
-    `generate`: prompts -> as many answers. OperatorError where the model's template renders the first prompt otherwise
-    than when the request set was built (one with the date, another tokenizer): its later ones would be of another sort.
+    `generate`: prompts -> as many answers. Raises OperatorError where the model's template renders
+    the first prompt differently from the build, since later prompts would not fit. Causes are a
+    date in the template, or another tokenizer.
     """
     for piece in pieces:
         if piece.conversation is not None and _prompt(lm, piece.conversation, []) != piece.context:
@@ -128,25 +130,25 @@ def converse(
     first = generate([str(piece.context) for piece in pieces])
     if not any(piece.conversation is not None for piece in pieces):
         return first
-    said = [[answer] for answer in first]
-    # None is left out of a batch for its answer: who goes on is known beforehand, so every later batch is fixed, too
+    by_piece = [[answer] for answer in first]
+    # The members of each later batch do not depend on answers, so those batches are fixed, too.
     while going := [
         (p.conversation, s)
-        for p, s in zip(pieces, said, strict=True)
+        for p, s in zip(pieces, by_piece, strict=True)
         if p.conversation is not None and len(s) <= len(p.conversation.turns)
     ]:
         answers = generate([_prompt(lm, conversation, so_far) for conversation, so_far in going])
         for (_, so_far), answer in zip(going, answers, strict=True):
             so_far.append(answer)
-    return said
+    return by_piece
 
 
-def _prompt(lm: Any, conversation: Conversation, said: Sequence[str]) -> str:
-    """The prompt that follows these answers, by the model class's own template."""
+def _prompt(lm: Any, conversation: Conversation, answers: Sequence[str]) -> str:
+    """The prompt after these answers, rendered by the model class's own template."""
     import jinja2  # noqa: PLC0415
 
     messages = [dict(message) for message in conversation.history]
-    for answer, turn in zip(said, conversation.turns, strict=False):
+    for answer, turn in zip(answers, conversation.turns, strict=False):
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn.message}]
     try:
         return str(lm.apply_chat_template(messages))

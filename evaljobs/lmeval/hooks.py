@@ -1,10 +1,9 @@
-"""The seams through which lm-eval's tasks run programs (what `evaluate.load("code_eval")` returns) and ask a judge.
+"""Seams through which lm-eval's tasks run programs (`evaluate.load("code_eval")`) and ask a judge.
 
-Rule: in our processes that name is this module's object, on every side and from before a task is loaded, so no program
-runs and no hub is asked because a task was read. Every other name goes to the real `evaluate`, which is imported only
-then: it costs seconds and loads torch where there is one.
-
-It does not know: how a program is run or a judge asked. Whoever scores says so with `computing` and `answering`.
+Rule: in all jobs `evaluate` is this module's object, installed before any task is loaded. So
+reading a task runs no program and contacts no hub. Every other name goes to the real `evaluate`,
+imported at that moment, since it takes seconds and loads torch. The scoring job supplies the
+answers with `computing` and `answering`. Called from `run`, `requests.build` and `scoring`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ Compute = Callable[..., tuple[dict[str, Any], Any]]
 
 
 def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
-    """The answer while tasks are loaded: some of lm-eval's own try the metric when they are read and drop its value."""
+    """The answer while tasks are loaded: some of lm-eval's try the metric and drop its value."""
     ks = [k] if isinstance(k, int) else list(k)
     return {f"pass@{n}": 0.0 for n in ks}, {}
 
 
 class CodeEvalSeam:
-    """lm-eval's handle on our executor: the `compute` of the hub's `code_eval` metric."""
+    """Stands for the hub's `code_eval` metric; `compute` goes to the sandbox."""
 
     name = "code_eval"
 
@@ -43,12 +42,12 @@ class CodeEvalSeam:
         references: list[str] | None = None,
         **arguments: Any,
     ) -> tuple[dict[str, Any], Any]:
-        """pass@k of `predictions` (programs per document) against `references` (one test text per document)."""
+        """pass@k of `predictions` (programs per document) against `references` (one test each)."""
         return self._compute(predictions=predictions or [], references=references or [], **arguments)
 
     @contextlib.contextmanager
     def computing(self, compute: Compute) -> Iterator[None]:
-        """Answer with `compute` inside the block."""
+        """Inside the block `compute` answers."""
         before, self._compute = self._compute, compute
         try:
             yield
@@ -62,20 +61,20 @@ Answer = Callable[[Sequence[Ask]], list[Reply]]
 
 
 class JudgeSeam:
-    """A judge task's handle on the judge: its `process_results` calls `ask` and makes metrics of the replies."""
+    """The judge for a task: its `process_results` calls `ask` and scores the replies."""
 
     def __init__(self) -> None:
         self._answer: Answer | None = None
 
     def ask(self, asks: Sequence[Ask]) -> list[Reply]:
-        """A reply for each ask, in order. OperatorError where nobody judges (plain `lm_eval`)."""
+        """A reply for each ask, in order. OperatorError without a judge (plain `lm_eval`)."""
         if self._answer is None:
             raise OperatorError("a judge task is scored by `evalspan eval`, with [judge] in evalspan.toml")
         return self._answer(asks)
 
     @contextlib.contextmanager
     def answering(self, answer: Answer) -> Iterator[None]:
-        """Reply with `answer` inside the block."""
+        """Inside the block `answer` gives the replies."""
         before, self._answer = self._answer, answer
         try:
             yield
@@ -107,21 +106,21 @@ def _import_real() -> types.ModuleType:
 
 
 class _LazyEvaluate(types.ModuleType):
-    """Stands for `evaluate` until something other than `load("code_eval")` is asked of it."""
+    """Stands for `evaluate` until a name other than `load("code_eval")` is used."""
 
     def __init__(self) -> None:
         super().__init__("evaluate")
         self.load = _load
 
     def __getattr__(self, name: str) -> Any:
-        # importlib asks every module for these; they must not import the real one
+        # importlib reads these from every module; they must not import the real `evaluate`
         if name in {"__spec__", "__file__", "__loader__", "__wrapped__", "_initializing"}:
             raise AttributeError(name)
         return getattr(_import_real(), name)
 
 
 def install() -> None:
-    """Put the seam in. Idempotent; to be called before any task is loaded."""
+    """Install the seam; idempotent. Call it before any task is loaded."""
     if "evaluate" not in sys.modules:
         sys.modules["evaluate"] = _LazyEvaluate()
     elif not isinstance(sys.modules["evaluate"], _LazyEvaluate):
@@ -129,5 +128,5 @@ def install() -> None:
 
 
 def uses_seam(function: Any, seam: CodeEvalSeam | JudgeSeam = SEAM) -> bool:
-    """Whether a task's function lives in a module that holds this seam: such a task uses it when it is scored."""
+    """Whether a task's function lives in a module that holds this seam, and so uses it."""
     return any(value is seam for value in getattr(function, "__globals__", {}).values())

@@ -1,7 +1,8 @@
-"""The digest by which a rebuilt task proves that it asks what was answered.
+"""Digest of lm-eval's instances, equal if a rebuilt task has the answered prompts.
 
-Rule: both sides digest lm-eval's own instances, per kind of request, in build order, and the messages that follow the
-first answer where there are such. It knows nothing else.
+Rule: a build and a score digest lm-eval's own instances, per kind of request and in build order,
+with the later messages of conversations. Called from `requests.build`, `replay_model` and
+`scoring.collect_programs`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from evaljobs.lmeval.conversations import messages_of
 
 
 def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str, str]:
-    """Kind of request -> sha256 over documents, places, repeats and arguments. Instances repeated in a row count once.
+    """Kind of request -> sha256 over documents, places, repeats and arguments. Repeats count once.
 
-    `follow_up`: the documents' column with the messages after the first answer, which are digested, too.
+    `follow_up`: the documents' column with the messages after the first answer, digested, too.
     """
     digests: dict[str, Any] = {}
     last: Any = None

@@ -1,8 +1,9 @@
-"""A model that answers from dumped responses.
+"""A model for lm-eval that returns dumped responses.
 
-Rule: an answer is given only to the request it was made for. lm-eval rebuilds the task; the digest of what it then asks
-must be that of the request set, and every request must have all of its answers: no partial score, no score of other
-prompts. It does not know: how answers are scored. Imports no torch.
+Rule: an answer is returned only for the request that it was made for. lm-eval rebuilds the task;
+the digest of its requests must equal the request set's, and every request must have all of its
+answers. So no score is partial or of other prompts. Imports no torch. Called from `scoring.score`
+and `scoring.collect_programs`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _MISSING: Final = object()
 
 
 class ReplayError(JobError):
-    """The answers at hand are not the answers to what is asked."""
+    """The responses do not match the requests."""
 
 
 def collect_answers(head: RequestsHead, key: str, responses: Path, frames: Sequence[FrameRef]) -> list[Any]:
-    """Answers by request index, `_MISSING` where the records hold none. Rolling windows are summed in window order; a
-    conversation's answer is a tuple of its turns'.
+    """Answers by request index, `_MISSING` where the records hold none.
+
+    Rolling windows are summed in window order; a conversation's answer is a tuple, one per turn.
     """
     answers: list[Any] = [_MISSING] * head.requests
     windows: dict[int, dict[int, float]] = {}
@@ -69,7 +71,7 @@ def _is_conversation(answer: Any) -> bool:
 
 
 def check_whole(head: RequestsHead, answers: Sequence[Any]) -> None:
-    """ReplayError where a request has no answer."""
+    """Raise ReplayError where a request has no answer."""
     missing = [index for index, answer in enumerate(answers) if answer is _MISSING]
     if missing:
         raise ReplayError(
@@ -84,7 +86,7 @@ def has_answer(answers: Sequence[Any], index: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """A leaf task's request set and all of its answers in build order."""
+    """A leaf task's request set with all of its answers, in build order."""
 
     head: RequestsHead
     answers: Sequence[Any]
@@ -93,9 +95,9 @@ class Answers:
 def replay_model(
     leaves: Mapping[str, Answers] | None, *, chat: bool, model_dir: str, options: ModelOptions
 ) -> Any:
-    """An lm-eval model that replays; without `leaves` it raises RequestsBuiltError when it is first asked.
+    """A model that replays `leaves`; without them its first request raises RequestsBuiltError.
 
-    Its tokenizer is read only where a chat template is applied.
+    The tokenizer is read only where a chat template is applied.
     """
     from lm_eval.api.model import LM  # noqa: PLC0415
 
@@ -119,13 +121,13 @@ def replay_model(
 
         @property
         def tokenizer_name(self) -> str:
-            return ""  # only names lm-eval's request cache, which is not used
+            return ""  # the name of lm-eval's request cache, which is not used
 
     return Replay()
 
 
 def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence[Any]) -> Iterator[Any]:
-    """Answers of one kind in the order of `requests`, which lm-eval sends leaf after leaf with clones in a row."""
+    """Answers of one kind in the order of `requests`: leaf after leaf, clones in a row."""
     if leaves is None:
         raise RequestsBuiltError
     by_task: dict[str, list[Any]] = {}
@@ -150,7 +152,7 @@ def _answers(leaves: Mapping[str, Answers] | None, kind: str, requests: Sequence
 
 
 class ChatTemplate:
-    """The chat template of a checkpoint, applied as lm-eval's HFLM.apply_chat_template does."""
+    """A checkpoint's chat template, applied as lm-eval's HFLM.apply_chat_template does."""
 
     def __init__(self, model_dir: str, options: ModelOptions) -> None:
         arguments = options.model_args
@@ -197,7 +199,7 @@ class ChatTemplate:
 
 
 def _tokenizer(source: str, keywords: dict[str, Any]) -> Any:
-    """A tokenizer, without torch unless it is loaded already: transformers 5 imports it for its model code wherever it can."""
+    """A tokenizer, without importing torch, which transformers 5 imports where it can."""
     import transformers.utils  # noqa: PLC0415
     import transformers.utils.import_utils  # noqa: PLC0415
 

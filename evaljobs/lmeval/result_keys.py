@@ -1,7 +1,8 @@
-"""The request digest and the score key of a leaf task, once it is built.
+"""The request digest and the score key of a leaf task.
 
-Rule: equal request digests mean that responses may be used again, equal score keys that scores of these may. Both are taken
-from what lm-eval built and not from files' bytes, so an edit without effect on them (a comment) leaves them equal.
+Rule: responses may be reused under equal request digests, scores under equal score keys. Both are
+taken from what lm-eval built, so an edit without effect on it (a comment) leaves them equal. Called
+from `requests.build`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
 
-# of a task's configuration: shown by lm-eval, but settled by the requests and documents themselves, or by the engine
+# Keys of a task's configuration that change no score: requests, documents or the engine decide
+# them.
 NOT_SCORED = frozenset(
     {"description", "dataset_kwargs", "dataset_path", "dataset_name", "fewshot_config", "fewshot_delimiter"}
     | {
@@ -30,20 +32,20 @@ NOT_SCORED = frozenset(
     }
     | {"custom_dataset", "gen_prefix", "use_prompt"}
 )
-NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # metadata that lm-eval adds: where things lie
-PLACES = frozenset({"tokenizer"})  # model arguments that say where something lies; its content counts
+NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # locations that lm-eval adds
+PLACES = frozenset({"tokenizer"})  # model arguments that are locations; the content counts instead
 
 
 def request_digest(
     lm: Any, suite: SuiteSpec, model: ModelOptions, body: bytes, *, sampled: bool, follow_up: str
 ) -> str:
-    """Over everything but the weights that decides an answer. `body`: the requests as they are stored."""
+    """Digest of all that decides an answer besides the weights. `body`: the stored requests."""
     import transformers  # noqa: PLC0415
 
     tokenizer = lm.tokenizer
     what = {
         "requests": hashlib.sha256(body).hexdigest(),
-        "lm_eval": importlib.metadata.version("lm_eval"),  # its model class is the engine
+        "lm_eval": importlib.metadata.version("lm_eval"),  # the engine is lm-eval's model class
         "transformers": transformers.__version__,
         "tokenizer": _tokenizer_digest(tokenizer),
         "engine": model.engine,
@@ -59,9 +61,10 @@ def request_digest(
 
 
 def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, str]]) -> str:
-    """Over everything that makes a score of answers: documents with their gold answers, filters, metrics, code, versions.
+    """Digest of all that turns answers into a score: documents, filters, metrics, code, versions.
 
-    `files`: the local files of the entry with their digests; YAML counts as lm-eval understood it, Python less its comments.
+    `files`: the entry's local files with their digests. YAML counts as lm-eval parsed it, Python
+    without its comments.
     """
     config = {key: value for key, value in vars(task.config).items() if key not in NOT_SCORED}
     metadata = config.get("metadata")
@@ -87,7 +90,7 @@ def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, 
 
 
 def _group(group: Any) -> dict[str, Any]:
-    """What decides a group's own score, once its members have theirs."""
+    """The settings that decide a group's own score, given its members' scores."""
     return {
         "aggregate": getattr(group, "aggregate_metric_list", None),
         "members": sorted(getattr(group, "_children", {})),
@@ -120,7 +123,7 @@ def _digest(what: Mapping[str, Any]) -> str:
 
 
 def _stable(value: Any) -> str:
-    """A text of a value that names neither its address in memory nor the folder that its code lies in."""
+    """A value as text without its memory address and without the folder of its code."""
     if callable(value):
         module = str(getattr(value, "__module__", "")).rsplit("/", 1)[-1]
         inner = getattr(value, "func", None)  # functools.partial

@@ -1,7 +1,7 @@
-"""Results of a whole evaluation from those of its entries. Pure, and free of lm-eval.
+"""Merges the results of suite entries into those of the evaluation. Pure, without lm-eval.
 
-Rule: the merged value has the shape of lm-eval's own results.json, as if the entries' tasks had been named in one run.
-It does not know: files, or how an entry was scored.
+Rule: the merged value has the shape of lm-eval's own results.json, as if one run had named all
+tasks. Called from the coordinator's `runtime.finalize` and from `scoring.score`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Parts of lm-eval's results that map a task or group name to a value (lm_eval/evaluator_utils.py, _to_eval_results).
+# Parts of lm-eval's results that map a task or group name to a value
+# (lm_eval/evaluator_utils.py, _to_eval_results).
 BY_NAME = (
     "results",
     "groups",
@@ -29,8 +30,9 @@ VERSIONS = ("transformers_version", "lm_eval_version")
 def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One results value from the entries' score files, in the suite's order.
 
-    A name that two entries share (the same task with other settings) keeps its first value; the later one's is stored
-    as "name#2", and so on. `groups` is there only where an entry has a group with an aggregate, as in lm-eval.
+    Where two entries share a name (one task with different settings), the first keeps it and the
+    next is stored as "name#2", and so on. As in lm-eval, `groups` is present only where an entry
+    has a group with an aggregate.
     """
     merged: dict[str, Any] = {part: {} for part in BY_NAME}
     for score in scores:

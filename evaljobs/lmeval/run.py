@@ -1,9 +1,8 @@
-"""lm-eval's own run of one suite entry, with a model of ours in the place of the model.
+"""lm-eval's own run of one suite entry, with a stub or replaying model in place of the real one.
 
-Rule: request sets are built and scores computed by the same call, with the arguments that the `lm_eval` command (0.4.13)
-would pass, so a prompt is drawn from the same stream on both sides. Tasks are loaded inside that call, after its seeds.
-
-It does not know: what the model in the model's place does. Imports no torch.
+Rule: the same call builds request sets and computes scores, with the arguments of the `lm_eval`
+command (0.4.13). So both draw the same prompts. Tasks are loaded inside that call, after its seeds.
+Imports no torch. Called from `requests.build`, `scoring.score` and `task_index`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_NEAREST = 3
 
 
 def quiet_environment(*, offline: bool) -> None:
-    """Set what must stand in the environment before lm-eval, datasets or transformers are imported."""
+    """Set the variables that lm-eval, datasets and transformers read when imported."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the lm_eval command does
     os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars fill job logs
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -42,23 +41,23 @@ def quiet_environment(*, offline: bool) -> None:
 
 
 class RequestsBuiltError(Exception):
-    """Not a fault: lm-eval has built every request and asks the model for the first answer."""
+    """Not a fault: lm-eval has built all requests and calls the model for the first time."""
 
 
 @dataclass(slots=True)
 class Tasks:
-    """A task manager that remembers what it loaded, since `simple_evaluate` keeps that to itself."""
+    """A task manager that keeps its loaded tasks, which `simple_evaluate` does not return."""
 
     manager: Any
     loaded: dict[str, Any] = field(default_factory=dict)
-    on_load: Callable[[str, Any], None] | None = None  # called with each leaf task once it is loaded
+    on_load: Callable[[str, Any], None] | None = None  # called with each loaded leaf task
 
     @property
     def task_index(self) -> Any:
         return self.manager.task_index
 
     def shipped(self, name: str) -> source_files.Shipped | None:
-        """Where lm-eval has this task, group or tag."""
+        """The YAML file of this task or group, or the members of this tag, in lm-eval's index."""
         entry = self.task_index.get(name)
         if entry is None:
             return None
@@ -80,7 +79,7 @@ class Tasks:
 
 
 def _explained(error: Exception, names: Any) -> Exception:
-    """What to do about a task that does not load."""
+    """The error for a task that does not load, with what to do about it."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
@@ -113,7 +112,7 @@ def _manager(include_path: tuple[str, ...], metadata: str, *, defaults: bool) ->
 def task_manager(
     include_path: Sequence[str], name: str | None, metadata: dict[str, Any] | None = None
 ) -> Any:
-    """A manager that knows `name`. lm-eval's default index (7 s) is read only where the folders do not suffice."""
+    """A manager whose index has `name`; lm-eval's own index (7 s) only where it is needed."""
     _check_folders(include_path)
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
     if include_path and name is not None:
@@ -130,20 +129,20 @@ def _check_folders(include_path: Sequence[str]) -> None:
 
 
 def folder_index(include_path: Sequence[str]) -> dict[str, Any]:
-    """What the folders define by themselves: name -> lm-eval's index entry."""
+    """Tasks, groups and tags that the folders define: name -> lm-eval's index entry."""
     _check_folders(include_path)
     index: dict[str, Any] = _manager(tuple(include_path), "{}", defaults=False).task_index
     return index
 
 
 def self_contained(include_path: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether the folders define these names and all that they name."""
+    """Whether the folders define these names and all names that those refer to."""
     index = folder_index(include_path)
     return all(_self_contained(index, name) for name in names)
 
 
 def reached(index: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """These names and those of all members of their groups and tags, whether lm-eval knows them or not."""
+    """These names and the members of their groups and tags, also undefined ones."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -155,30 +154,33 @@ def reached(index: Mapping[str, Any], names: Sequence[str]) -> set[str]:
 
 
 def leaf_configs(index: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """What YAML files say of the leaf tasks of these names, with what groups say of their members; functions not imported."""
+    """YAML configs of these names' leaf tasks, with their groups' settings."""
     from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
 
     found: dict[str, Mapping[str, Any]] = {}
 
-    def visit(item: Any, said: Mapping[str, Any], above: frozenset[str]) -> None:
+    def visit(item: Any, inherited: Mapping[str, Any], above: frozenset[str]) -> None:
         own = item if isinstance(item, dict) else {"task": item}
         name = str(own.get("group") or own.get("task"))
         entry = index.get(name)
         if name in above or (entry is None and own is not item):
             return
-        said = {**said, **{key: value for key, value in own.items() if key not in ("group", "task")}}
+        inherited = {
+            **inherited,
+            **{key: value for key, value in own.items() if key not in ("group", "task")},
+        }
         if entry is not None and entry.kind.name == "TAG":
             for member in sorted(entry.tags):
-                visit(member, said, above | {name})
+                visit(member, inherited, above | {name})
             return
         config = own if entry is None else _config_of(entry)
         if "group" not in config:
-            found[name] = {**config, **said}
+            found[name] = {**config, **inherited}
             return
         listed = config.get("task")
         more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
         for member in listed if isinstance(listed, list) else []:
-            visit(member, {**more, **said}, above | {name})
+            visit(member, {**more, **inherited}, above | {name})
 
     for name in names:
         visit(name, {}, frozenset())
@@ -195,7 +197,7 @@ def _config_of(entry: Any) -> Mapping[str, Any]:
 
 
 def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
-    """Names in these folders that lm-eval passes over since a YAML includes a file that is not there -> which."""
+    """Names that lm-eval skips because a YAML includes a missing file -> the message."""
     from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
 
     read = {entry.yaml_path for entry in folder_index(include_path).values()}
@@ -212,13 +214,13 @@ def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
                 names = [error.config.get("task"), error.config.get("group")]
                 names += tags if isinstance(tags, list) else [tags]
                 found |= {name: str(error) for name in names if isinstance(name, str)}
-            except Exception:  # lm-eval passes over a YAML that it cannot read
-                log.debug("%s is passed over", yaml, exc_info=True)
+            except Exception:  # lm-eval skips a YAML that it cannot read
+                log.debug("%s is skipped", yaml, exc_info=True)
     return found
 
 
 def _members(entry: Any) -> list[Any]:
-    """Names of what a tag or a group holds; one without a name is no text."""
+    """Names of the members of a tag or a group; a member without a name is skipped."""
     members: list[Any] = []
     if entry.kind.name == "TAG":
         members = sorted(entry.tags)
@@ -229,7 +231,7 @@ def _members(entry: Any) -> list[Any]:
 
 
 def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether a task, tag or group and all that it names stand in this index."""
+    """Whether this index has a task, tag or group and all names that it refers to."""
     entry = index.get(name)
     if entry is None or name in seen:
         return entry is not None
@@ -238,7 +240,7 @@ def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -
 
 
 def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
-    """Names that lm-eval does not know, each with the nearest known ones, best first."""
+    """Names that lm-eval does not define, each with the nearest defined ones, best first."""
     there = set(known)
     return {
         name: difflib.get_close_matches(name, known, n=MAX_NEAREST, cutoff=0.5)
@@ -248,7 +250,7 @@ def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[
 
 
 def command_arguments(suite: SuiteSpec, entry: TaskEntry) -> dict[str, Any]:
-    """Arguments of `simple_evaluate` as the lm_eval command makes them from its own defaults and the suite's settings."""
+    """Arguments of `simple_evaluate`: the lm_eval command's defaults and the suite's settings."""
     seeds = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
     multiturn = suite.fewshot_as_multiturn
     if multiturn is None:  # EvaluatorConfig._validate_arguments
@@ -279,9 +281,10 @@ def run_entry(
     bootstrap_iters: int = 100_000,
     seed_torch: bool,
 ) -> dict[str, Any]:
-    """lm-eval's results of one suite entry, with `samples`; `tasks.loaded` holds its tasks even where `lm` raises.
+    """lm-eval's results of one suite entry, with `samples`. `tasks.loaded` is set even if `lm`
+    raises.
 
-    `seed_torch=False` keeps torch out of the process; no task draws its prompts from torch's stream.
+    `seed_torch=False` keeps torch out of the process; no task draws prompts from torch.
     """
     hooks.install()
     import lm_eval.evaluator  # noqa: PLC0415
@@ -296,7 +299,8 @@ def run_entry(
             task_manager=tasks,
             bootstrap_iters=bootstrap_iters,
             log_samples=True,
-            # The flag guards against running programs unsandboxed; ours run through the seam or not at all.
+            # The flag guards against programs outside a sandbox; here all programs go through the
+            # seam.
             confirm_run_unsafe_code=True,
             **arguments,
         )
@@ -305,9 +309,10 @@ def run_entry(
 
 
 def entry_tasks(suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, model_dir: str) -> Tasks:
-    """The tasks of an entry, not loaded yet. OperatorError with the nearest names where lm-eval knows none."""
+    """The tasks of an entry, not loaded yet; OperatorError where lm-eval defines none."""
     hooks.install()
-    # The command hands the model's arguments to tasks as metadata (RULER reads its tokenizer there).
+    # The command hands the model's arguments to tasks as metadata (RULER reads its tokenizer
+    # there).
     metadata = {"pretrained": model_dir, **model.model_args}
     manager = task_manager(suite.include_path, entry.name, metadata)
     missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)
@@ -319,7 +324,7 @@ def entry_tasks(suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, mode
 
 @contextlib.contextmanager
 def _without_environment_report() -> Iterator[None]:
-    """lm-eval describes the machine with torch's help; here it would be the wrong machine, and torch is not wanted."""
+    """Skip lm-eval's description of this machine: it imports torch, and did not infer."""
     import lm_eval.evaluator  # noqa: PLC0415
 
     module: Any = lm_eval.evaluator

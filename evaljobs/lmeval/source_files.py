@@ -1,8 +1,9 @@
-"""The source key of a suite entry: a digest of every local file that lm-eval reads to build its requests and scores.
+"""The source key of a suite entry: a digest of all local files behind its requests and scores.
 
-Rule: files count by content, so touching one changes nothing; what is not sure to matter counts, since a key that changes
-for nothing costs CPU seconds (requests and responses are found again by their own digests). The coordinator computes it
-before a submission; a build and a score compute it again and refuse files that changed since. Imports no lm_eval.
+Rule: files count by content, so touching one changes nothing. A file that may not matter counts,
+too: a key that changes without need costs CPU seconds, since requests and responses are found again
+by their own digests. The coordinator computes the key before a submission; a build and a score
+compute it again and refuse files that changed. Imports no lm_eval.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.task_yaml import Function, included, index_of, merged_config, names_in, parsed
 
-REMEMBERED_BYTES = 1 << 20  # files from this size on are hashed once per size, mtime and inode
-NEIGHBOUR_BYTES = 16 << 20  # larger files beside a module, which no YAML names, count by size and mtime
-MOST_NEIGHBOURS = 10_000  # files counted in one folder that only a module's text names
-DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # whose values may be folders or globs
+REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime and inode
+NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module count by size and mtime
+MOST_NEIGHBOURS = 10_000  # most files counted in one folder that a module's text names
+DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # their values may be folders or globs
 PACKAGES = frozenset({"lm_eval", "evaljobs", "datasets", "evaluate", "transformers", "torch", "numpy"})
 HIDDEN = (".", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A task, group or tag of lm-eval's own: its YAML file (none for a tag), and the names that a tag holds."""
+    """One of lm-eval's own tasks, groups or tags: its YAML (None for a tag), a tag's names."""
 
     path: Path | None
     members: tuple[str, ...] = ()
@@ -45,12 +46,12 @@ Lookup = Callable[[str], Shipped | None]
 
 
 class Digests:
-    """sha256 of files' contents, those of large files remembered in `cache` by size, mtime and inode."""
+    """sha256 of files' contents; those of large files are kept in `cache` by size, mtime and inode."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         self._known: dict[str, list[Any]] = {}
-        self._here: dict[Path, str] = {}  # by this object: its life is one look at a suite
+        self._here: dict[Path, str] = {}  # a Digests lives for one look at a suite
         self._fresh = False
         self.indexes: dict[tuple[str, ...], dict[str, tuple[list[Path], list[str]]]] = {}
         if cache is not None:
@@ -58,7 +59,7 @@ class Digests:
                 self._known = dict(json.loads(cache.read_bytes()))
 
     def of(self, path: Path) -> str:
-        """Of one file; a dash where it cannot be read, since the job that reads it will say so."""
+        """Digest of one file; "-" where it cannot be read: the job that reads it reports the error."""
         if path not in self._here:
             self._here[path] = self._of(path)
         return self._here[path]
@@ -80,7 +81,7 @@ class Digests:
         return digest
 
     def keep(self) -> None:
-        """Write what was learnt; a disk that refuses costs the next caller the hashing alone."""
+        """Write new digests to the cache; where the disk refuses, the next caller hashes again."""
         if self._cache is not None and self._fresh:
             with contextlib.suppress(OSError):
                 write_atomic(self._cache, json.dumps(self._known).encode())
@@ -88,7 +89,7 @@ class Digests:
 
 
 def no_shipped(_name: str) -> Shipped | None:
-    """A lookup for callers that ask about a suite's own folders alone."""
+    """A lookup without lm-eval's own tasks, for callers that need the suite's folders alone."""
     return None
 
 
@@ -99,10 +100,12 @@ def entry_files(
     shipped: Lookup = no_shipped,
     env: Mapping[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Two digests: of what the suite's own task folders hold or name, the same on every machine that sees these folders; and
-    of what belongs to an installation: lm-eval's own tasks, modules installed in place, revisions in the Hugging Face cache.
+    """Two digests of an entry's files: the suite's own, and those of the installation.
 
-    `name`: a task, group or tag, or a YAML file. `env`: says where the Hugging Face cache is.
+    The first covers what the suite's task folders hold or name; it is the same on every machine
+    that sees these folders. The second covers lm-eval's own tasks, modules installed in place, and
+    revisions in the Hugging Face cache. `name`: a task, group or tag, or a YAML file. `env`: holds
+    the location of the Hugging Face cache.
     """
     own, theirs = _reached(include_path, name, digests, shipped)
     for path, config in sorted(own.hub | theirs.hub):
@@ -111,7 +114,7 @@ def entry_files(
 
 
 def unchanged(include_path: Sequence[str], name: str, source: str, cache: Path | None) -> None:
-    """OperatorError where the suite's own files are not those that `source` was computed from ("": not asked for)."""
+    """Raise OperatorError where the suite's own files differ from `source` ("": not checked)."""
     if not source:
         return
     digests = Digests(cache)
@@ -130,7 +133,7 @@ def local_names(include_path: Sequence[str], digests: Digests) -> set[str]:
 
 
 def files_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shipped) -> list[tuple[Path, str]]:
-    """Files that an entry is made of, with their digests; less its data files, which come to count as its documents."""
+    """Files of an entry with their digests, without its data, which count as documents."""
     closures = _reached(include_path, name, Digests(), shipped)
     return sorted(
         (Path(place), digest)
@@ -172,7 +175,7 @@ def file_or_folder(path: Path, digests: Digests) -> str:
 
 
 def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
-    """What the Hugging Face cache holds of a data set: the commits of its references, or else its prepared versions."""
+    """A data set's cached state: the commits of its references, else its prepared versions."""
     home = Path(
         env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
     )
@@ -194,16 +197,15 @@ def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class _Closure:
-    """Files reached so far, each once."""
+    """All files reached from an entry, each once."""
 
     include_path: Sequence[str]
     digests: Digests
-    elsewhere: _Closure | None = None  # takes what belongs to an installation
+    elsewhere: _Closure | None = None  # files of the installation
     found: dict[str, str] = field(default_factory=dict)
-    data: set[str] = field(default_factory=set)  # of these, files that a YAML file names as data
-    hub: set[tuple[str, str]] = field(
-        default_factory=set
-    )  # (data set, configuration) that lie in no folder here
+    data: set[str] = field(default_factory=set)  # the found files that a YAML file names as data
+    # (data set, configuration) that are not local folders
+    hub: set[tuple[str, str]] = field(default_factory=set)
     visited: set[Path] = field(default_factory=set)
 
     def rows(self) -> list[list[Any]]:
@@ -220,14 +222,14 @@ class _Closure:
         return name
 
     def index(self) -> dict[str, tuple[list[Path], list[str]]]:
-        """Of the include folders, read once."""
+        """Index of the include folders, read once."""
         folders = tuple(self.include_path)
         if folders not in self.digests.indexes:
             self.digests.indexes[folders] = index_of(folders)
         return self.digests.indexes[folders]
 
     def enter(self, name: str) -> list[str] | None:
-        """Take in a task, group or tag of the suite's own folders; the names that it holds, None where it is none."""
+        """Add a task, group or tag of the suite. Returns the names that it holds, or None."""
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
             return self.enter_file(Path(name))
         found = self.index().get(name)
@@ -237,13 +239,13 @@ class _Closure:
         return [*members, *(name for path in paths for name in self.enter_file(path))]
 
     def enter_file(self, path: Path) -> list[str]:
-        """Take in a YAML file and what it names; the names of tasks that it holds."""
+        """Add a YAML file and the files that it names. Returns the names of its tasks."""
         self._yaml(path, path.parent)
-        said = merged_config(path)
-        data = said.get("dataset_path")
+        config = merged_config(path)
+        data = config.get("dataset_path")
         if isinstance(data, str) and not _matches(path.parent, data, wild=True):
-            self.hub.add((data, str(said.get("dataset_name") or "")))
-        return list(names_in(said.get("task"))) if "group" in said else []
+            self.hub.add((data, str(config.get("dataset_name") or "")))
+        return list(names_in(config.get("task"))) if "group" in config else []
 
     def file(self, path: Path) -> None:
         place = os.path.realpath(path)
@@ -256,17 +258,17 @@ class _Closure:
             return
         self.visited.add(path)
         self.file(path)
-        said = parsed(path)
-        for other in included(path, said):
+        config = parsed(path)
+        for other in included(path, config):
             self._yaml(other, top)
-        for key, value in _scalars(said):
+        for key, value in _scalars(config):
             if isinstance(value, Function):
                 self._function(value, path.parent)
             else:
                 self._named(value, (path.parent, top), data=key in DATA_KEYS)
 
-    def _function(self, said: str, folder: Path) -> None:
-        module = said.rpartition(".")[0]
+    def _function(self, function: str, folder: Path) -> None:
+        module = function.rpartition(".")[0]
         if (there := folder / f"{module.replace('.', '/')}.py").is_file():
             self.module(there, folder)
         else:
@@ -278,7 +280,7 @@ class _Closure:
             (self.elsewhere or self).module(found, found.parent)
 
     def _named(self, text: str, bases: Iterable[Path], *, data: bool) -> None:
-        """Files that a text names, relative to the first of `bases` that has such."""
+        """Files that a text names, relative to the first of `bases` that has any."""
         if not text or len(text) > 1024 or "\n" in text or "\0" in text or text in (".", "..", "/"):
             return
         for base in dict.fromkeys(bases):
@@ -293,7 +295,7 @@ class _Closure:
                 return
 
     def neighbours(self, root: Path, *, deep: bool = True) -> None:
-        """Files that a module may read without naming them; large ones by size and mtime."""
+        """Files that a module may read without naming them; large ones count by size and mtime."""
         paths = _below(root) if deep else (p for p in sorted(root.iterdir()) if p.is_file())
         for number, path in enumerate(paths):
             if number >= MOST_NEIGHBOURS:
@@ -308,7 +310,7 @@ class _Closure:
                     self.found.setdefault(os.path.realpath(path), f"{stat.st_size} {stat.st_mtime_ns}")
 
     def module(self, path: Path, root: Path) -> None:
-        """A Python file, the local modules that it imports, files beside it, and files that its text names."""
+        """Add a Python file, its local imports, the files beside it and those that it names."""
         path = path.resolve()
         if path in self.visited:
             return
@@ -359,7 +361,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def _importable(module: str) -> Path | None:
-    """The file of a module that is installed in place (or on PYTHONPATH); None for packages of site-packages and Python."""
+    """The file of a module installed in place or on PYTHONPATH; None for all others."""
     top, _, rest = module.partition(".")
     if not top or top in PACKAGES or top in sys.stdlib_module_names:
         return None

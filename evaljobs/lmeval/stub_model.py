@@ -1,7 +1,7 @@
-"""lm-eval's model class without weights: it builds prompts and tokens as the real one will, and answers nothing.
+"""lm-eval's model class without weights: it builds prompts and tokens and gives no answers.
 
-Rule: everything but the forward pass is the class's own code, so what it is asked is what the real one will be asked.
-It does not know: tasks, files.
+Rule: everything but the forward pass is the class's own code, so it receives the requests that the
+real model will receive. Called from `requests.build`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from evaljobs.contract.specs import ModelOptions
 from evaljobs.errors import OperatorError, one_line
 from evaljobs.lmeval.run import RequestsBuiltError
 
-# Arguments of hf model classes that place weights on devices; a model without weights has nothing to place.
+# Arguments of hf model classes that place weights on devices: of no use without weights.
 PLACEMENT = ("parallelize", "tp_plan", "device_map", "max_memory_per_gpu", "max_cpu_memory", "peft", "delta")
 
 
 def model(model_dir: str, options: ModelOptions) -> Any:
-    """lm-eval's model class with the checkpoint's config and tokenizer, its parameters on the meta device.
+    """lm-eval's model class with the checkpoint's config and tokenizer, without weights.
 
-    The class is the engine's own where it is an hf one; for other engines `hf` stands in to build prompts and to count
-    tokens, and their batches are kept as text for the engine to tokenise.
+    The engine's own class is used where it is an hf one. For other engines `hf` builds prompts and
+    counts tokens, and batches are stored as text for the engine to tokenise.
     """
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
@@ -41,7 +41,7 @@ def model(model_dir: str, options: ModelOptions) -> Any:
             trust = bool(keywords.get("trust_remote_code"))
             with torch.device("meta"):
                 model = self.AUTO_MODEL_CLASS.from_config(self.config, trust_remote_code=trust)
-            model.to = lambda *_where, **_how: model  # no weights to place
+            model.to = lambda *_where, **_how: model  # there are no weights to move
             self._model = model
 
         def loglikelihood(self, requests: Any, **keywords: Any) -> Any:
@@ -79,7 +79,7 @@ def _unreadable(model_dir: str, error: OSError) -> str:
 
 
 def keep_histories(lm: Any) -> None:
-    """Have a weightless model write down, in `histories`, of which messages each prompt of its chat template was made."""
+    """Make a stub record, in `histories`, the messages behind each prompt of its template."""
     render = lm.apply_chat_template
     lm.histories = {}
 
@@ -93,7 +93,7 @@ def keep_histories(lm: Any) -> None:
 
 
 def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
-    """What lm-eval's own method would hand to its forward pass: (strings or None, context ids, continuation ids)."""
+    """Arguments of lm-eval's forward pass: (strings or None, context ids, continuation ids)."""
     lm.asked = None
     lm.stops = False
     try:
@@ -102,11 +102,11 @@ def tokens_asked(lm: Any, method: str, instances: Sequence[Any]) -> list[Any]:
         return list(lm.asked)
     finally:
         lm.stops = True
-    return []  # not one window: an empty text
+    return []  # an empty text has no window
 
 
 def _hf_class(engine: str) -> Any:
-    """The engine's class where it is an hf one, else None; an engine that only GPU nodes can import is none."""
+    """The engine's class where it is an hf one that this node can import, else None."""
     from lm_eval.api.registry import get_model  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
 

@@ -1,9 +1,9 @@
-"""Which tasks of a suite lm-eval knows and can load, for a coordinator that does not import it.
+"""`python -m evaljobs tasks`: which tasks of a suite lm-eval defines and can load.
 
-Rule: the answer is one `Answer` as a line of JSON on stdout. No task is loaded and no function imported: what is read are YAML
-files, folders and the Hugging Face cache. lm-eval's own tasks are listed in a file of the cache folder, by its version:
-its index takes seconds to read.
-Not checked: data sets of tasks that are Python classes, and metric scripts, which only their own code names.
+Rule: the answer is one `Answer` as a line of JSON on stdout, for the coordinator. It reads YAML
+files, folders and the Hugging Face cache; it loads no task and imports no function. The list of
+lm-eval's own tasks, whose index takes seconds to read, is kept in the cache folder by version. Not
+checked: data sets of tasks that are Python classes, and metric scripts.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import one_line
 from evaljobs.lmeval import conversations, run, task_paths
 
-# arguments of load_dataset that say how data are handed out, not which
+# arguments of load_dataset that do not select data
 HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
 NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 
 
 @dataclass(kw_only=True)
 class Answer:
-    """Names by what came of them."""
+    """The names of a suite, sorted by what lm-eval can do with them."""
 
     known: list[str] = field(default_factory=list)
     unknown: dict[str, list[str]] = field(default_factory=dict)  # name -> nearest names
-    unfit: dict[str, str] = field(default_factory=dict)  # leaf task, or name asked for -> why it cannot run
-    uncached: dict[str, str] = field(
-        default_factory=dict
-    )  # leaf task -> its data set, which jobs cannot fetch
-    files: list[str] = field(default_factory=list)  # local data: files, patterns of files, folders
+    unfit: dict[str, str] = field(default_factory=dict)  # task -> why it cannot run
+    uncached: dict[str, str] = field(default_factory=dict)  # leaf task -> its missing data set
+    files: list[str] = field(default_factory=list)  # local data: files, file patterns, folders
 
 
 def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> int:
@@ -49,13 +47,13 @@ def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, 
 
 
 def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> Answer:
-    """What lm-eval will make of these names. To be asked offline, as jobs are."""
+    """How lm-eval resolves these names. Call it offline, as jobs run."""
     answer = Answer()
     index: Mapping[str, Any] = run.folder_index(include_path) if include_path else {}
-    passed_over = run.missing_includes(include_path) if include_path else {}
+    skipped = run.missing_includes(include_path) if include_path else {}
     if not include_path or not run.self_contained(include_path, names):
         index = {**default_index(cache), **index}
-    answer.unfit = {name: passed_over[name] for name in run.reached(index, names) if name in passed_over}
+    answer.unfit = {name: skipped[name] for name in run.reached(index, names) if name in skipped}
     answer.unknown = run.unknown_tasks([n for n in names if n not in answer.unfit], list(index))
     answer.known = [n for n in names if n not in answer.unknown]
     cached: dict[str, bool] = {}
@@ -86,24 +84,24 @@ def _look(
 
 
 def is_cached(source: task_paths.Source, subset: str | None) -> bool:
-    """Whether `datasets` finds a hub data set offline, asked as lm-eval asks; True where it complains of something else."""
+    """Whether `datasets` finds a hub data set offline; True where another error comes up."""
     import datasets  # noqa: PLC0415
 
     keywords = {key: value for key, value in source.keywords.items() if key not in HANDLING}
     try:
         datasets.load_dataset_builder(source.path, name=subset, **keywords)
-    except Exception as error:  # noqa: BLE001 (of many libraries; loading the task says it again)
-        said = one_line(error)
+    except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
+        message = one_line(error)
         return not (
             isinstance(error, ConnectionError | FileNotFoundError)
             or type(error).__name__ in NOT_CACHED
-            or "Couldn't find cache" in said
+            or "Couldn't find cache" in message
         )
     return True
 
 
 def default_index(cache: Path | None) -> dict[str, Any]:
-    """lm-eval's own tasks, groups and tags by name: index entries whose YAML is read once it is asked for."""
+    """lm-eval's own tasks, groups and tags: name -> index entry, whose YAML is read on first use."""
     from lm_eval.tasks import TaskManager  # noqa: PLC0415
     from lm_eval.tasks._index import Entry, Kind  # noqa: PLC0415
 
@@ -129,7 +127,7 @@ def default_index(cache: Path | None) -> dict[str, Any]:
         for name, entry in index.items()
     }
     if place is not None:
-        with contextlib.suppress(OSError):  # a full disk: they are read again next time
+        with contextlib.suppress(OSError):  # a full disk: the next call reads them again
             write_atomic(place, json.dumps({"folder": str(folder), "tasks": rows}).encode())
     return {
         name: Entry(name=name, kind=e.kind, yaml_path=e.yaml_path, tags=e.tags) for name, e in index.items()

@@ -1,14 +1,16 @@
-"""Paths in a task's YAML: each is relative to the YAML that says it, and none to the current folder.
+"""Paths in a task's YAML: each is relative to the YAML that has it, none to the current folder.
 
     !function, include      a file beside the YAML; for !function also an installed module
     dataset_path            a folder beside the YAML, else a hub id
-    data_files, data_dir    of json, csv, …: beside the YAML; of a local folder or a hub id: inside that data set
-                            of a custom_dataset: beside the YAML where it is there, else the function's own argument
+    data_files, data_dir    of json, csv, …: beside the YAML
+                            of a local folder or a hub id: inside that data set
+                            of a custom_dataset: beside the YAML if there, else the function's argument
 
-Rule: lm-eval itself takes data paths from the current folder. Inside `relative_to_yaml` its YAML loader remembers where each
-path was said, and `source` makes full paths of them when a task loads its data. Configs stay as written, so requests and
-results do not depend on where a suite lies. Absolute paths, URLs and hub ids stay what they are.
-Called from harness (loading tasks) and task_names (the check before a submission).
+Rule: lm-eval itself resolves data paths from the current folder. Inside `relative_to_yaml` its YAML
+loader marks each path with its YAML, and `source` makes full paths when a task loads its data.
+Configs stay as written, so requests and results do not depend on where a suite lies. Absolute
+paths, URLs and hub ids do not change. Called from `run` (loading tasks) and `task_index` (the check
+before a submission).
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ MAKE_LOADER = "_make_loader"  # lm-eval's: folder of a YAML -> the class that re
 REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
 
 
-class Said(str):
-    """A path as a YAML says it. Lives through lm-eval's merging of includes and groups, which copies values."""
+class YamlPath(str):
+    """A path with the YAML file that has it; copies by lm-eval's merging keep the file."""
 
     __slots__ = ("yaml",)
     yaml: Path
 
 
-class FunctionSaid(str):
-    """What stands behind `!function` where functions are not imported: FOLDER/module.function."""
+class YamlFunction(str):
+    """FOLDER/module.function: the text of `!function` where functions are not imported."""
 
     __slots__ = ("yaml",)
     yaml: Path
 
 
 class MissingIncludeError(OperatorError):
-    """A YAML includes a file that is not there. `config`: what that YAML says by itself."""
+    """A YAML includes a missing file. `config`: that YAML's own content."""
 
     def __init__(self, message: str, config: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -56,13 +58,13 @@ class MissingIncludeError(OperatorError):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a task's data come from: arguments of `datasets.load_dataset` that hold from any current folder."""
+    """Origin of a task's data: `datasets.load_dataset` arguments for any current folder."""
 
     path: str | None = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    hub: str = ""  # the hub id, where the data are the hub's
-    files: tuple[str, ...] = ()  # local files, patterns of files and folders
-    trouble: str = ""  # why the data cannot be there; "" where they can
+    hub: str = ""  # the hub id, if the data come from the hub
+    files: tuple[str, ...] = ()  # local files, file patterns and folders
+    trouble: str = ""  # why the data cannot be loaded; "" where they can
 
 
 # --- reading YAMLs ---------------------------------------------------------------------------------------------------
@@ -70,7 +72,7 @@ class Source:
 
 @contextlib.contextmanager
 def relative_to_yaml() -> Iterator[None]:
-    """Inside the block lm-eval reads YAMLs and loads data by this module's rule. Not for several threads at once."""
+    """Inside the block lm-eval reads YAMLs and loads data by this module's rule. Not thread-safe."""
     from lm_eval.api.task import ConfigurableTask  # noqa: PLC0415
     from lm_eval.tasks import _yaml_loader  # noqa: PLC0415
 
@@ -91,7 +93,7 @@ def relative_to_yaml() -> Iterator[None]:
 
 
 def _loader(make: Callable[..., Any], folder: Path, *, resolve: bool) -> type[Any]:
-    """lm-eval's loader class for the YAMLs of a folder, with paths marked by the file that says them."""
+    """lm-eval's loader class for the YAMLs of a folder, which marks each path with its YAML."""
     base: Any = make(folder, resolve_funcs=resolve)
     construct = base.yaml_constructors["!function"]
 
@@ -111,21 +113,21 @@ def _loader(make: Callable[..., Any], folder: Path, *, resolve: bool) -> type[An
         if resolve:
             with _without_current_folder():
                 return construct(loader, node)
-        return _say(FunctionSaid, construct(loader, node), loader.file)
+        return _marked_text(YamlFunction, construct(loader, node), loader.file)
 
     Loader.add_constructor("!function", function)
     return Loader
 
 
-def _say(kind: type[Any], text: str, yaml: Path) -> Any:
-    said = kind(text)
-    said.yaml = yaml
-    return said
+def _marked_text(kind: type[Any], text: str, yaml: Path) -> Any:
+    marked = kind(text)
+    marked.yaml = yaml
+    return marked
 
 
 @contextlib.contextmanager
 def _without_current_folder() -> Iterator[None]:
-    """`python -m` puts the current folder first: a module there would stand in for the one that a YAML means."""
+    """Take the current folder, which `python -m` adds, off sys.path."""
     before = sys.path
     sys.path = [place for place in before if place not in ("", str(Path.cwd()))]
     try:
@@ -147,12 +149,12 @@ def _beside(file: Path, text: str) -> Path:
 
 
 def _marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The same config with `Said` for each data path, also in what a group says of its members."""
+    """The config with `YamlPath` for each data path, also in a group's settings for its members."""
     marked = dict(config)
 
     def mark(text: str) -> str:
-        said: str = _say(Said, text, file)
-        return said
+        path: str = _marked_text(YamlPath, text, file)
+        return path
 
     if isinstance(config.get("dataset_path"), str):
         marked["dataset_path"] = mark(config["dataset_path"])
@@ -164,7 +166,7 @@ def _marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _mapped(keywords: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """dataset_kwargs with each path of data_files and data_dir changed."""
+    """dataset_kwargs with `change` applied to each path of data_files and data_dir."""
     found = dict(keywords)
     for key in ("data_files", "data_dir"):
         if key in found:
@@ -173,7 +175,7 @@ def _mapped(keywords: Mapping[str, Any], change: Callable[[str], str]) -> dict[s
 
 
 def _mapped_files(files: Any, change: Callable[[str], str]) -> Any:
-    """A path, a list of them, split -> either, or a list of {split, path}: the shapes that `datasets` takes."""
+    """data_files in any shape that `datasets` takes, with `change` applied to each path."""
     if isinstance(files, str):
         return change(files)
     if isinstance(files, dict):
@@ -192,7 +194,7 @@ def _mapped_files(files: Any, change: Callable[[str], str]) -> Any:
 
 
 def source(config: Mapping[str, Any]) -> Source:
-    """The data of a task with this config, whose functions may be imported or not. Reads folders, opens no file."""
+    """The data of a task with this config. Reads folders, opens no file."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as PACKAGED  # noqa: PLC0415
 
     path = config.get("dataset_path")
@@ -211,57 +213,57 @@ def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
     if place.exists():
         return Source(path=str(place), keywords=keywords, files=(str(place),))
     if HUB_ID.fullmatch(path):
-        # `datasets` would read a folder of that name in the current folder in the hub's place
+        # `datasets` would prefer a folder of that name in the current folder to the hub
         taken = Path(path).exists()
         return Source(path=f"{HUB_PREFIX}{path}" if taken else str(path), keywords=keywords, hub=str(path))
     return Source(path=path, keywords=keywords, trouble=_missing(path, "dataset_path", place))
 
 
 def _place(text: str) -> Path:
-    """Full path of what a YAML says; a text of which no YAML is known stays as it is."""
+    """Full path of a marked path; unmarked text stays as it is."""
     file = getattr(text, "yaml", None)
     return Path(text) if file is None else _beside(file, text)
 
 
-def _missing(said: str, key: str, place: Path | str) -> str:
-    return f"{getattr(said, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
+def _missing(text: str, key: str, place: Path | str) -> str:
+    return f"{getattr(text, 'yaml', 'its config')}: {key}: no such file or folder: {place}"
 
 
 def nor_beside(config: Mapping[str, Any]) -> str:
-    """For a message: the folder that a suite's own dataset_path may have meant; "" for one of lm-eval's own tasks."""
+    """Part of a message: the folder that a dataset_path may mean; "" for lm-eval's tasks."""
     path = config.get("dataset_path")
-    if not isinstance(path, Said) or "/lm_eval/tasks/" in str(path.yaml):
+    if not isinstance(path, YamlPath) or "/lm_eval/tasks/" in str(path.yaml):
         return ""
     return f" (and there is no folder {_place(path)})"
 
 
 def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> Source:
-    """Data in local files. `required`: they must be there, and data_files lie in data_dir where one is named."""
+    """Data in local files. `required`: they must exist; data_files lie in data_dir if set."""
     files: list[str] = []
     troubles: list[str] = []
 
-    def full(said: str, key: str) -> str:
-        if any(mark in said for mark in REMOTE):
-            return str(said)
-        place = str(_place(said))
+    def full(text: str, key: str) -> str:
+        if any(mark in text for mark in REMOTE):
+            return str(text)
+        place = str(_place(text))
         if _is_there(place, folder=key == "data_dir" or not required):
             files.append(place)
             return place
         if required:
-            troubles.append(_missing(said, f"dataset_kwargs {key}", _place(said)))
-        return str(said)
+            troubles.append(_missing(text, f"dataset_kwargs {key}", _place(text)))
+        return str(text)
 
     found = dict(keywords)
     inside = required and bool(found.get("data_dir"))
     if (
         required and not inside and not found.get("data_files")
-    ):  # `datasets` takes what lies in the current folder
+    ):  # `datasets` would take the files of the current folder
         troubles.append(f"{getattr(path, 'yaml', 'its config')}: dataset_kwargs: no data_files for {path}")
     if "data_dir" in found:
-        found["data_dir"] = _mapped_files(found["data_dir"], lambda said: full(said, "data_dir"))
+        found["data_dir"] = _mapped_files(found["data_dir"], lambda text: full(text, "data_dir"))
     if "data_files" in found:
         found["data_files"] = _mapped_files(
-            found["data_files"], lambda said: str(said) if inside else full(said, "data_files")
+            found["data_files"], lambda text: str(text) if inside else full(text, "data_files")
         )
     return Source(path=path, keywords=found, files=tuple(files), trouble=troubles[0] if troubles else "")
 
@@ -273,7 +275,7 @@ def _is_there(pattern: str, *, folder: bool) -> bool:
 
 
 def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: Any) -> None:
-    """lm-eval's own loading of a task's data, with full paths. OperatorError where they are not there."""
+    """lm-eval's loading of a task's data with full paths; OperatorError for missing ones."""
     config = vars(task.config)
     custom = config.get("custom_dataset") is not None
     written, path = config.get("dataset_kwargs"), task.DATASET_PATH
@@ -297,7 +299,7 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
 
 
 def missing_function(config: Mapping[str, Any]) -> str:
-    """Which `!function` of a config (functions not imported) names no module that is there; "" where all are."""
+    """The message for a `!function` of a config whose module is missing; "" where there is none."""
     for key, value in _functions(config, ""):
         module = str(value).removeprefix(f"{value.yaml.parent}{os.sep}").rpartition(".")[0]
         place = value.yaml.parent / f"{module.replace('.', '/')}.py"
@@ -306,8 +308,8 @@ def missing_function(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _functions(value: Any, key: str) -> Iterator[tuple[str, FunctionSaid]]:
-    if isinstance(value, FunctionSaid):
+def _functions(value: Any, key: str) -> Iterator[tuple[str, YamlFunction]]:
+    if isinstance(value, YamlFunction):
         yield key, value
     elif isinstance(value, Mapping):
         for name, member in value.items():

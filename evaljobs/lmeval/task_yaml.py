@@ -1,6 +1,7 @@
-"""What lm-eval's task YAML says, read without lm-eval and without importing what it names.
+"""Reader of lm-eval's task YAML files that needs neither lm-eval nor the modules that a YAML names.
 
-Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py, 0.4.13).
+Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py,
+0.4.13). Called from `source_files`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Function(str):
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads lm-eval's YAML without importing what it names."""
+    """YAML loader that leaves `!function` tags as text."""
 
 
 def _tagged(_loader: Any, suffix: str, node: Any) -> Any:
@@ -32,31 +33,32 @@ _Loader.add_multi_constructor("!", _tagged)
 
 def parsed(path: Path) -> dict[str, Any]:
     try:
-        said = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
+        config = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
     except (OSError, yaml.YAMLError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def included(path: Path, said: Mapping[str, Any]) -> list[Path]:
-    named = said.get("include") or []
+def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
+    named = config.get("include") or []
     return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]
 
 
 def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
-    """As lm-eval merges: included files first, the file's own keys over them."""
+    """A YAML's config as lm-eval merges it: included files first, then the file's own keys."""
     if path in seen:
         return {}
-    said = parsed(path)
+    config = parsed(path)
     merged: dict[str, Any] = {}
-    for other in included(path, said):
+    for other in included(path, config):
         merged |= merged_config(other, seen | {path})
-    return merged | said
+    return merged | config
 
 
 def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]]:
-    """Name -> YAML files that define it, and the names that a tag holds. Of two files of one folder the first counts,
-    of two folders the later one, as in lm-eval.
+    """Name -> the YAML files that define it, and the names that a tag holds.
+
+    As in lm-eval, the first of two files in one folder counts, and the later of two folders.
     """
     index: dict[str, tuple[list[Path], list[str]]] = {}
     for folder in folders:
@@ -64,12 +66,12 @@ def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]
         for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
             if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
                 continue
-            said = merged_config(path)
-            name = said.get("group") if "group" in said and "class" not in said else said.get("task")
+            config = merged_config(path)
+            name = config.get("group") if "group" in config and "class" not in config else config.get("task")
             if not isinstance(name, str):
                 continue
             part.setdefault(name, ([path], []))
-            tags = said.get("tag") or []
+            tags = config.get("tag") or []
             for tag in tags if isinstance(tags, list) else [tags]:
                 part.setdefault(str(tag), ([], []))[1].append(name)
         index |= part

@@ -1,4 +1,5 @@
-"""The work queue of shards in Redis: claims, leases, stealing, and the connection to the server.
+"""The work queue of shards in Redis: claims, stealing, and the connection to the server.
 
-Rule: each change of the queue is one Lua script, so that two trials never hold one shard. Start with `work_queue.py`.
+Rule: each change of the queue is one Lua script, so no claim is half-made. Start with
+`work_queue.py`.
 """

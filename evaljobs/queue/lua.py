@@ -1,29 +1,29 @@
-"""The Lua of the work queue. Every script gets the key prefix as KEYS[1]; all its keys share that hash tag.
+"""Lua scripts of `work_queue`. KEYS[1] is the prefix and hash tag of all keys.
 
 Keys below `evalspan:{evaluation}:`
-  meta      hash    epoch (set: the queue is filled), filling (token of a fill under way),
-                    own (set: a lane runs its own shards alone: no stealing, no copies, no stragglers held back),
-                    predicted and took (seconds of all shards done, whose ratio says how far predictions are off)
-  info      hash    shard -> lane, priority, seconds (of every shard the coordinator named, claimed or not)
-  where     hash    shard -> lane it is queued in: the unclaimed ones
-  lane:L    zset    shard by priority (lower sooner)
-  lanes     set     every lane that was ever queued in
+  meta      hash    epoch (set: the queue is filled), filling (token of a fill in progress),
+                    own (set: a lane runs its own shards alone, without stealing or copies),
+                    predicted and took (seconds of all done shards; their ratio corrects predictions)
+  info      hash    shard -> lane, priority, seconds (of every shard that was named, claimed or not)
+  where     hash    queued shard -> its lane
+  lane:L    zset    shard by priority (lower first)
+  lanes     set     every lane that has had a shard
   load      zset    lane by predicted seconds still queued in it; only lanes with a shard
-  claims    hash    shard -> trial and since when
+  claims    hash    shard -> trial and time of the claim
   held      hash    trial -> its claims
-  withdrawn set     shards that must not come back to the queue
-  copies    hash    claimed shard -> trial that runs it a second time; '': one of the two has done it
+  withdrawn set     shards that must not return to the queue
+  copies    hash    claimed shard -> trial that runs it a second time; '': one of the two is done
   trials    hash    trial -> progress (JSON)
-  slow      hash    straggling trial -> times as long as the others it takes
-  gone      set     released trials: one that lives after all claims nothing more, and its heartbeat registers nothing
+  gone      set     released trials: they claim nothing more, and their heartbeats register nothing
 
 Invariant: a shard is in `where`, in `claims` or in neither; never in both.
-Rule of stealing, in `steal` alone: from the lane with the most predicted seconds left, its head. Lanes are longest
-first, so the freed trial takes the longest shard of the lane that would end last (list scheduling).
-Rule of stragglers, in `in_time` alone: one claims a shard only if, at its rate, it has done it before the others, at
-theirs, have done all that is queued; else it is told that nothing is left, and what it was planned is stolen.
-Rule of copying, in `copy` alone: with nothing left to claim, a freed trial runs a shard that another one has in hand
-if, at that one's rate, it would take half as long again as from the start here; once only. The first to finish counts.
+
+Stealing, in `steal` alone: the head of the lane with the most predicted seconds left. Lanes are
+longest first, so the freed trial takes the longest shard of the lane that would end last.
+
+Copying, in `copy` alone: with no shard left to claim, a freed trial runs a copy of another trial's
+shard. The condition: the other still needs over 1.5 times the seconds of a fresh run here. A shard
+is copied once; the first to finish counts.
 """
 
 _COMMON = """
@@ -77,7 +77,7 @@ local function info(shard)
   return {'', '0', '0'}
 end
 
--- out of its lane; its seconds leave the lane's load
+-- takes a shard out of its lane and its seconds out of the load
 local function unqueue(shard)
   local lane = redis.call('HGET', key('where'), shard)
   if not lane then return false end
@@ -96,7 +96,7 @@ local function enqueue(shard)
   redis.call('SADD', key('lanes'), known[1])
 end
 
--- a claimed shard goes back to the lane it was planned for
+-- returns a claimed shard to its planned lane
 local function give_back(shard)
   unclaim(shard)
   if redis.call('SISMEMBER', key('withdrawn'), shard) == 0 and not redis.call('HGET', key('where'), shard) then
@@ -131,7 +131,8 @@ return 1
 """
 )
 
-# takes token, lane, then shard, priority, seconds. The queue is empty but for earlier calls of the same fill.
+# takes token, lane, then shard, priority, seconds. Earlier calls of this fill may have queued
+# shards.
 FILL = (
     _COMMON
     + """
@@ -155,7 +156,7 @@ return 1
 """
 )
 
-# takes lane, then shard, priority, seconds: from wherever each is now
+# takes lane, then shard, priority, seconds
 ADD = (
     _COMMON
     + """
@@ -208,13 +209,12 @@ for i = 1, #copies, 2 do
   if copies[i + 1] == ARGV[1] then redis.call('HDEL', key('copies'), copies[i]) end
 end
 redis.call('HDEL', key('trials'), ARGV[1])
-redis.call('HDEL', key('slow'), ARGV[1])
 redis.call('SADD', key('gone'), ARGV[1])
 return mine
 """
 )
 
-# takes trial, lane, then shards the trial knows it holds
+# takes trial, lane, then the shards that the trial holds
 CLAIM = (
     _COMMON
     + """
@@ -227,21 +227,7 @@ local function steal()
   return redis.call('ZRANGE', key('lane:' .. richest), 0, 0)[1]
 end
 
-local function in_time(shard, times)
-  local others, queued = 0, 0
-  local trials = redis.call('HGETALL', key('trials'))
-  for i = 1, #trials, 2 do
-    local progress = cjson.decode(trials[i + 1])
-    local lives = progress['phase'] == 'infer' and now() - tonumber(progress['beat_at']) < 10
-    if lives and redis.call('HEXISTS', key('slow'), trials[i]) == 0 then others = others + 1 end
-  end
-  if others == 0 then return true end -- nobody else can take it
-  local load = redis.call('ZRANGE', key('load'), 0, -1, 'WITHSCORES')
-  for i = 2, #load, 2 do queued = queued + tonumber(load[i]) end
-  return tonumber(info(shard)[3]) * times <= queued / others
-end
-
--- seconds that the shard's own trial still needs: at its rate; without a batch done, as long as it has been late
+-- seconds that the shard's trial still needs at its rate; without a batch done, as long as it is late
 local function left(shard, holder, elapsed, anew)
   local text = redis.call('HGET', key('trials'), holder)
   local progress = text and cjson.decode(text) or {}
@@ -253,7 +239,7 @@ end
 local function copy()
   local meta = redis.call('HMGET', key('meta'), 'predicted', 'took')
   local predicted, took = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
-  if not predicted or predicted <= 0 then return nil end -- nobody knows how far predictions are off
+  if not predicted or predicted <= 0 then return nil end -- no shard is done, so predictions cannot be corrected
   local best, most = nil, 0
   local claims = redis.call('HGETALL', key('claims'))
   for i = 1, #claims, 2 do
@@ -270,7 +256,7 @@ end
 local known = {}
 for i = 3, #ARGV do known[ARGV[i]] = true end
 for _, shard in ipairs(held(trial)) do
-  if not known[shard] then return {'shard', shard} end -- its answer to an earlier call was lost on the way
+  if not known[shard] then return {'shard', shard} end -- the answer to an earlier call was lost
 end
 local copies = redis.call('HGETALL', key('copies'))
 for i = 1, #copies, 2 do
@@ -279,8 +265,6 @@ end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
 local own = redis.call('HEXISTS', key('meta'), 'own') == 1
 local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or (not own and steal()) or nil
-local slow = not own and tonumber(redis.call('HGET', key('slow'), trial)) or 0
-if slow > 0 and not (shard and in_time(shard, slow)) then return {'drained'} end
 if not shard then
   shard = not own and copy() or nil
   return shard and {'shard', shard} or {'drained'}
@@ -304,11 +288,11 @@ if mine and claimed then
 end
 if copier(shard) then redis.call('HSET', key('copies'), shard, '') end
 if mine or copier(shard) == '' then unclaim(shard) end
-unqueue(shard) -- it had been given to others, but here it is
+unqueue(shard) -- it may have been queued again meanwhile
 local text = redis.call('HGET', key('trials'), trial)
 local before = text and cjson.decode(text) or {}
 local count = before['shards_done'] or 0
-if before['last_done'] ~= shard then count = count + 1 end -- else the same call again
+if before['last_done'] ~= shard then count = count + 1 end -- else this call is a repeat
 note(trial, {shards_done = count, response_bytes = tonumber(ARGV[3]), last_done = shard})
 return mine and 1 or 0
 """
@@ -325,7 +309,7 @@ return 1
 """
 )
 
-# takes trial, shard in hand or "", progress (JSON object)
+# takes trial, its current shard or "", progress (JSON object)
 HEARTBEAT = (
     _COMMON
     + """
@@ -334,14 +318,14 @@ if gone(trial) then return 0 end
 note(trial, cjson.decode(ARGV[3]))
 if shard == '' then return 1 end
 if cjson.decode(redis.call('HGET', key('trials'), trial))['last_done'] == shard and owner(shard) ~= trial then
-  return 0 -- a beat that was overtaken by `done`
+  return 0 -- `done` has overtaken this beat
 end
 local by = owner(shard)
-if copier(shard) == '' then return 0 end -- the other of its two trials has done it
+if copier(shard) == '' then return 0 end -- the other of its two trials is done
 if by and copier(shard) == trial then return 1 end
 if by == trial then return 1 end
 if by then return 0 end
-unqueue(shard) -- Redis came back empty, or it was taken from us while we were silent: we are at it
+unqueue(shard) -- Redis came back empty, or the shard was queued again while this trial was silent
 claim(trial, shard)
 return 1
 """
@@ -352,15 +336,6 @@ REMOVE = (
     + """
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
-  key('held'), key('withdrawn'), key('copies'), key('trials'), key('slow'), key('gone'))
-"""
-)
-
-# takes trial and times as long as others, again and again
-MARK_SLOW = (
-    _COMMON
-    + """
-redis.call('HSET', key('slow'), unpack(ARGV))
-return 1
+  key('held'), key('withdrawn'), key('copies'), key('trials'), key('gone'))
 """
 )

@@ -1,9 +1,9 @@
-"""Where Redis is, and how a process of ours talks to it.
+"""The published address of Redis, and clients for it.
 
-Rule: the address is one file in the work folder, mode 0600, written atomically; credentials travel in it and nowhere
-else (no command line, no environment). Every client made here has short socket timeouts and health checks, so that
-a Redis that is away is an error within seconds and never a hang.
-It does not know: who started the server, what is kept in it.
+Rule: the address is one file in the work folder, mode 0600, written atomically. Credentials are in
+it and nowhere else (no command line, no environment). Every client has short socket timeouts and
+health checks, so a Redis that is away is an error within seconds and never a hang. Called from the
+coordinator, `work_queue` and `judges`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from redis.retry import Retry
 from evaljobs.contract.specs import SCHEMA_VERSION, Record
 from evaljobs.contract.storage import write_atomic
 
-SOCKET_SECONDS = 5.0  # for one command; scripts of ours take milliseconds
-HEALTH_SECONDS = 15  # an idle connection is pinged before it is used again: firewalls drop silent ones
+SOCKET_SECONDS = 5.0  # most seconds for one command; a queue script takes milliseconds
+HEALTH_SECONDS = 15  # seconds idle before a connection is pinged: firewalls drop silent ones
 DOCS = "see docs/redis.md"
 
 
 class QueueUnavailable(Exception):  # noqa: N818 (a state of the world that callers wait out, not a fault of theirs)
-    """Redis is away, refuses us, or is not there yet. The message says where and what to do."""
+    """Redis is away, refuses the connection, or has no address yet. The message says what to do."""
 
 
 class RedisAddress(Record):
-    """How to reach Redis: a socket or host and port. The password is left out of `repr`."""
+    """A socket, or host and port, with credentials. `repr` leaves the password out."""
 
     schema_version: int = SCHEMA_VERSION
     socket: str | None = None
@@ -42,8 +42,8 @@ class RedisAddress(Record):
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
     tls: bool = False
-    ca_file: str | None = None  # PEM; None: the system's authorities
-    cert_file: str | None = None  # PEM: our own certificate, where the server asks for one
+    ca_file: str | None = None  # PEM file; None: the system's authorities
+    cert_file: str | None = None  # PEM file: client certificate, where the server requires one
     key_file: str | None = None
 
     @classmethod
@@ -59,7 +59,7 @@ class RedisAddress(Record):
     ) -> RedisAddress:
         """`redis://[user[:password]@]host[:port][/db]`, `rediss://…` (TLS) or `unix:///path`.
 
-        Arguments win over what the URL holds. ValueError names what is wrong (never the password).
+        Arguments override the URL. Raises ValueError, which never has the password.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.query or parts.fragment:
@@ -97,19 +97,19 @@ class RedisAddress(Record):
 
     @property
     def where(self) -> str:
-        """The place alone, for messages."""
+        """The address without credentials, for messages."""
         if self.socket is not None:
             return self.socket
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.db}"
 
 
 def publish(address: RedisAddress, file: Path) -> None:
-    """Write the address file, readable by its owner only; a reader sees the old or the new one, whole."""
+    """Write the address file, readable by its owner only. Readers see a whole address."""
     write_atomic(file, address.model_dump_json(exclude_none=True).encode(), mode=0o600)
 
 
 def read(file: Path) -> RedisAddress:
-    """The published address; QueueUnavailable where there is none (yet) or it is not of this version."""
+    """The published address; QueueUnavailable where there is none or another version wrote it."""
     try:
         return RedisAddress.model_validate_json(file.read_bytes())
     except OSError as error:
@@ -120,9 +120,9 @@ def read(file: Path) -> RedisAddress:
 
 
 def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
-    """A client of it (no connection is made yet). `seconds`: patience with one command and with connecting.
+    """A client, not connected yet. `seconds`: longest wait for a command or connection.
 
-    Nothing is retried here: callers know whether a command may be repeated.
+    It retries nothing: callers decide whether a command may be repeated.
     """
     common = {
         "db": address.db,
@@ -155,21 +155,21 @@ def client(address: RedisAddress, *, seconds: float = SOCKET_SECONDS) -> redis.R
 
 @lru_cache(maxsize=1)
 def shared(address: RedisAddress) -> redis.Redis:
-    """The one client of this address in this process: a daemon's connections do not grow with its evaluations.
+    """This process's one client of an address, so that connections do not grow with evaluations.
 
-    Its pool is safe to use from threads and after a fork. Nothing closes it; a new address takes its place.
+    Its pool is safe to use from threads and after a fork. It is never closed.
     """
     return client(address)
 
 
 def connect(file: Path, *, seconds: float = SOCKET_SECONDS) -> redis.Redis:
-    """A client of the published address; QueueUnavailable where none is published. Does not touch the server."""
+    """A client of the published address, not connected yet; QueueUnavailable where there is none."""
     return client(read(file), seconds=seconds)
 
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Redis's errors as QueueUnavailable, in words for whoever must act."""
+    """Turn Redis's errors into QueueUnavailable, with what to do next."""
     try:
         yield
     except (redis.RedisError, OSError) as error:
@@ -177,7 +177,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 def explain(error: Exception, where: str) -> str:
-    """One line: what Redis at `where` did and what to do next."""
+    """One line: what Redis at `where` did, and what to do next."""
     text = str(error)
     for kinds, marks, words in _CAUSES:
         if isinstance(error, kinds) or any(mark in text for mark in marks):
@@ -185,7 +185,8 @@ def explain(error: Exception, where: str) -> str:
     return f"Redis at {where}: {text}"
 
 
-# The first that fits: error classes, marks in the text (within scripts and pipelines the class may be lost), words.
+# (error classes, marks in the text, message): the first match counts. Marks are needed because
+# errors from scripts and pipelines may lose their class.
 _CAUSES: tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], str], ...] = (
     (
         (),

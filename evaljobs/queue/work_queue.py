@@ -1,10 +1,10 @@
-"""Shards in Redis: trials pull them, the coordinator fills.
+"""The work queue of an evaluation in Redis: the coordinator fills it, trials claim shards.
 
-Rule: every operation is one Lua script (queue_scripts.py), so a queue is never seen half-changed, and costs O(log n)
-a shard. Redis is no truth: the coordinator can fill again at any time from its own state, and a living trial's
-heartbeat registers its claim anew. Work may then be done twice (responses are deduplicated on files), but no shard
-that was queued lies nowhere.
-It does not know: what a shard holds, why its priority is what it is.
+Rule: every change is one Lua script (`lua.py`), so no process sees a queue half-changed; a script
+costs O(log n) per shard. The coordinator's state is the truth: it can fill the queue again at any
+time, and the heartbeat of a running trial registers its claim anew. A shard may then run twice
+(responses are deduplicated on files), but none is lost. Called from the coordinator's `runtime` and
+from `trial.trial`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explaine
 __all__ = ["Claim", "Progress", "QueueSnapshot", "QueueUnavailable", "QueuedShard", "WorkQueue"]
 
 T = TypeVar("T")
-CHUNK = 500  # shards in one script call: Redis serves others in between
+CHUNK = 500  # most shards in one script call, so that Redis can serve other clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedShard:
-    """A shard to do. Lower `priority` is claimed sooner; `seconds` (predicted, >= 0) decide who is stolen from."""
+    """A shard to run. Lower `priority` is claimed first; `seconds` (predicted) steer stealing."""
 
     shard: str
     priority: float
@@ -38,7 +38,7 @@ class QueuedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a trial shall do: run `shard`; wait (the queue is not filled); or end (filled, and nothing is left)."""
+    """Answer to a claim: run `shard`; wait (the queue is not filled); or end (filled, and empty)."""
 
     kind: Literal["shard", "wait", "drained"]
     shard: str | None = None
@@ -46,14 +46,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A trial's own account. Times are unix seconds of the Redis host; `progress_at` moves only when a figure did."""
+    """A trial's state. Times are unix seconds of the Redis host; `progress_at` is the last change."""
 
     phase: str = ""
     shard: str | None = None
     batches_done: int = 0
     batches: int = 0
     shards_done: int = 0
-    response_bytes: int = 0  # length of its response file that is on disk
+    response_bytes: int = 0  # length of its response file on disk
     beat_at: float = 0.0
     progress_at: float = 0.0
 
@@ -62,7 +62,7 @@ class Progress:
 class QueueSnapshot:
     """The queue at one moment. Costs O(trials), not O(shards)."""
 
-    epoch: str | None  # of the last complete fill; None: not filled (Redis may have come back empty)
+    epoch: str | None  # of the last complete fill; None: not filled, or Redis has lost it
     unclaimed: int
     claims: Mapping[str, str]  # shard -> trial
     claimed_at: Mapping[str, float]  # shard -> unix seconds
@@ -70,9 +70,9 @@ class QueueSnapshot:
 
 
 class WorkQueue:
-    """The shards of one evaluation. Every method raises QueueUnavailable where Redis is away or refuses.
+    """The shards of one evaluation. Methods raise QueueUnavailable where Redis is away or refuses.
 
-    Any method may be called again after that: an effect that did happen is not doubled.
+    Any call may then be repeated: its effect is not doubled.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class WorkQueue:
 
     @classmethod
     def connect(cls, redis_file: Path, evaluation_id: str) -> WorkQueue:
-        """The queue at the published address; QueueUnavailable where none is published.
+        """The queue at the published address; QueueUnavailable where there is none.
 
-        Follows the address: where Redis has moved, calls go to the new place.
+        Where Redis moves, later calls go to its new address.
         """
         address = redis_client.read(redis_file)
         queue = cls(redis_client.shared(address), evaluation_id, address=address)
@@ -96,11 +96,11 @@ class WorkQueue:
     # --- coordinator -------------------------------------------------------------------------------------------------
 
     def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str, *, steal: bool = True) -> None:
-        """Replace everything unclaimed by these lanes, forget what was withdrawn, and mark the queue as filled.
+        """Replace all unclaimed and withdrawn shards by these lanes, and mark the queue as filled.
 
-        Claimed shards stay claimed even where a lane names them. Trials wait until the fill is complete; one that
-        was broken off leaves the queue unfilled. Safe to repeat. `steal` False: until the next fill, a trial claims
-        shards of its own lane alone.
+        Claimed shards stay claimed even where a lane names them. Trials wait until the fill is
+        complete; an interrupted fill leaves the queue unfilled. Safe to repeat. `steal` False: until
+        the next fill, a trial claims shards of its own lane alone.
         """
         count = sum(len(shards) for shards in lanes.values())
         if len({s.shard for shards in lanes.values() for s in shards}) != count:
@@ -113,30 +113,24 @@ class WorkQueue:
         self._run(lua.END_FILL, token, epoch, int(steal))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
-        """Queue these shards wherever they are now: queued elsewhere, withdrawn, or claimed by someone given up."""
+        """Queue these shards, be they queued elsewhere, withdrawn, or claimed by a lost trial."""
         for values in _chunks(shards):
             self._run(lua.ADD, lane, *values)
 
     def withdraw(self, shards: Sequence[str]) -> None:
-        """Nobody shall claim these any more, nor shall they return when a claim of them is given back."""
+        """Take these shards out of the queue; a claim that is given back does not return them."""
         for start in range(0, len(shards), CHUNK):
             self._run(lua.WITHDRAW, *shards[start : start + CHUNK])
 
     def release_claims(self, trial: str) -> tuple[str, ...]:
-        """Queue the shards that a dead trial had claimed where they were planned, and return them.
+        """Queue the shards that a dead trial had claimed in their planned lanes, and return them.
 
-        The release is for good: should the trial live after all, its heartbeats answer False and it claims nothing more.
+        The release is final: if the trial still runs, it can claim and register no shard.
         """
         return tuple(_text(s) for s in self._run(lua.RELEASE, trial))
 
-    def mark_slow(self, trials: Mapping[str, float]) -> None:
-        """These trials take so many times as long as the others: they claim only what does not hold up the end."""
-        values = [value for trial, times in trials.items() for value in (trial, repr(float(times)))]
-        if values:
-            self._run(lua.MARK_SLOW, *values)
-
     def snapshot(self) -> QueueSnapshot:
-        """Everything that the coordinator looks at every tick, in one round trip."""
+        """The state that the coordinator reads every tick, in one round trip."""
         epoch, unclaimed, claims, trials = self._read(
             ("HGET", "meta", "epoch"), ("HLEN", "where"), ("HGETALL", "claims"), ("HGETALL", "trials")
         )
@@ -150,26 +144,26 @@ class WorkQueue:
         )
 
     def unclaimed(self) -> tuple[str, ...]:
-        """Every shard that waits to be claimed, in no order. O(shards)."""
+        """Every queued shard, in no order. O(shards)."""
         (names,) = self._read(("HKEYS", "where"))
         return tuple(_text(n) for n in names)
 
     def loads(self) -> dict[str, float]:
-        """Predicted seconds that are still queued, by lane; lanes without a shard are absent."""
+        """Predicted seconds still queued, by lane; lanes without a shard are absent."""
         (found,) = self._read(("ZRANGE", "load", 0, -1, "WITHSCORES"))
         return {_text(lane): float(score) for lane, score in zip(found[::2], found[1::2], strict=True)}
 
     def remove(self) -> None:
-        """Take every key of the evaluation out of Redis."""
+        """Delete all keys of the evaluation in Redis."""
         self._run(lua.REMOVE)
 
     # --- trial -------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: str, lane: str, holding: Collection[str] = ()) -> Claim:
-        """The next shard: of the trial's own lane; where trials steal, else stolen, else a slow trial's once more (lua.py).
+        """The next shard: from the trial's own lane; where trials steal, else stolen, else a copy (`lua.py`).
 
-        `holding`: claimed shards the trial is still busy with (say, being dumped). A claim of it that it does not
-        name is handed out again: the answer of an earlier call was lost.
+        `holding`: claimed shards that the trial is still busy with (for example dumping). Another
+        claim of the trial is returned again, since the answer to that call was lost.
         """
         answer = [_text(x) for x in self._run(lua.CLAIM, trial, lane, *holding)]
         match answer:
@@ -181,14 +175,14 @@ class WorkQueue:
                 return Claim(kind="drained")
 
     def done(self, trial: str, shard: str, response_bytes: int) -> bool:
-        """The shard's responses are on disk, the trial's file now `response_bytes` long.
+        """Record that the shard is on disk, the trial's file now `response_bytes` long.
 
-        False where the shard had been given to someone else meanwhile (its responses count all the same).
+        False where another trial has claimed the shard since (these responses count all the same).
         """
         return bool(self._run(lua.DONE, trial, shard, response_bytes))
 
     def give_back(self, trial: str, shard: str) -> bool:
-        """Unfinished: others shall do it. False where it was the trial's no longer."""
+        """Return an unfinished shard to the queue. False where the trial no longer had it."""
         return bool(self._run(lua.GIVE_BACK, trial, shard))
 
     def heartbeat(
@@ -200,10 +194,10 @@ class WorkQueue:
         batches_done: int = 0,
         batches: int = 0,
     ) -> bool:
-        """Say where the trial stands; registers its claim of `shard` where Redis has lost it.
+        """Record the trial's progress; registers its claim of `shard` where Redis has lost it.
 
-        False where `shard` was given to someone else, or was done by the other of two that ran it, or where the trial was
-        released: dropping it saves work, finishing it does no harm.
+        False where another trial has `shard` or has done it, or where this trial was released. To
+        drop the shard then saves work; to finish it does no harm.
         """
         progress = {"phase": phase, "shard": shard or "", "batches_done": batches_done, "batches": batches}
         return bool(self._run(lua.HEARTBEAT, trial, shard or "", json.dumps(progress)))
@@ -216,7 +210,7 @@ class WorkQueue:
         self._scripts: dict[str, Any] = {}
 
     def _run(self, script: str, *args: str | int) -> Any:
-        """Run a script by its digest; it is sent whole where the server does not know it."""
+        """Run a script by its digest; the client sends its text where the server lacks it."""
 
         def effect() -> Any:
             if script not in self._scripts:
@@ -237,7 +231,7 @@ class WorkQueue:
         return self._twice(effect)
 
     def _twice(self, effect: Callable[[], T]) -> T:
-        """Again after a broken connection: a restarted server breaks those that lay idle, and may have moved."""
+        """Call `effect`, again after a broken connection: the server may have restarted or moved."""
         try:
             with explained(self._where):
                 return effect()
@@ -261,7 +255,7 @@ class WorkQueue:
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:
-    """Shards as script arguments, CHUNK of them at a time."""
+    """Shards as script arguments, CHUNK shards at a time."""
     for start in range(0, len(shards), CHUNK):
         values: list[str] = []
         for s in shards[start : start + CHUNK]:
@@ -285,5 +279,5 @@ def _progress(fields: dict[str, Any]) -> Progress:
 
 
 def _text(value: bytes | str) -> str:
-    """Shard and trial names are UTF-8; the client may or may not decode."""
+    """Shard and trial names are UTF-8; the client may or may not decode them."""
     return value if isinstance(value, str) else value.decode()

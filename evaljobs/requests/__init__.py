@@ -1,4 +1,1 @@
-"""Builds request sets from lm-eval tasks, and converts checkpoints. CPU work only.
-
-Start with `build.py`.
-"""
+"""Builds request sets from lm-eval tasks, and converts checkpoints. Start with `build.py`."""

@@ -1,9 +1,8 @@
-"""lm-eval tasks → request sets: every prompt of a suite entry, built once, tokenised, and cut into fixed batches.
+"""The `build` job: all prompts of a suite entry, built once, tokenised, and cut into fixed batches.
 
-Rule: prompts, tokens and windows come out of lm-eval's own code. The entry is run through `simple_evaluate` with the model
-class itself, less its weights; the first call of the model ends the run, and what was asked of it is written down.
-
-It does not know: which checkpoint's weights will answer, or how the batches are spread over GPUs.
+Rule: prompts, tokens and windows come from lm-eval's own code. `simple_evaluate` runs the entry
+with the model class itself, without weights; the first call of the model ends the run with all
+requests. Called from `python -m evaljobs build` and, for its parts, from `scoring.score`.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ log = logging.getLogger(__name__)
 
 
 def build(spec: BuildSpec) -> Built:
-    """Build what is missing of an entry's request sets; JobError where somebody must act.
+    """Build the missing request sets of an entry. Raises JobError where the operator must act.
 
-    Keeps what is on disk and unchanged. Several processes may build the same entry: they write the same bytes.
+    Sets that are on disk and unchanged are kept. Several processes may build the same entry: they
+    write the same bytes.
     """
     started = time.monotonic()
     run.quiet_environment(offline=spec.offline)
@@ -62,7 +62,7 @@ def build(spec: BuildSpec) -> Built:
     if sets is None:
         unchanged()
         sets = _build_entry(spec)
-        unchanged()  # while it was built, either: the folder's name says what is in it
+        unchanged()  # the folder is named by the digest of these files
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     if spec.batch_size != "auto":
@@ -78,7 +78,7 @@ def build(spec: BuildSpec) -> Built:
 
 
 def main(spec: BuildSpec) -> None:
-    """`python -m evaljobs build`: build and leave the outcome."""
+    """`python -m evaljobs build`: build, then write the outcome."""
     built = build(spec)
     if spec.evaluation_dir is not None:
         write_outcome(EvaluationPaths(spec.evaluation_dir), built)
@@ -100,7 +100,7 @@ def read_head(folder: Path) -> RequestsHead:
 
 
 def add_batches(folder: Path, batch_size: int) -> None:
-    """Write the batches of a request set at a size, unless they are there."""
+    """Write the batches of a request set at one size, unless they exist."""
     if batch_index_file(folder, batch_size).exists():
         return
     manifest = read_record(request_set_manifest(folder), RequestSetManifest)
@@ -111,7 +111,7 @@ def add_batches(folder: Path, batch_size: int) -> None:
 
 
 def _sets_on_disk(folder: Path) -> dict[str, str] | None:
-    """Leaf task -> folder name, where every set is whole. `folder` is named by what the sets are made of."""
+    """Leaf task -> folder name, or None where a set is missing. `folder`'s name is a digest."""
     try:
         entry = read_record(entry_manifest(folder), EntryManifest)
         for name in entry.sets.values():
@@ -149,7 +149,7 @@ def _build_entry(spec: BuildSpec) -> dict[str, str]:
         pass
     except JobError:
         raise
-    except ValueError as error:  # lm-eval's word for settings that do not go together
+    except ValueError as error:  # lm-eval refuses settings that exclude each other
         raise OperatorError(f"task {entry.name}: {one_line(error)}") from error
     files = source_files.files_of(spec.suite.include_path, entry.name, tasks.shipped)
     sets: dict[str, str] = {}
@@ -201,9 +201,9 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -
 def describe_requests(
     lm: Any, name: str, instances: Sequence[Any], follow_up: str = ""
 ) -> tuple[RequestsHead, list[Piece]]:
-    """A leaf task's instances, cloned for repeats as lm-eval does, as pieces in build order.
+    """A leaf task's instances as pieces in build order, cloned for repeats as lm-eval does.
 
-    `follow_up`: the documents' column with the messages after the first answer, "" where there are none.
+    `follow_up`: the documents' column with the messages after the first answer, or "".
     """
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
@@ -259,7 +259,7 @@ def _forms(
     settings: list[dict[str, Any]],
     numbers: dict[str, int],
 ) -> Iterator[Piece]:
-    """The pieces of one instance, numbered later."""
+    """The pieces of one instance; the caller sets their index."""
     kind: Kind = instance.request_type
     document = int(instance.doc_id)
     make = functools.partial(Piece, kind=kind, index=0, document=document)
@@ -290,12 +290,12 @@ def _forms(
 
 
 def runs_programs(task: Any) -> bool:
-    """Whether a task's metric goes through the code seam, or lm-eval marks it as running code."""
+    """Whether a task's metric uses the code seam, or lm-eval marks the task as running code."""
     return bool(getattr(task, "UNSAFE_CODE", False)) or any(hooks.uses_seam(f) for f in _scoring(task))
 
 
 def asks_judge(task: Any) -> bool:
-    """Whether a task's metric goes through the judge seam."""
+    """Whether a task's metric uses the judge seam."""
     return any(hooks.uses_seam(f, hooks.JUDGES) for f in _scoring(task))
 
 

@@ -1,9 +1,8 @@
-"""The `convert` job: a training run's own checkpoint format into a Hugging Face folder, by the operator's command.
+"""The `convert` job: the operator's command makes a Hugging Face folder of a checkpoint.
 
-Rule: the command writes into a folder of this attempt's own; only a folder that the command left with exit status 0, of
-a source that did not change meanwhile, gets the name under which others find it. A result that is there is used as it is.
-
-It does not know: the formats; whether the result is a checkpoint (the coordinator looks at it before anything is staged).
+Rule: the command writes to a folder of this attempt alone. It gets its final name only if the
+command's exit status is 0 and the source did not change meanwhile. A result that exists is used as
+it is; the coordinator checks it as a checkpoint. Called from `python -m evaljobs convert`.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ log = logging.getLogger(__name__)
 
 
 def main(spec: ConvertSpec) -> int:
-    """Convert once; leaves `Converted` or `Failed`. The command's own output goes to the job's log."""
+    """Convert once; writes `Converted` or `Failed`. The command's own output goes to the job's log."""
     paths = EvaluationPaths(spec.evaluation_dir)
     started = time.monotonic()
     try:
         _convert(spec)
     except Exception as error:
         log.exception("%s failed", spec.name)
-        blame = error.blame if isinstance(error, JobError) else "retry"  # a disk that is full or away
+        blame = error.blame if isinstance(error, JobError) else "retry"  # such as a full disk
         write_outcome(paths, Failed(name=spec.name, job="convert", blame=blame, error=one_line(error)))
         return 1
     write_outcome(paths, Converted(name=spec.name, path=spec.out_dir, seconds=time.monotonic() - started))
@@ -45,7 +44,7 @@ def main(spec: ConvertSpec) -> int:
 
 
 def arguments(command: str, source: str, target: str) -> list[str]:
-    """The command's words, `{src}` and `{dst}` filled in. No shell reads them."""
+    """The command's words, with `{src}` and `{dst}` filled in. No shell interprets them."""
     return [word.replace("{src}", source).replace("{dst}", target) for word in shlex.split(command)]
 
 
@@ -69,7 +68,7 @@ def _convert(spec: ConvertSpec) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One conversion of a checkpoint at a time, where the file system has locks; elsewhere both work, and one is kept."""
+    """Lock out other conversions of this checkpoint. Without file locks one result is kept."""
     with lock.open("w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -115,7 +114,7 @@ def _run(argv: list[str], job: str) -> None:
 
 
 def _date(folder: Path, mtime_ns: int) -> None:
-    """Give the result its source's date: converted once more, it is the same checkpoint."""
+    """Give the result its source's date, so that a second conversion is the same checkpoint."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             os.utime(path, ns=(mtime_ns, mtime_ns))

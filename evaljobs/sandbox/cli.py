@@ -1,7 +1,7 @@
 """`python -m evaljobs sandbox IN.jsonl --out OUT.jsonl`: a file of programs → a file of verdicts.
 
-Rule: a verdict per line, in the order of the lines; the output appears whole or not at all. Exit status 0 if every
-line has its verdict, 2 if nothing could be run (the reason on standard error).
+Rule: a verdict per line, in the order of the lines; the output appears whole or not at all. Exit
+status 0 if every line has its verdict, 2 if no program could be run (see standard error).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evaljobs.sandbox.run import run_programs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status."""
+    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="sandbox", description="Run untrusted programs, one JSON object a line."
     )
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_programs(source: BinaryIO) -> Iterator[Program | Verdict]:
-    """Programs of a stream of lines, bad ones as refused verdicts. Empty lines are skipped; a line's memory is bounded."""
+    """Programs of a stream of lines; a bad line is a refused verdict, an empty one is skipped."""
     number = 0
     while line := source.readline(MAX_JOB_BYTES + 1):
         number += 1
@@ -72,7 +72,7 @@ def read_programs(source: BinaryIO) -> Iterator[Program | Verdict]:
 
 
 def write_verdicts(verdicts: Iterable[Verdict], path: str | None) -> None:
-    """Write one line per verdict; a file is replaced only when it is complete."""
+    """Write one line per verdict; a file is replaced when it is complete."""
     if path is None:
         for verdict in verdicts:
             sys.stdout.write(verdict.line() + "\n")

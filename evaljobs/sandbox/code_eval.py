@@ -1,9 +1,10 @@
-"""Hugging Face `evaluate`'s code_eval metric, with verdicts that the caller supplies.
+"""Hugging Face `evaluate`'s code_eval metric, with verdicts from the caller.
 
-Rule: `compute` has the arguments and the results of `evaluate.load("code_eval").compute`
-(evaluate/metrics/code_eval/code_eval.py, 0.4): lm-eval's HumanEval and MBPP tasks call it. The caller's `run` gives the
-verdicts: `run_programs`, a look-up of earlier ones by `Program.id` (a `program_key`), or both. `with_prompt` tells a
-program's prompt from its completion, so that the completion cannot redefine the prompt's helpers.
+Rule: `compute` has the arguments and results of `evaluate.load("code_eval").compute`
+(evaluate/metrics/code_eval/code_eval.py, 0.4), which lm-eval's HumanEval and MBPP tasks call. The
+caller's `run` returns the verdicts: `run_programs`, a look-up of earlier ones by `Program.id` (a
+`program_key`), or both. `with_prompt` separates a program's prompt from its completion, so that the
+completion cannot redefine the prompt's helpers. Called from `scoring`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class CodeEval:
     ) -> tuple[dict[str, Any], CodeEvalResults]:
         """pass@k of the candidates against their tests, and each candidate's result.
 
-        `references[i]` is test text that runs after each of `predictions[i]`, whole programs; `timeout` is seconds a
-        candidate. Returns ({"pass@k": mean over tasks}, for each k that all tasks have samples for) and
-        {task: [(candidate, {"task_id", "passed", "result", "completion_id"})]}.
+        `references[i]` is test text that runs after each of `predictions[i]`, whole programs;
+        `timeout` is seconds a candidate. Returns ({"pass@k": mean over tasks}, for each k that all
+        tasks have samples for) and {task: [(candidate, {"task_id", "passed", "result",
+        "completion_id"})]}.
         """
         tests, candidates = list(references or ()), [list(c) for c in predictions or ()]
         programs = self.programs(tests, candidates, timeout)
@@ -80,11 +82,11 @@ _CALL: Final = re.compile(r"(?s)(.*)\ncheck\(([^\W\d]\w*)\)\s*")
 
 
 def with_prompt(program: Program, prompt: str | None) -> Program:
-    """The same program, under its key, told apart into prompt and completion, where its test is HumanEval's: a `check`
-    called with one name at the end.
+    """The same program, split into prompt and completion where its test is HumanEval's.
 
-    A test may call the prompt's helpers (HumanEval/32, /38, /50), which a whole program can redefine. Where the test needs
-    names that neither it nor the prompt binds, or the prompt is no whole text of Python, the program stays as it is.
+    Such a test ends in a call of `check` with one name. It may call the prompt's helpers
+    (HumanEval/32, /38, /50), which a whole program can redefine. The program stays whole where the
+    test needs names that neither it nor the prompt binds, or the prompt is not Python.
     """
     call = _CALL.fullmatch(program.test or "")
     if not prompt or call is None or not program.code.startswith(prompt):
@@ -129,8 +131,9 @@ def pass_at_k(results: CodeEvalResults, k: Sequence[int]) -> dict[str, Any]:
 
 
 def estimate_pass_at_k(num_samples: Any, num_correct: Any, k: int) -> Any:
-    """Unbiased pass@k of each task, 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374), in the order of
-    operations of evaluate's code, so that the last digit agrees.
+    """Unbiased pass@k of each task, 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374).
+
+    Operations are in the order of evaluate's code, so that the last digit agrees.
     """
     import numpy as np  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""Which isolation holds on this machine, found by trying to escape from it.
+"""Finds which isolation holds on this machine by trying to escape from it.
 
-Rule: a level holds only if a program that tries every way out of `_ESCAPES` found none, a right program passed and a wrong
-one failed. Nothing is inferred from versions or from what is installed. Tried once per process. Called from `run` and
-`evalspan doctor`.
+Rule: a level holds if the program `_ESCAPES` finds no way out, a right program passes and a wrong
+one fails. Versions and installed packages are not evidence. Each level is tried once per process.
+Called from `run` and `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evaljobs.sandbox.records import Level, Program, SandboxUnavailableError
 
 _ORDER: Final = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
 
-# Runs inside; answers with the ways out that it found.
+# Runs inside; returns the ways out that it found.
 _ESCAPES: Final = """
 def ways_out(spec):
     import os, socket, resource, ctypes
@@ -71,7 +71,7 @@ _JUDGE: Final = "found = ways_out({spec!r})\nassert found == [], ', '.join(found
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelReport:
-    """Whether a level holds here; `reason` says why not."""
+    """Whether a level holds here, with the reason if not."""
 
     level: Level
     holds: bool
@@ -79,13 +79,13 @@ class LevelReport:
 
 
 _lock = threading.Lock()
-# A fork while another thread probes would leave the child a lock that stays closed.
+# A fork while another thread probes would leave the child a locked lock.
 os.register_at_fork(after_in_child=lambda: _lock._at_fork_reinit())  # type: ignore[attr-defined]  # noqa: SLF001, PLW0108
 _reports: dict[Level, LevelReport] = {}
 
 
 def probe_levels() -> tuple[LevelReport, ...]:
-    """All levels, best first, each with whether it holds and why not. A second or so the first time, then kept."""
+    """All levels, best first, with whether each holds. Takes about a second the first time."""
     return tuple(probe(level) for level in _ORDER)
 
 
@@ -123,7 +123,7 @@ def _try(level: Level) -> LevelReport:
 
     try:
         with _bait() as spec:
-            # Resource limits are not asked whether they hold: they do not, and an escape would be a real one.
+            # Resource limits are not tried: they do not hold, and an escape would be a real one.
             programs = _programs(spec)[1:] if level is Level.RLIMITS else _programs(spec)
             *escapes, right, wrong = run_on(level, programs, 1)
     except SandboxUnavailableError as error:
@@ -152,7 +152,7 @@ def _programs(spec: Mapping[str, Any]) -> list[Program]:
 
 @contextlib.contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
-    """Things outside that a program must not reach: a file, a folder, listening sockets, a process, a variable."""
+    """Targets that a program must not reach: file, folder, sockets, process, variable."""
     with tempfile.TemporaryDirectory(prefix="evalspan-probe-") as folder, contextlib.ExitStack() as stack:
         Path(folder).chmod(0o755)
         secret = Path(folder, "secret")

@@ -1,6 +1,7 @@
-"""Values: programs, their verdicts, and the jobs that lanes run.
+"""Values of the sandbox: programs, their verdicts, and the jobs that lanes run.
 
-Rule: no processes here. A line of a file becomes a Program, or a refused Verdict that says what is wrong with the line.
+Rule: no processes here. A line of a file becomes a Program, or a refused Verdict with the line's
+fault. Called from all of the sandbox.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _VERDICTS: Final = ("pass", "fail", "timeout", "memory", "crash", "refused")
 
 
 class SandboxError(Exception):
-    """Base of what the sandbox raises to its caller; its text says what to do."""
+    """Base of the sandbox's errors; the text says what to do."""
 
 
 class SandboxUnavailableError(SandboxError):
-    """The wanted isolation does not hold on this machine."""
+    """The requested isolation does not hold on this machine."""
 
 
 class Level(enum.StrEnum):
-    """How a program is shut in, best first."""
+    """Kinds of isolation, best first."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -39,12 +40,12 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One untrusted program and how it is tested.
+    """One untrusted program and its test.
 
-    The program's text is `prompt + completion + code`. Exactly one kind of test: `test` with `entry_point` (HumanEval: the
-    test defines `check`), `test` alone (statements run after the program), `test_list` (MBPP), or `stdin` and `stdout`
-    (one pair of texts, or tuples of them: one run each). `timeout_seconds` is wall time of one run, `memory_mib` its
-    address space.
+    The program's text is `prompt + completion + code`. Exactly one kind of test: `test` with
+    `entry_point` (HumanEval: the test defines `check`), `test` alone (statements run after the
+    program), `test_list` (MBPP), or `stdin` and `stdout` (one pair of texts, or tuples of them: one
+    run each). `timeout_seconds` is wall time of one run, `memory_mib` its address space.
     """
 
     id: str
@@ -63,9 +64,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a program fared. `isolation` is the level, with "+in-process" where program and test had to share a process
-    (a hostile program can forge such a pass); "none" where nothing ran. The reason of a `fail` begins with "unsupported"
-    where the program was not asked what its own word alone could answer: it may be right.
+    """The result of a program.
+
+    `isolation` is the level, or "none" where the program did not run. "+in-process" follows where
+    program and test had to share a process: a hostile program can forge such a pass. The reason of
+    a `fail` begins with "unsupported" where the test needed more than the sandbox asks of a
+    program: the program may be right.
     """
 
     id: str
@@ -82,7 +86,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run: the checker's part as JSON, and what the zygote reads of it."""
+    """One run: the checker's part as JSON, and the fields that the zygote reads."""
 
     body: bytes
     timeout_seconds: float
@@ -93,12 +97,12 @@ class Job:
 
 
 def refused(program_id: str, reason: str) -> Verdict:
-    """The verdict of what was not run."""
+    """The verdict of a program that was not run."""
     return Verdict(id=program_id, verdict="refused", seconds=0.0, isolation="none", reason=reason[:400])
 
 
 def program_key(candidate: str, reference: str, timeout: float) -> str:
-    """A stable digest (64 hex digits) of a candidate, its test and its limit: equal runs have equal keys."""
+    """64 hex digits of a candidate, its test and its limit: equal runs have equal keys."""
     parts = json.dumps(["evalspan-program-1", candidate, reference, float(timeout)])
     return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -107,7 +111,7 @@ def program_key(candidate: str, reference: str, timeout: float) -> str:
 
 
 def problem(program: Program) -> str | None:
-    """What is wrong with a program's record, None if nothing is."""
+    """The fault of a program's record, None if it has none."""
     kinds = [program.test is not None, program.test_list is not None, program.stdout is not None]
     if sum(kinds) != 1:
         return "exactly one of test, test_list and stdout is needed"
@@ -127,7 +131,7 @@ def _texts(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def jobs(program: Program) -> list[Job]:
-    """The runs that a program needs, all of which must pass. ValueError for a record that has a `problem`, or is too long."""
+    """The runs that a program needs, all of which must pass; ValueError for a bad record."""
     if wrong := problem(program):
         raise ValueError(wrong)
     source = program.prompt + program.completion + program.code
@@ -169,7 +173,7 @@ _OPTIONAL: Final = ("entry_point", "test")
 
 
 def parse_line(line: bytes, number: int) -> Program | Verdict:
-    """One line of a file of programs (UTF-8 JSON); a refused Verdict, with the line's number as id, if it is none."""
+    """One line of a file of programs (UTF-8 JSON), or a refused Verdict with its number."""
     name = f"line-{number}"
     try:
         record = json.loads(line)
@@ -191,7 +195,7 @@ def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in record.items():
         if key not in known or (value is None and key not in _STRINGS):
-            continue  # data sets carry more than we need
+            continue  # data sets have more fields
         if key in _STRINGS or key in _OPTIONAL:
             if not isinstance(value, str):
                 raise TypeError(f"{key} must be a text")

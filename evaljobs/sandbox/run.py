@@ -1,7 +1,8 @@
 """Runs many programs over several lanes, in input order, with bounded memory.
 
-Rule: every program gets one verdict. A lane that dies costs its own program one more try, and other programs nothing.
-Programs are pulled as lanes take them, at most WINDOW ahead of the oldest without a verdict.
+Rule: every program gets one verdict. A lane that dies costs its own program one more try, and other
+programs nothing. Programs are pulled as lanes take them, at most WINDOW ahead of the oldest without
+a verdict. Called from `cli`, `levels` and `scoring`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from evaljobs.sandbox import levels
 from evaljobs.sandbox.isolation.lane import Lane, LaneDeadError
 from evaljobs.sandbox.records import Job, Level, Program, SandboxUnavailableError, Verdict, jobs, refused
 
-WINDOW: Final = 4096  # programs; a hanging one may hold up the order, not the work
+WINDOW: Final = 4096  # programs read ahead of the oldest without a verdict
 _TRIES: Final = 2
 
 
@@ -35,11 +36,11 @@ def run_programs(
     level: Level | None = None,
     allow_unsafe: bool = False,
 ) -> Iterator[Verdict]:
-    """Yield one verdict per program, in input order. A Verdict among the programs (a bad line's) is passed through.
+    """Yield one verdict per program, in input order. A Verdict among the programs is passed on.
 
-    `workers` lanes run at once, one per usable core if not given. `level` is the best that holds here if not given;
-    SandboxUnavailableError, at once, if it does not hold, or if only rlimits are left and not `allow_unsafe`. May be
-    used from several threads and from forked processes.
+    `workers` lanes run at once, by default one per usable core. `level` is by default the best that
+    holds here. Raises SandboxUnavailableError at once if it does not hold, or if only rlimits are
+    left and not `allow_unsafe`. May be used from several threads and from forked processes.
     """
     chosen = levels.choose(level, allow_unsafe=allow_unsafe)
     return run_on(chosen, programs, workers or usable_cores())
@@ -56,7 +57,7 @@ def run_on(level: Level, programs: Iterable[Program | Verdict], workers: int) ->
 
 @dataclass(slots=True, kw_only=True)
 class _Task:
-    """A program on its way: the jobs it still needs and what the finished ones took."""
+    """A program in progress: the jobs that it still needs, and the results of its finished ones."""
 
     index: int
     program_id: str
@@ -106,7 +107,7 @@ class _Pool:
                 continue
             if len(self.busy) + len(self.starting) >= self.workers:
                 return
-            if len(self.again) <= len(self.starting):  # those waiting have a lane to come
+            if len(self.again) <= len(self.starting):  # a lane is starting for each of these
                 task = self._pull()
                 if task is None:
                     return
@@ -114,7 +115,7 @@ class _Pool:
             self._start()
 
     def _pull(self) -> _Task | None:
-        """The next program that can be run; None if there is none, or the window is full."""
+        """The next program to run; None if there is none, or the window is full."""
         while not self.exhausted and self.pulled - self.yielded < WINDOW:
             try:
                 item = next(self.source)
@@ -148,7 +149,7 @@ class _Pool:
     # --- taking results
 
     def _wait(self) -> None:
-        """Wait until some lane speaks or is overdue."""
+        """Wait until a lane sends a message or is overdue."""
         now = time.monotonic()
         nearest = min(lane.deadline for lane in (*self.busy, *self.starting))
         for key, _ in self.selector.select(max(0.0, nearest - now) + 0.01):

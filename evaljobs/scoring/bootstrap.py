@@ -1,9 +1,9 @@
-"""lm-eval's bootstrap of a standard error, on all cores of the job and without asking a metric the same thing twice.
+"""lm-eval's bootstrap of a standard error, on all cores of the job, repeated values once.
 
-Rule: the values are lm-eval's to the last digit: the same chunks of draws from the same seeds (lm_eval.api.metrics,
-`_bootstrap_internal`), the same statistic, in the same order. A metric of a confusion matrix depends on how often each
-(gold, predicted) pair was drawn and on nothing else, so it is asked once per such count.
-It does not know: which metrics lm-eval bootstraps.
+Rule: the values equal lm-eval's to the last digit: the same chunks of draws from the same seeds
+(lm_eval.api.metrics, `_bootstrap_internal`), the same statistic, in the same order. A metric of a
+confusion matrix depends only on how often each (gold, predicted) pair was drawn, so it is computed
+once per such count. Called from `score`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from evaljobs.scoring.supervisor import die_with_parent
 
-CHUNK = 1000  # draws from one seed
-BY_COUNTS = frozenset({"matthews_corrcoef", "f1_score"})  # lm-eval's names
+CHUNK = 1000  # draws per seed
+BY_COUNTS = frozenset({"matthews_corrcoef", "f1_score"})  # metrics of a confusion matrix
 
 Statistic = Callable[[Sequence[Any]], float]
 
@@ -38,7 +38,7 @@ def replicates(statistic: Statistic, values: Sequence[Any], draws: int, cores: i
 
 
 class _Job:
-    """A chunk's resamples, by its number, which is its seed."""
+    """Computes a chunk's resamples from its number, which is the seed."""
 
     def __init__(self, statistic: Statistic, values: Sequence[Any], size: int) -> None:
         self._statistic = statistic
@@ -65,7 +65,7 @@ class _Job:
         return self._known[counts]
 
 
-_job: _Job | None = None  # of a process of the pool
+_job: _Job | None = None  # set in each process of the pool
 
 
 def _start(job: _Job, parent: int) -> None:
@@ -81,7 +81,7 @@ def _chunk(number: int) -> list[float]:
 
 @contextlib.contextmanager
 def in_lm_eval() -> Iterator[None]:
-    """lm-eval's own bootstrap is this one inside the block."""
+    """Replace lm-eval's bootstrap by this one inside the block."""
     from lm_eval.api import metrics  # noqa: PLC0415
 
     def bootstrap_stderr(f: Statistic, xs: Sequence[Any], iters: int) -> float:

@@ -1,7 +1,7 @@
-"""What a task's metric would run or ask: programs and asks written down, nothing run and nobody asked.
+"""Collects the programs and asks of a task's metric without running or sending them.
 
-Rule: the task's own filters and metric say it, on its own answers, with seams that answer "failed" to everything.
-It does not know: verdicts, judges, scores.
+Rule: the task's own filters and metric run on its answers, with seams that answer "failed" to
+everything. Called from `score`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ from evaljobs.scoring.item_deadlines import Items
 
 @dataclass(slots=True)
 class Recorded:
-    """Programs that a task's metric asks for, by key; what it asks the judge, by document; documents whose metric
-    raised, with the reason.
-    """
+    """Programs by key, asks by document, and the documents whose metric raised, with the reason."""
 
     programs: dict[str, Program] = field(default_factory=dict)
     asks: dict[str, list[Ask]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    prompt: str | None = (
-        None  # of the document whose metric runs: its helpers are no completion's to redefine
-    )
-    document: str = ""  # in hand
+    # of the document whose metric runs: a completion must not redefine the prompt's helpers
+    prompt: str | None = None
+    document: str = ""  # whose metric runs
 
     def note(self, programs: list[Program]) -> list[Verdict]:
         self.programs |= {program.id: with_prompt(program, self.prompt) for program in programs}
@@ -46,10 +43,10 @@ class Recorded:
 def record_programs(
     task: Any, leaf: replay_model.Answers, documents: Sequence[int] | None, items: Items
 ) -> Recorded:
-    """Let a task's filters and metric run on its answers with seams that only write programs and asks down.
+    """Run a task's filters and metric on its answers, and record the programs and asks.
 
-    Filters see the given documents alone. One that looks across documents may then ask for other programs than the
-    score will; those are run by the score.
+    Filters see the given documents alone. One that looks across documents may later need other
+    programs; the score runs those.
     """
     if instances_digest(task.instances, leaf.head.follow_up) != leaf.head.digests:
         raise replay_model.ReplayError(
@@ -82,12 +79,12 @@ def record_programs(
                     recorded.failed[str(document)] = one_line(error)
             if item in items.failed:
                 recorded.failed[str(document)] = items.failed[item]
-        items.put_down()
+        items.clear()
     return recorded
 
 
 def _answered(task: Any, leaf: replay_model.Answers, documents: Sequence[int] | None) -> dict[int, list[Any]]:
-    """The instances of the given documents (all, if None) with their responses set, by document in build order."""
+    """The given documents' instances (None: all) with their responses, by document in build order."""
     wanted = None if documents is None else set(documents)
     chosen: dict[int, list[Any]] = {}
     index = 0

@@ -1,11 +1,11 @@
-"""One item's metric at a time: each has a deadline, and a note of the one in hand outlives the process.
+"""Runs one item's metric at a time, with a deadline and a note on disk of the current item.
 
-Rule: an item whose metric takes longer than its deadline, or was in hand when two processes died, has no score: its metric
-is not asked (again), it counts in no mean, and it is named with the reason. Every other item's value is lm-eval's. Where
-no item of a task is left there is no score. Filters run over all items at once, as lm-eval runs them; only where that hangs
-or dies, over one at a time. A metric that no signal reaches (one long call into C) is ended from outside,
-by whoever looks at the note (`Watch`).
-It does not know: what a metric does, who starts the next process.
+Rule: an item has no score if its metric exceeds the deadline, or if two processes died while it
+ran. Its metric is not run again, it counts in no mean, and it is named with the reason. Every other
+item's value is lm-eval's. A task of which no item is left has no score. Filters run over all items
+at once, as in lm-eval; only where that hangs or dies, over one at a time. A metric that no signal
+interrupts (one long call into C) is ended from outside, by the process that reads the note
+(`Watch`). Called from `score`, `collect_programs` and `worker`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ log = logging.getLogger(__name__)
 
 Item = tuple[str, int]  # leaf task, document
 
-ALL: Final = -1  # in place of a document: all of a task's at once
-MAX_DEATHS: Final = 2  # processes that an item may have been in hand of
-FIRST_SECONDS: Final = 300.0  # added to a task's first item: what its metric imports may lie on slow storage
+ALL: Final = -1  # instead of a document: all documents of a task at once
+MAX_DEATHS: Final = 2  # processes that died on an item before it is left out
+FIRST_SECONDS: Final = 300.0  # seconds added for a task's first item, which imports
 NOTE_BYTES: Final = 512
-_NOTHING: Final = b"".ljust(NOTE_BYTES)
+_EMPTY: Final = b"".ljust(NOTE_BYTES)
 
 
 class ItemTimeoutError(BaseException):
-    """An item's deadline. Not an Exception: metrics catch those, and answer with a value of their own."""
+    """An item's deadline. A BaseException: metrics catch Exception and return a value of their own."""
 
 
 def note_file(spec: ExecuteSpec | ScoreSpec) -> Path:
-    """A job's note: what it has in hand, and below that what died with it. Tries of a score share one."""
+    """A job's note: its current item, then the items of deaths. Tries of a score share one."""
     job = spec.name if isinstance(spec, ExecuteSpec) else "score"
     return EvaluationPaths(spec.evaluation_dir).verdicts / f"{spec.entry:03d}-{slug(job)}.hand"
 
@@ -59,7 +59,7 @@ def _parse(note: bytes) -> Item | None:
 
 
 def _deaths(file: Path) -> Counter[Item]:
-    """Items that processes died with, by the lines of a note."""
+    """Items on which processes died, from the lines of a note."""
     try:
         lines = file.read_bytes()[NOTE_BYTES:].splitlines()
     except FileNotFoundError:
@@ -68,9 +68,9 @@ def _deaths(file: Path) -> Counter[Item]:
 
 
 class Items:
-    """The items of one metric job. A context: inside it the note is this process's.
+    """The items of one metric job. A context manager: inside it this process writes the note.
 
-    `seconds`: what one item's metric may take. `failed`: items without a score, with the reason.
+    `_seconds`: deadline of one item's metric. `failed`: items without a score, with the reason.
     """
 
     def __init__(self, spec: ExecuteSpec | ScoreSpec) -> None:
@@ -84,15 +84,13 @@ class Items:
     def __enter__(self) -> Items:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         note = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
-        with contextlib.suppress(
-            OSError
-        ):  # held by a twin of this job: then the note is not ours to read or write
+        with contextlib.suppress(OSError):  # a second run of this job has the lock, and the note
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._note = note
             died = os.pread(note, NOTE_BYTES, 0).strip()
             if _parse(died) is not None:
                 os.pwrite(note, died + b"\n", max(NOTE_BYTES, os.fstat(note).st_size))
-            os.pwrite(note, _NOTHING, 0)
+            os.pwrite(note, _EMPTY, 0)
         if self._note < 0:
             os.close(note)
         entry = self._file.name.partition("-")[0]
@@ -101,7 +99,7 @@ class Items:
 
     def __exit__(self, *_error: object) -> None:
         if self._note >= 0:
-            self.put_down()
+            self.clear()
             if not _deaths(self._file):
                 self._file.unlink(missing_ok=True)
             os.close(self._note)
@@ -110,17 +108,17 @@ class Items:
     # --- one item ----------------------------------------------------------------------------------------------------
 
     def take(self, item: Item) -> None:
-        """From here on a death of the process is this item's."""
+        """Note the current item: if the process dies now, the death counts as this item's."""
         if self._note >= 0:
             os.pwrite(self._note, json.dumps(item).encode()[: NOTE_BYTES - 1].ljust(NOTE_BYTES), 0)
 
-    def put_down(self) -> None:
-        """What follows is no item's."""
+    def clear(self) -> None:
+        """Clear the note: what follows belongs to no item."""
         if self._note >= 0:
-            os.pwrite(self._note, _NOTHING, 0)
+            os.pwrite(self._note, _EMPTY, 0)
 
     def value(self, item: Item, metric: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The item's metrics, or none of them (`failed` says why)."""
+        """The item's metrics, or an empty mapping (`failed` has the reason)."""
         if self._deaths[item] >= MAX_DEATHS:
             self.failed[item] = (
                 f"its filter or metric was at work when {MAX_DEATHS} processes died: it is not run again"
@@ -137,7 +135,7 @@ class Items:
             return {}
 
     def filter(self, task: str, ensemble: Any, instances: Sequence[Any]) -> None:
-        """lm-eval's `FilterEnsemble.apply` on a task's instances; an item that it hangs on or dies with has failed."""
+        """Apply a FilterEnsemble to a task's instances; an item that hangs or kills it fails."""
         apply = functools.partial(type(ensemble).apply, ensemble)
         if not self._deaths[task, ALL]:
             self.take((task, ALL))
@@ -149,20 +147,20 @@ class Items:
             else:
                 return
             finally:
-                self.put_down()
+                self.clear()
         for instance in instances:
             item = (task, int(instance.doc_id))
             self.take(item)
             self.value(item, functools.partial(_without_value, apply, [instance]))
-            if item in self.failed:  # never looked at, but lm-eval writes it among the samples
+            if item in self.failed:  # never scored, but lm-eval writes it to the samples
                 instance.filtered_resps[ensemble.name] = instance.resps
-        self.put_down()
+        self.clear()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Inside an item's metric: work that has deadlines of its own, and is no item's (the sandbox's)."""
+        """Inside an item's metric: work of no item, with its own deadlines (the sandbox's)."""
         before = os.pread(self._note, NOTE_BYTES, 0) if self._note >= 0 else b""
-        self.put_down()
+        self.clear()
         with _deadline(None):
             yield
         if before:
@@ -171,31 +169,31 @@ class Items:
     # --- a task ------------------------------------------------------------------------------------------------------
 
     def guard(self, name: str, task: Any) -> None:
-        """Have lm-eval's own filters and loop over a loaded task's documents go through `filter` and `value`."""
+        """Route lm-eval's filters and loop over a task's documents through `filter`, `value`."""
         documents, metric = task.doc_iterator, task.process_results
-        in_hand = [-1]
+        current = [-1]
 
         def doc_iterator(**arguments: Any) -> Iterator[tuple[int, Any]]:
             count = 0
             for document, doc in documents(**arguments):
-                in_hand[0] = document
+                current[0] = document
                 count += 1
                 self.take((name, document))
                 yield document, doc
-            self.put_down()
+            self.clear()
             mine = [why for (task_name, _), why in self.failed.items() if task_name == name]
             if count and len(mine) == count:
                 raise RetryError(f"{name}: no item could be scored; the first: {mine[0]}")
 
         def process_results(doc: Any, results: Sequence[Any]) -> Mapping[str, Any]:
-            return self.value((name, in_hand[0]), lambda: metric(doc, results))
+            return self.value((name, current[0]), lambda: metric(doc, results))
 
         task.doc_iterator, task.process_results = doc_iterator, process_results
         for ensemble in getattr(task, "_filters", ()):
             ensemble.apply = functools.partial(self.filter, name, ensemble)
 
     def reasons(self) -> dict[str, str]:
-        """`failed` as an outcome names it."""
+        """`failed` in the form of an outcome: "task document" -> reason."""
         return {f"{task} {document}": why for (task, document), why in sorted(self.failed.items())}
 
 
@@ -206,9 +204,9 @@ def _without_value(what: Callable[[list[Any]], None], instances: list[Any]) -> d
 
 @contextlib.contextmanager
 def _deadline(seconds: float | None) -> Iterator[None]:
-    """ItemTimeoutError after so long (None: never); whoever had set an alarm before has what is left of it afterwards.
+    """Raise ItemTimeoutError after `seconds` (None: never); afterwards restore an earlier alarm.
 
-    Metrics set alarms of their own and leave them (lm-eval's minerva_math): handler and timer are set again each time.
+    Metrics set alarms and leave them (lm-eval's minerva_math), so both are set again each time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -221,7 +219,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
     finally:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        finally:  # the deadline may come in this very moment
+        finally:  # the deadline may come in this moment
             signal.signal(signal.SIGALRM, before)
             if left:
                 signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - started)))
@@ -232,7 +230,7 @@ def _late(_number: int, _frame: FrameType | None) -> None:
 
 
 class Watch:
-    """Whether a job's item in hand is far over its deadline; asked now and then by the process that can end it."""
+    """Checks from another process whether a job's current item is far over its deadline."""
 
     def __init__(self, spec: ExecuteSpec | ScoreSpec) -> None:
         self._file = note_file(spec)
@@ -240,7 +238,7 @@ class Watch:
         self._seen: tuple[bytes, float] = (b"", 0.0)
 
     def overdue(self, now: float) -> str:
-        """The item, where the same one has been in hand for too long; else empty. `now`: a monotonic clock's seconds."""
+        """The item that is current for too long, else "". `now`: seconds of a monotonic clock."""
         try:
             with self._file.open("rb") as file:
                 note = file.read(NOTE_BYTES)

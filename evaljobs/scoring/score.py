@@ -1,11 +1,10 @@
-"""Responses → verdicts and scores: CPU work on dumped files.
+"""The metric jobs `execute` and `score`: verdicts, judgements and scores from dumped responses.
 
-Rule: a score is lm-eval's own run with a model that replays (`replay`), so filters, metrics, aggregation and bootstrap are
-lm-eval's code. Programs are run by the sandbox, all of a task's at once, and a judge is asked by `judges`; verdicts and
-judgements are kept by content, so an `execute` job for some documents and the later `score` share them, and nothing
-is run or asked twice. An item whose metric hangs or kills its process has no score (`items`); all others have theirs.
-
-It does not know: RQ, queues, which GPU answered. Imports no torch.
+Rule: a score is lm-eval's own run with a replaying model, so filters, metrics, aggregation and
+bootstrap are lm-eval's code. The sandbox runs all programs of a task at once; `judges` sends its
+asks. Verdicts and judgements are kept by content, so `execute` jobs and the later `score` share
+them and run nothing twice. An item whose metric hangs or kills its process has no score
+(`item_deadlines`). Imports no torch. Called from `worker` and `python -m evaljobs`.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from evaljobs.scoring.verdict_store import Verdicts
 
 log = logging.getLogger(__name__)
 
-# Kept in a score file: lm-eval's results, less its samples and its account of the machine.
+# Parts of lm-eval's results in a score file: without samples and the description of the machine.
 PARTS = (*BY_NAME, "config")
 
 
 def warm(*, default_tasks: bool = False) -> None:
-    """Import what every job needs, so that a worker's forks share it; with `default_tasks` lm-eval's index too (7 s)."""
+    """Import what every job needs; with `default_tasks` load lm-eval's index too (7 s)."""
     run.quiet_environment(offline=True)
     hooks.install()
     import datasets  # noqa: F401, PLC0415
@@ -58,7 +57,7 @@ def warm(*, default_tasks: bool = False) -> None:
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
-    """Run a metric job and leave its outcome; an error becomes a `Failed` that says who must act."""
+    """Run a metric job and write its outcome; an error becomes a `Failed` that says who must act."""
     paths = EvaluationPaths(spec.evaluation_dir)
     outcome: Executed | Scored | Failed
     try:
@@ -81,8 +80,9 @@ def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
 
 
 def execute(spec: ExecuteSpec) -> Executed:
-    """Run the programs of some whole documents, or ask the judge of them, and keep what is found. Raises JobError, or
-    what a task raises.
+    """Run the programs of whole documents, or ask the judge about them, and keep the results.
+
+    Raises JobError, or what the task raises.
     """
     with Items(spec) as items:
         return _execute(spec, items)
@@ -126,9 +126,9 @@ def _unjudged(judges: Judges, asks: Mapping[str, Sequence[Ask]]) -> dict[str, st
 
 
 def score(spec: ScoreSpec) -> Scored:
-    """Score one suite entry, all of whose responses are there, and write its results and samples.
+    """Score one suite entry from its responses, and write its results and samples.
 
-    Raises ReplayError where a response is missing or prompts changed: nothing is written then.
+    Raises ReplayError where a response is missing or prompts changed; then nothing is written.
     """
     with Items(spec) as items:
         return _score(spec, items)
@@ -159,7 +159,7 @@ def _score(spec: ScoreSpec, items: Items) -> Scored:
     with (
         hooks.SEAM.computing(compute_when_loaded),
         hooks.JUDGES.answering(executed.replies),
-        bootstrap.in_lm_eval(),  # lm-eval's own takes every CPU of the node, of which a job has a few
+        bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
     ):
         results = run.run_entry(
             _replay(spec, leaves),
@@ -176,7 +176,7 @@ def _score(spec: ScoreSpec, items: Items) -> Scored:
         raise replay_model.ReplayError(
             f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again"
         )
-    unchanged()  # while it was scored, either
+    unchanged()  # the files may have changed during the score
     return Scored(
         name=spec.name,
         entry=spec.entry,
@@ -189,12 +189,14 @@ def _score(spec: ScoreSpec, items: Items) -> Scored:
 
 
 def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
-    raise OperatorError("the task asks a judge only while it is scored: evaluate again")
+    raise OperatorError(
+        "the task asks a judge in its score, but did not when its asks were collected: evaluate again"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Executed:
-    """What answers the seams from verdicts and judgements; programs run and asks sent for it now."""
+    """Answers for the seams from verdicts and judgements; missing ones are run and asked for now."""
 
     compute: Callable[..., Any]
     replies: Callable[[Sequence[Ask]], list[Reply]] = _no_judge
@@ -206,7 +208,7 @@ class _Executed:
 def _executed(
     spec: ScoreSpec, paths: EvaluationPaths, leaves: Mapping[str, replay_model.Answers], items: Items
 ) -> _Executed:
-    """Verdicts and judgements of an entry, those missing having been run and asked for in parallel first."""
+    """Verdicts and judgements of an entry; first runs and asks for the missing ones, in parallel."""
     executing = [
         task
         for task, folder in spec.request_sets.items()
@@ -245,7 +247,7 @@ def _executed(
 
 
 def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) -> Path:
-    """Samples first, the score file last: it tells that both are whole."""
+    """Write the samples, then the score file: where it exists, both are whole."""
     from lm_eval.utils import handle_non_serializable  # noqa: PLC0415
 
     for task, samples in results["samples"].items():
@@ -298,7 +300,7 @@ def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Ans
 
 
 def _built_tasks(spec: ExecuteSpec | ScoreSpec) -> run.Tasks:
-    """The entry's tasks with their instances, built as for the request set; nothing is answered or scored."""
+    """The entry's tasks with their instances, built as for the request set; no answers or scores."""
     run.quiet_environment(offline=True)
     entry = spec.suite.tasks[spec.entry]
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)

@@ -1,7 +1,7 @@
-"""Verdicts of programs, by content: what any job of the task has found is run by no other.
+"""Verdicts of programs, by content: each program of a task is run once, whichever job needs it.
 
-Rule: a verdict is a line of its job's own file, written whole before the job says anything; a reader takes all files of
-its tasks. It does not know: how a program is run, or what a verdict counts.
+Rule: a job writes its verdicts, a line each, to its own file before it uses them; readers take all
+files of their tasks. Called from `score`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_prog
 
 
 class Verdicts:
-    """Verdicts of some leaf tasks by program key, read from every job's file and added to in one of this job's own."""
+    """Verdicts of some leaf tasks by program key: reads every job's file, writes this job's own."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Verdicts:
         return len(missing)
 
     def of(self, programs: list[Program]) -> list[Verdict]:
-        """Verdicts of these programs; any that is not known is run now."""
+        """Verdicts of these programs; missing ones are run now."""
         self.run_missing(programs)
         return [self._known[program.id] for program in programs]
 

@@ -1,10 +1,9 @@
-"""lm-eval model classes on a checkpoint, and one batch through them.
+"""Loads a checkpoint with lm-eval's model class, and runs one batch through it.
 
-Rule: the model class is lm-eval's own, made with the arguments that its command would give it. A batch goes through the
-class's own methods, so it is grouped, padded and decoded by lm-eval's code; nothing is computed here. Sampling is seeded
-per batch from (seed, request set, batch number): the same draws wherever and in whatever order batches run.
-
-It does not know: queues, shards, files. Importing this module imports no torch; loading does.
+Rule: the class is lm-eval's own, made with the arguments of lm-eval's command. A batch goes through
+its methods, so lm-eval's code groups, pads and decodes it. Sampling is seeded per batch from (seed,
+request set, batch number), so draws do not depend on where or in which order batches run. Importing
+this module imports no torch; loading does. Called from `trial` and `shard_runner`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SELF_BATCHING_SIZE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model class instance ready to infer; seconds of importing its libraries and of reading its weights."""
+    """A model that is ready to infer; seconds to import its libraries and to read its weights."""
 
     lm: Any
     devices: str
@@ -41,7 +40,7 @@ class Loaded:
 
 
 def import_engine(engine: str) -> Any:
-    """lm-eval's model class of this name. OperatorError where lm-eval does not know it or its libraries are missing."""
+    """lm-eval's model class of this name. OperatorError where it or its libraries are missing."""
     from lm_eval.api.registry import get_model  # noqa: PLC0415
 
     try:
@@ -64,9 +63,9 @@ def load(
     *,
     phase: Callable[[str], None] = lambda _phase: None,
 ) -> Loaded:
-    """Import the engine and load the checkpoint; `device=None` is cuda where there is one, else the CPU.
+    """Import the engine and load the checkpoint; `device=None`: cuda where there is one, else CPU.
 
-    `phase` is told "import" and "load" as they begin.
+    Calls `phase("import")` and `phase("load")` as they begin.
     """
     started = time.monotonic()
     phase("import")
@@ -96,10 +95,11 @@ def load(
 
 
 def warm_up(lm: Any, options: ModelOptions) -> float:
-    """Seconds of a forward of one token, so that what the first forward loads is told apart from inference.
+    """Seconds of a first forward pass of one token: its loading does not count as inference.
 
-    It draws no random number and keeps nothing. 0.0 where it might matter (compiled models specialise on the first shape)
-    or where the class is not lm-eval's causal `hf`; a forward that fails is left to the first batch to report.
+    It draws no random number and keeps nothing. 0.0 without a pass for compiled models, which
+    specialise on the first shape, and for classes other than lm-eval's causal `hf`. If it fails,
+    the first batch reports the error.
     """
     call, kind = getattr(lm, "_model_call", None), getattr(lm, "AUTO_MODEL_CLASS", None)
     if (
@@ -129,8 +129,10 @@ def probe_batch_size(lm: Any) -> int:
 
 
 def fix_batch_size(lm: Any, batch_size: int) -> None:
-    """Give a model loaded with "auto" the size that the evaluation has settled on. lm-eval's hf classes keep it in
-    `batch_size_per_gpu` (there `batch_size` is read-only), those of engines that batch by themselves in `batch_size`.
+    """Set the evaluation's batch size on a model loaded with "auto".
+
+    lm-eval's hf classes keep it in `batch_size_per_gpu` (there `batch_size` is read-only), classes
+    of engines that batch by themselves in `batch_size`.
     """
     name = "batch_size_per_gpu" if hasattr(lm, "batch_size_per_gpu") else "batch_size"
     setattr(lm, name, batch_size)
@@ -150,7 +152,7 @@ def seed_batch(seed: int, key: str, number: int) -> None:
 
 @dataclass(slots=True)
 class _Request:
-    """The part of lm-eval's Instance that its model classes read."""
+    """The part of lm-eval's Instance that its model classes use."""
 
     args: tuple[Any, ...]
     task_name: str | None = None
@@ -160,7 +162,7 @@ class _Request:
 
 
 def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
-    """(request index, answer) for every piece of a batch, as `ShardResponses.responses` holds them."""
+    """(request index, answer) for every piece of a batch, as in `ShardResponses.responses`."""
     answers = _ask(lm, batch)
     if len(answers) != len(batch.pieces):
         raise RuntimeError(f"the model gave {len(answers)} answers to {len(batch.pieces)} requests")
@@ -171,7 +173,8 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         elif batch.kind == "loglikelihood_rolling" and not batch.text:
             pairs.append((piece.index, [piece.window, float(answer[0])]))
         elif batch.kind == "loglikelihood_rolling":
-            # the engine cut the text into windows of its own length and added them up: one term is all there is
+            # the engine cut the text into windows of its own and added them up: this is the only
+            # term
             pairs.append((piece.index, [0, float(answer)]))
         else:
             pairs.append((piece.index, answer))

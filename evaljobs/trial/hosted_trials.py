@@ -1,11 +1,10 @@
-"""Rung 2: one long job stages into its own memory and runs the node's trials as its children, then clears.
+"""The `host` job: stages into its own memory, runs the node's trials as its children, then clears.
 
-Rules: for nodes whose /dev/shm is private to a job, or that take one job at a time. Each trial is a process of its own
-with its share of the job's GPUs. SIGTERM is passed on; a trial that does not end in time is killed. A trial that was
-killed is reported in its name at once, so that its shard goes to a sibling. The weights are cleared only when all
-trials have ended.
-
-It does not know: what a trial does. Trials leave their own outcomes; the exit status is the worst of theirs.
+Rule: it serves nodes whose /dev/shm is private to a job, or that take one job at a time. Each trial
+is a process with its share of the job's GPUs. SIGTERM is passed on; a trial that does not end in
+time is killed. A trial that died without an outcome is reported at once, so that its shard goes to
+another. The weights are cleared when all trials have ended. The exit status is the worst of theirs.
+Called from `python -m evaljobs host`.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from evaljobs.staging import precursor
 from evaljobs.staging.coordinator_lease import is_there
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 20.0  # under Slurm's KillWait of 30 s: the rest is for clearing
+STOP_SECONDS = 20.0  # seconds for trials to end; Slurm's KillWait of 30 s leaves the rest to clear
 
 
 def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that the job was given, as CUDA_VISIBLE_DEVICES names them."""
+    """The job's GPUs, as CUDA_VISIBLE_DEVICES names them."""
     return tuple(g for g in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if g)
 
 
 def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each, in order; None where the job has no GPUs at all.
+    """CUDA_VISIBLE_DEVICES of each trial: `per_trial` GPUs each; None where the job has none.
 
-    OperatorError where there are some but too few: two trials on one GPU would run out of memory half-way.
+    Raises OperatorError where there are too few: two trials on one GPU would run out of memory.
     """
     if not gpus or per_trial == 0:
         return [None] * members
@@ -50,7 +49,7 @@ def share(gpus: Sequence[str], members: int, per_trial: int) -> list[str | None]
 
 
 def main(spec: HostSpec) -> int:
-    """Stage, leave `Staged`, run all trials, clear, leave `Cleared`. Exit status 0, or 1 where anything failed."""
+    """Stage, run all trials, clear. Exit status 0, or 1 where a step failed."""
     paths = EvaluationPaths(spec.stage.evaluation_dir)
     with precursor.stopping_on_signals() as stop:
         try:
@@ -76,7 +75,7 @@ def main(spec: HostSpec) -> int:
 def _run_trials(
     spec: HostSpec, holding: precursor.Holding, shares: Sequence[str | None], stop: threading.Event
 ) -> int:
-    """Run the trials to their end; the worst exit status."""
+    """Run the trials to their end; returns the worst exit status."""
     paths = EvaluationPaths(spec.stage.evaluation_dir)
     place = paths.spec(f"{spec.name}.trial")
     write_record(place, spec.trial.model_copy(update={"model_path": holding.staged.path}))
@@ -114,12 +113,12 @@ def _wait(
     holding: precursor.Holding,
     stop: threading.Event,
 ) -> None:
-    """Until all have ended, or we are told to stop. The lease is renewed on the way."""
+    """Wait until all trials have ended or `stop` is set, and renew the lease meanwhile."""
     renewed = time.monotonic()
-    told: set[int] = set()
+    reported: set[int] = set()
     shelf = holding.shelf()
     while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
-        _report_dead(trial, children, told)
+        _report_dead(trial, children, reported)
         if shelf is not None:
             precursor.keep_requests(shelf, stop)
         if holding.slot is not None and time.monotonic() - renewed > 30.0:
@@ -127,21 +126,21 @@ def _wait(
             renewed = time.monotonic()
 
 
-def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], told: set[int]) -> None:
-    """Speak for trials that died without a word; the coordinator would hear of them only when the whole job ends."""
+def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], reported: set[int]) -> None:
+    """Write `Failed` for trials that died without an outcome; `reported` are indexes done."""
     paths = EvaluationPaths(trial.evaluation_dir)
     for index, (lane, child) in enumerate(zip(trial.lanes, children, strict=False)):
-        if index in told or child.poll() is None:
+        if index in reported or child.poll() is None:
             continue
         left = [is_there(paths.outcome(kind, lane.trial)) for kind in ("trial-ended", "failed")]
         if not any(left) and None in left:
-            continue  # the storage cannot say: asked again
-        told.add(index)
+            continue  # storage does not answer: look again next time
+        reported.add(index)
         if any(left):
             continue
         code = child.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        error = f"{lane.trial} {how} without a word; see its log"
+        error = f"{lane.trial} {how} without an outcome; see its log"
         precursor.say(error)
         write_outcome(
             paths, Failed(name=lane.trial, job="trial", blame="retry", error=error, node=trial.node)
@@ -149,7 +148,7 @@ def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], 
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Tell those that run to end, and kill those that do not."""
+    """Terminate the trials that still run, and kill those that do not end in time."""
     for child in children:
         if child.poll() is None:
             child.terminate()

@@ -1,7 +1,7 @@
-"""One shard through a loaded model: read its batches, run them in order, return its record.
+"""Runs one shard through a loaded model: reads its batches, runs them in order, returns its record.
 
-Rule: a shard's record depends on the request set, the batch numbers and the model alone.
-It does not know: who claimed the shard, or where its record goes.
+Rule: a shard's record depends on the request set, the batch numbers and the model alone. Used by
+`trial`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import batch_file, batch_index_file, parse_shard
+from evaljobs.contract.paths import batch_file, batch_index_file
 from evaljobs.contract.specs import BatchIndex
 from evaljobs.contract.storage import read_record
 from evaljobs.lmeval.batches import Batch, decode_batch
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class RequestSet:
     """The batches of one leaf task on disk, at one batch size.
 
-    `copy`: a folder with the same files nearer by, checked by whoever names it; should it go, `folder` is read again.
+    `copy`: a nearer folder with the same files, checked by its writer; without it `folder` is read.
     """
 
     def __init__(self, folder: str | Path, batch_size: int, *, copy: Path | None = None) -> None:
@@ -33,14 +34,14 @@ class RequestSet:
         self.index = self._nearest(lambda place: read_record(batch_index_file(place, batch_size), BatchIndex))
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
-        """Batches first..end-1, read at once: a trial reads shared storage before it infers, not in between."""
+        """Batches first..end-1, all read before the first is run: storage does not delay inference."""
         start, stop = self.index.offsets[first], self.index.offsets[end]
         data = self._nearest(lambda place: _bytes(batch_file(place, self._batch_size), start, stop))
         for line in data.splitlines():
             yield decode_batch(line)
 
     def _nearest(self, read: Callable[[Path], T]) -> T:
-        """What `read` gives of the copy for as long as it is there, then of the folder itself."""
+        """What `read` returns for the copy while it exists, then for the folder itself."""
         while len(self._places) > 1:
             try:
                 return read(self._places[0])
@@ -67,8 +68,9 @@ def run_shard(
     seed: int,
     tick: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> ShardResponses:
-    """All answers of a shard. `tick(batches done, of how many)` is called before each batch."""
-    task, first, end = parse_shard(shard)
+    """All answers of a shard. Calls `tick(batches done, batches in all)` before each batch."""
+    name = ShardId.parse(shard)
+    task, first, end = name.task, name.first_batch, name.end_batch
     started_at, started = time.time(), time.monotonic()
     answers: list[tuple[int, Any]] = []
     for offset, batch in enumerate(requests.batches(first, end)):

@@ -1,9 +1,8 @@
-"""Shards → responses: one model load on k GPUs that runs many shards and ends when none is left.
+"""The `trial` job: one model load on k GPUs that runs shards until the queue is empty.
 
-Rule: a shard counts when its record is on disk, not when Redis was told. The trial stops between two tokens when told
-to: the shard in hand goes back to the queue, what was dumped stays.
-
-It does not know: who plans, how a model class works, or what the answers are for.
+Rule: a shard counts when its record is on disk, whatever Redis says. On SIGTERM the trial stops
+between two tokens: its shard goes back to the queue, and dumped records stay. Called from `python
+-m evaljobs trial`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
-from evaljobs.contract.paths import EvaluationPaths, parse_shard
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import LaneSpec, TrialSpec
 from evaljobs.contract.storage import FrameWriter, write_outcome
 from evaljobs.errors import JobError, OperatorError, RetryError, one_line
@@ -37,10 +37,11 @@ from evaljobs.trial.shard_runner import RequestSet, run_shard
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
-BEAT_SECONDS = 10.0  # the most that a heartbeat under way is waited for: Redis may be away
-FILL_PATIENCE_SECONDS = 600.0  # queue or request sets not there yet
+BEAT_SECONDS = 10.0  # most seconds to wait for a heartbeat in progress
+FILL_PATIENCE_SECONDS = 600.0  # most seconds to wait for a filled queue or request sets
 STAGING_PATIENCE_SECONDS = 600.0
-# Trials are submitted once the weights are there: where nothing of them is seen, another /dev/shm is looked at.
+# Seconds to wait for a sign of the weights. Trials are submitted after staging, so a node without
+# one has another /dev/shm.
 UNSEEN_PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 
@@ -48,35 +49,35 @@ T = TypeVar("T")
 
 
 class TerminatedError(BaseException):
-    """SIGTERM or SIGINT came. A BaseException, so that no model code swallows it."""
+    """SIGTERM or SIGINT arrived. A BaseException, so that no model code catches it."""
 
 
 class UnstagedError(RetryError):
-    """Nothing of the staged checkpoint is seen from here."""
+    """This job sees no staged checkpoint on its node."""
 
 
 class OvertakenError(Exception):
-    """The shard in hand is somebody else's now, or done: going on with it serves nobody."""
+    """Another trial has the current shard or has done it, so this one drops it."""
 
 
 class QueueLostError(Exception):
-    """Redis was away for longer than a GPU should wait for it."""
+    """Redis was away for longer than a GPU may wait for it."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """What the heartbeat tells; written by the trial's thread, read by the beating one."""
+    """State that heartbeats report. The trial's thread writes it; the heartbeat thread reads it."""
 
     phase: str = "wait"
     shard: str | None = None
     batches_done: int = 0
     batches: int = 0
-    overtaken: str | None = None  # written by the beating thread: a shard that is not ours to finish
+    overtaken: str | None = None  # written by the heartbeat thread: a shard that another trial has
 
 
 @dataclass(slots=True)
 class Seconds:
-    """Where the trial's time went, by cause."""
+    """The trial's seconds, by cause."""
 
     wait: float = 0.0
     load: float = 0.0
@@ -96,7 +97,7 @@ class Seconds:
 
 
 def member_index() -> int:
-    """Which member of the array this process is."""
+    """The index of this process in the array."""
     for name in ("EVALSPAN_INDEX", "SLURM_ARRAY_TASK_ID"):
         if os.environ.get(name):
             return int(os.environ[name])
@@ -104,19 +105,20 @@ def member_index() -> int:
 
 
 def main(spec: TrialSpec) -> int:
-    """Run one trial. Exit status 0 with `TrialEnded`; 1 with `Failed`, which names the shard in hand."""
+    """Run one trial. Exit status 0 with `TrialEnded`, 1 with `Failed` and its current shard."""
     harness.quiet_environment(offline=True)
     trial = Trial(spec, spec.lanes[member_index()])
-    heard = trial.listen()
+    handled = trial.listen()
     try:
         return trial.perform()
-    finally:  # its account is written: a signal changes nothing, also while the interpreter ends, which takes handlers away
-        for number in heard:
+    finally:
+        # The outcome is written: a signal must change nothing, also while the interpreter ends.
+        for number in handled:
             signal.signal(number, signal.SIG_IGN)
 
 
 class Trial:
-    """One array member: its claims, its response file, its account."""
+    """One member of the array: its claims, its response file, its outcome."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Trial:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._monotonic, self._sleep = monotonic, sleep  # the clock by which patience with Redis is measured
+        self._monotonic, self._sleep = monotonic, sleep  # the clock of `redis_patience_seconds`
         self.spec = spec
         self.lane = lane
         self.paths = EvaluationPaths(spec.evaluation_dir)
@@ -143,7 +145,7 @@ class Trial:
         self._uninterruptible = False
 
     def run(self) -> int:
-        """`perform` for a process that goes on afterwards: signals are its own again."""
+        """`perform`, then restore the signal handlers of the calling process."""
         handlers = self.listen()
         try:
             return self.perform()
@@ -152,11 +154,11 @@ class Trial:
                 signal.signal(number, handler)
 
     def listen(self) -> dict[signal.Signals, Any]:
-        """Hear what ends a trial; the handlers of before."""
+        """Install the handlers of SIGTERM and SIGINT; returns the earlier ones."""
         return {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
 
     def perform(self) -> int:
-        """The work, and an outcome that says how it ended; the exit status."""
+        """Do the work and write an outcome with the reason for the end; returns the exit status."""
         started_at = time.time()
         failed: Failed | None = None
         over = threading.Event()
@@ -194,7 +196,7 @@ class Trial:
                     held.enter_context(reading(self.spec.model_path, wait_seconds=patience))
             except NotStaged as error:
                 if not seen:
-                    raise UnstagedError(f"nothing is staged in {slot}, seen from this job") from error
+                    raise UnstagedError(f"this job sees no staged weights in {slot}") from error
                 raise RetryError(f"the staged checkpoint is gone: {one_line(error)}") from error
             self._loaded = engine.load(
                 self.spec.model_path, self.spec.model, self.spec.batch_size, phase=self._phase
@@ -209,38 +211,38 @@ class Trial:
                 return self._pull(responses)
 
     def _settle_batch_size(self, lm: Any) -> None:
-        """Find the size, tell it, and wait for the request sets that are then cut to it."""
+        """Find the batch size, report it, and wait for the request sets that are cut to it."""
         place = self.spec.request_sets_file
         if place is None:
-            raise OperatorError('batch_size "auto" needs a request_sets_file to be told the settled size')
+            raise OperatorError('batch_size "auto" needs a request_sets_file to read the settled size from')
         size = engine.probe_batch_size(lm)
         write_outcome(self.paths, Probed(name=self.lane.trial, batch_size=size))
         self._phase("wait")
         with self.seconds.spent("idle"):
-            told = self._wait_for_sets(Path(place))
-        self._batch_size = int(told["batch_size"])
-        self._sets = dict(told["request_sets"])
+            settled = self._wait_for_sets(Path(place))
+        self._batch_size = int(settled["batch_size"])
+        self._sets = dict(settled["request_sets"])
         engine.fix_batch_size(lm, self._batch_size)
 
     def _wait_for_sets(self, place: Path) -> dict[str, Any]:
         deadline = time.monotonic() + FILL_PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):  # not there yet, or storage is away
-                told: dict[str, Any] = json.loads(place.read_text())
-                return told
+            with contextlib.suppress(OSError):  # the file does not exist yet, or storage is away
+                settled: dict[str, Any] = json.loads(place.read_text())
+                return settled
             time.sleep(POLL_SECONDS)
         raise QueueLostError(f"no request sets in {place} after {FILL_PATIENCE_SECONDS:g} s")
 
     def _pull(self, responses: FrameWriter) -> str:
-        """Claim shards until none is left, or the queue is not to be had."""
+        """Claim shards until the queue is drained or stays unfilled; returns the reason."""
         idle_since: float | None = None
         unfilled_since: float | None = None
         while True:
-            self._heed()
-            claim = self._insist(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
+            self._check_terminated()
+            claim = self._retry_queue(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
             if claim.kind == "shard" and claim.shard is not None:
-                if not self._knows(parse_shard(claim.shard)[0]):
-                    return self._leave(claim.shard)
+                if not self._has_requests(ShardId.parse(claim.shard).task):
+                    return self._end_outdated(claim.shard)
                 idle_since = unfilled_since = None
                 self._run_one(claim.shard, responses)
                 continue
@@ -257,15 +259,16 @@ class Trial:
             with self.seconds.spent("idle"):
                 time.sleep(POLL_SECONDS)
 
-    def _leave(self, shard: str) -> str:
-        """It is of a task that was planned after our start (a retry): whoever starts now knows it."""
-        self._insist(lambda queue: queue.give_back(self.lane.trial, shard))
+    def _end_outdated(self, shard: str) -> str:
+        """Give back a shard that was planned after this trial's start; newer trials have its set."""
+        self._retry_queue(lambda queue: queue.give_back(self.lane.trial, shard))
         return "outdated"
 
     def _run_one(self, shard: str, responses: FrameWriter) -> None:
         assert self._loaded is not None
         self.standing.shard, self.standing.batches_done, self.standing.overtaken = shard, 0, None
-        task, first, end = parse_shard(shard)
+        name = ShardId.parse(shard)
+        task, first, end = name.task, name.first_batch, name.end_batch
         self.standing.batches = end - first
         try:
             with self.seconds.spent("infer"):
@@ -288,13 +291,13 @@ class Trial:
         self.standing.shard = None
         self._uninterruptible = False
         if self._terminated:
-            # its record is on disk and will be found; the queue need not hear of it before we go
+            # the coordinator finds the record on disk, so `done` can be skipped
             raise TerminatedError
         size = responses.bytes
-        self._insist(lambda queue: queue.done(self.lane.trial, shard, size))
+        self._retry_queue(lambda queue: queue.done(self.lane.trial, shard, size))
 
-    def _knows(self, task: str) -> bool:
-        """Is its request set named to us, or to all since then?"""
+    def _has_requests(self, task: str) -> bool:
+        """Whether this trial has the task's request set, or finds it in the file of later ones."""
         place = self.spec.request_sets_file
         if task not in self._sets and place is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -311,8 +314,8 @@ class Trial:
 
     # --- queue ---------------------------------------------------------------------------------------------------
 
-    def _insist(self, effect: Callable[[WorkQueue], T]) -> T:
-        """An effect on the queue, again and again with growing pauses while Redis is away."""
+    def _retry_queue(self, effect: Callable[[WorkQueue], T]) -> T:
+        """Call `effect` on the queue; while Redis is away, again with growing pauses."""
         patience = self.spec.redis_patience_seconds
         deadline = self._monotonic() + patience
         pause = 0.2
@@ -330,7 +333,7 @@ class Trial:
             pause = min(pause * 2, 10.0)
 
     def _drop_shard(self, beating: threading.Thread) -> None:
-        """Give back what is in hand. `beating`: told to end; a beat of it that is under way would claim it anew."""
+        """Give back the current shard, once the last heartbeat cannot claim it anew."""
         if self.standing.shard is None or self._queue is None:
             return
         beating.join(BEAT_SECONDS)
@@ -338,13 +341,13 @@ class Trial:
             self._queue.give_back(self.lane.trial, self.standing.shard)
 
     def _beat(self, over: threading.Event) -> None:
-        """Heartbeats on a connection of their own until `over`; a queue that is away is met by the work, not here."""
+        """Send heartbeats on a connection of its own until `over`; skip a queue that is away."""
         queue: WorkQueue | None = None
         while not over.wait(HEARTBEAT_SECONDS if queue is not None else POLL_SECONDS):
             now = self.standing
-            shard = now.shard  # the trial's thread goes on meanwhile
+            shard = now.shard  # read once: the trial's thread changes it meanwhile
             if shard == now.overtaken:
-                shard = None  # once the other has done it, a beat would claim it anew
+                shard = None  # a beat would claim it anew once the other trial has done it
             try:
                 queue = queue or WorkQueue.connect(Path(self.spec.redis_file), self.spec.evaluation_id)
                 held = queue.heartbeat(
@@ -366,7 +369,7 @@ class Trial:
 
     def _tick(self, done: int, of: int) -> None:
         self.standing.batches_done, self.standing.batches = done, of
-        self._heed()
+        self._check_terminated()
         if self.standing.shard is not None and self.standing.overtaken == self.standing.shard:
             raise OvertakenError
 
@@ -375,8 +378,8 @@ class Trial:
         if not self._uninterruptible:
             raise TerminatedError
 
-    def _heed(self) -> None:
-        """What the handler raised within a destructor or a callback of a library was swallowed there."""
+    def _check_terminated(self) -> None:
+        """Raise TerminatedError again, where a library has swallowed the handler's."""
         if self._terminated:
             raise TerminatedError
 

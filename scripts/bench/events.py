@@ -10,8 +10,9 @@ from typing import Any
 
 from large import Large, plain_step
 
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 from coordinator.evaluation.state import State
 from coordinator.runtime.journal import Journal, read_events
 
@@ -23,8 +24,8 @@ def events(nodes: int) -> dict[str, Any]:
     """CPU milliseconds of `step` by kind of event, over an evaluation of 4 shards a trial from its start to its end."""
     spent: dict[str, list[float]] = defaultdict(list)
 
-    def step(state: State, event: m.AnyEvent) -> list[m.Action]:
-        kind = event.outcome.kind if isinstance(event, m.OutcomeSeen) else event.kind
+    def step(state: State, event: ev.AnyEvent) -> list[do.Action]:
+        kind = event.outcome.kind if isinstance(event, ev.OutcomeSeen) else event.kind
         began = time.process_time_ns()
         actions = plain_step(state, event)
         spent[kind].append((time.process_time_ns() - began) / 1e6)
@@ -54,7 +55,7 @@ def replay(nodes: int, count: int) -> dict[str, Any]:
         began, cpu = time.perf_counter(), time.process_time()
         state: State | None = None
         for event in read_events(path):
-            if isinstance(event, m.Accepted):
+            if isinstance(event, ev.Accepted):
                 state, _ = machine.start(event)
             elif state is not None:
                 plain_step(state, event)

@@ -60,7 +60,7 @@ print(b - a, time.perf_counter() - b)
 TRIAL = """
 import time; a = time.perf_counter()
 import sys
-from evaljobs import engine
+from evaljobs.trial import engine
 from evaljobs.contract.specs import ModelOptions
 engine.load(sys.argv[1], ModelOptions(device="cpu"), 1)
 print(time.perf_counter() - a)
@@ -155,7 +155,7 @@ class Bench:
     def storage_ratio(self) -> float:
         """Bytes that left storage over the model's bytes, with eight precursors of one checkpoint on the node at once."""
         code = (
-            "import sys; from evaljobs import stage; from evaljobs.contract.specs import StageSpec\n"
+            "import sys; from evaljobs.staging import precursor as stage; from evaljobs.contract.specs import StageSpec\n"
             "h = stage.stage_only(StageSpec.model_validate_json(sys.argv[1])); print(h.staged.storage_bytes, flush=True)\n"
             "sys.stdin.read(); stage.clear(h, 'bench')"
         )

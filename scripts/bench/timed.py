@@ -20,7 +20,7 @@ from typing import Any
 from bench import synthetic
 from coordinator.cli.service import daemon
 from coordinator.config.schema import Config
-from coordinator.evaluation.specs import Site
+from coordinator.evaluation.job_specs import Site
 from coordinator.runtime import wiring
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.service import Service

@@ -60,7 +60,7 @@ def test_what_went_wrong_is_below_with_its_name():
     for line in (
         f"{ID}: hellaswag: no data [set]",
         f"{ID}: n1: three trials died",
-        f"{ID}: all nodes are set aside: it waits for 61.0 s more",
+        f"{ID}: all nodes are in back-off: it waits for 61.0 s more",
         f"{ID}: es-1-build-a0: a limit on jobs keeps it out (MaxSubmitJobs)",
         f"{ID}: es-1-trial-n2-a0.3 takes 3.1 times as long as the others",
         f"{ID}: es-1-trial-n1-a0: CUDA out of memory",

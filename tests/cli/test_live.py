@@ -16,7 +16,7 @@ from trackers.conftest import leave, results
 
 from coordinator.cli.live_screen import Scores, Watcher, apart, eta_seconds, screen
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import EntryState, NodeUse, ShardState, State
+from coordinator.evaluation.state import EntryState, NodeUse, ShardState, State, Trial
 from coordinator.report.render import by_reason
 from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
@@ -38,16 +38,17 @@ def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) ->
         ],
         batch_size=8,
     )
-    state.planned_at, state.predicted_makespan_seconds = record.accepted_at + 10, 100.0
+    state.plan.made_at, state.plan.predicted_makespan_seconds = record.accepted_at + 10, 100.0
     for i in range(shards):
-        state.shards[f"t|0|{i}"] = ShardState(
+        state.shards.by_name[f"t|0|{i}"] = ShardState(
             rank=i, seconds=10.0, lane="n1/0", frame=DONE if i < done else None
         )
-    state.todo = shards - done
-    state.nodes = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
+    state.shards.todo = shards - done
+    state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
     names = [f"es-1-trial-n1-a0.{i}" for i in range(lanes)]
-    state.live_trials = {name: ("es-1-trial-n1-a0", i) for i, name in enumerate(names)}
-    state.trial_lane = {name: f"n{1 + i // 8}/{i % 8}" for i, name in enumerate(names)}
+    for i, name in enumerate(names):
+        trial = Trial(name=name, job="es-1-trial-n1-a0", member=i, lane=f"n{1 + i // 8}/{i % 8}")
+        state.trials.by_name[name] = state.trials.live[name] = trial
     progress = Progress(phase="infer", shard="hellaswag|0|12", batches_done=3, batches=9)
     snapshot = QueueSnapshot(
         epoch="plan-1", unclaimed=1, claims={}, claimed_at={}, trials=dict.fromkeys(names[1:], progress)
@@ -92,7 +93,7 @@ def test_many_lanes_are_told_by_node(tmp_path):
 def test_the_eta_is_never_negative_and_ends_with_the_last_shard(tmp_path_factory, done, elapsed):
     """Nothing before there is a plan and after the last shard; with nothing done it is the prior's word."""
     state = running(tmp_path_factory.mktemp("eta"), done=done).state
-    now = state.planned_at + elapsed
+    now = state.plan.made_at + elapsed
     eta = eta_seconds(state, now)
     if done == 12:
         assert eta is None
@@ -101,7 +102,7 @@ def test_the_eta_is_never_negative_and_ends_with_the_last_shard(tmp_path_factory
         assert eta >= 0
         if done == 0:
             assert eta == pytest.approx(max(0.0, 100.0 - elapsed), abs=1e-3)
-    state.planned_at = None
+    state.plan.made_at = None
     assert eta_seconds(state, now) is None
 
 

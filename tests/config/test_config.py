@@ -1,4 +1,4 @@
-"""Laws of the settings: who wins, what is refused, and that the file `init` writes is the reference."""
+"""Laws of the settings: precedence, refusals, and the file that `init` writes as the reference."""
 
 import re
 from pathlib import Path
@@ -21,14 +21,14 @@ def toml(tmp_path):
     return write
 
 
-def test_nothing_said_means_the_defaults(tmp_path, monkeypatch):
+def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
     """Without file, variables and options the settings are the defaults, with absolute paths."""
     monkeypatch.chdir(tmp_path)
     assert schema.load(None, {}) == schema.Config(work_dir=tmp_path / "evalspan-work")
 
 
 def test_command_line_over_environment_over_file(toml):
-    """The nearer to the person, the stronger; None on the command line says nothing."""
+    """The command line wins over the environment, and that over the file; None sets nothing."""
     path = toml('[cluster]\npartition = "file"\naccount = "file"\nqos = "file"\n')
     environ = {"EVALSPAN_CLUSTER_ACCOUNT": "env", "EVALSPAN_CLUSTER_QOS": "env"}
     got = schema.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
@@ -36,7 +36,7 @@ def test_command_line_over_environment_over_file(toml):
 
 
 def test_search_order(tmp_path, monkeypatch):
-    """--config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml: the first that is there."""
+    """--config, $EVALSPAN_CONFIG, ./evalspan.toml, ~/.config/evalspan.toml: first found."""
     home, here = tmp_path / "home", tmp_path / "here"
     (home / ".config").mkdir(parents=True)
     here.mkdir()
@@ -57,7 +57,7 @@ def test_search_order(tmp_path, monkeypatch):
 
 
 def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
-    """A config can be used from any folder; what the command line names is relative to where one stands."""
+    """A config works from any folder; paths on the command line are relative to the current one."""
     other = tmp_path / "other"
     other.mkdir()
     path = toml('work_dir = "w"\n[watch]\nfolders = ["a", "/b", "~/c"]\n[redis]\npassword_file = "p"\n')
@@ -91,7 +91,7 @@ def test_a_wrong_file_is_refused_with_its_line(toml, text, says):
 
 
 def test_a_wrong_variable_or_option_is_named():
-    """The complaint names where the value came from, not the file."""
+    """The message names the variable or option, not the file."""
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_NICE: "):
         schema.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
     with pytest.raises(OperatorError, match=r"^--slots: "):
@@ -140,13 +140,13 @@ def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, tex
 
 
 def test_the_written_file_changes_nothing(toml):
-    """As written, for a local site, it equals the defaults; the work folder is then where one stands."""
+    """As written for a local site it equals the defaults, with the current folder as work."""
     path = toml(template.default_text(template.SiteProbe()))
     assert schema.load(path, {}) == schema.Config(work_dir=Path.cwd() / "evalspan-work")
 
 
 def test_the_written_file_is_the_whole_reference(toml):
-    """With every comment taken off it is a valid file that names every setting; what is no example is the default."""
+    """With all comments taken off it is valid, names every setting and has the defaults."""
     text = template.default_text(template.SiteProbe())
     bare = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text)
     got = schema.load(toml(bare), {})
@@ -193,7 +193,7 @@ def test_init_never_overwrites(tmp_path):
 
 
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
-    """A short one as well: the holder of weights is not told that a living coordinator is gone."""
+    """A short one as well, so that a holder never takes a living coordinator for dead."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
     short = toml("[stage]\nlease_seconds = 6\n")
     assert wiring.coordinator_of(wiring.load(short, {})).pace.lease == 1.0

@@ -69,7 +69,7 @@ def test_a_wrong_suite_names_line_and_key(suite_file, text, says):
 
 
 def test_an_unknown_suite_names_the_nearest():
-    """A slip of the pen is answered with the name that was meant."""
+    """A typing error is answered with the nearest name."""
     with pytest.raises(OperatorError, match=r"no suite named 'quikstart' \(nearest: quickstart\)"):
         suites.load_suite("quikstart")
     with pytest.raises(OperatorError, match=r"no suite file \./none\.toml"):
@@ -77,7 +77,7 @@ def test_an_unknown_suite_names_the_nearest():
 
 
 def test_quickstart_data_are_small_excerpts_with_their_notices():
-    """At most 200 rows of a set; every limit is within the rows; each set's licence text is shipped beside it."""
+    """At most 200 rows of a set, limits within the rows, and each set's licence text."""
     suite = suites.load_suite("quickstart")
     folder = Path(suite.include_path[0])
     notice = (folder / "NOTICE").read_text()

@@ -53,7 +53,7 @@ def test_every_key_is_found_on_its_line(tables):
 
 
 def test_arrays_of_tables_quotes_and_dots_are_counted():
-    """Elements of an array of tables are numbered; quoted and dotted keys are taken apart as TOML does."""
+    """Elements of an array of tables are numbered; quoted and dotted keys are split as in TOML."""
     text = (
         '[[task]]\nname = "a"\n[task.gen_kwargs]\nx = 1\n[[task]]\n"na.me" = 1\ny.z = 2\n[a."b.c"]\nd = 1\n'
     )
@@ -87,7 +87,7 @@ def _error(text):
 
 
 def test_a_wrong_key_names_line_table_and_nearest_key():
-    """An unknown key is refused by name, with what was probably meant."""
+    """An unknown key is refused by name, with the nearest known one."""
     assert _error("[inner]\n\ncoutn = 2\n") == "at 3: [inner] has no key 'coutn'; did you mean 'count'?"
     assert "[[items]] 2 has no key 'zzz'; it may have: count, ratio" in _error(
         "[[items]]\n[[items]]\nzzz = 1\n"
@@ -102,7 +102,7 @@ def test_a_wrong_type_names_line_and_value():
 
 
 def test_whole_numbers_are_fine_where_a_fraction_is_wanted():
-    """`ratio = 2` is 2.0: TOML's two kinds of number are a trap that nobody should fall into."""
+    """`ratio = 2` is 2.0, although TOML has two kinds of number."""
     assert toml.check(_Outer, {"inner": {"ratio": 2}}, str).inner.ratio == 2.0
 
 

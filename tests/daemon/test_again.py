@@ -14,7 +14,7 @@ from world_parts import record
 from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
 from coordinator.config.schema import Config, WatchConfig
-from coordinator.evaluation.state import EntryState, State
+from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
 from coordinator.runtime import service, wiring
@@ -81,11 +81,11 @@ def test_what_was_cancelled_is_taken_up_again_by_a_submission_and_by_no_notice(
     else:
         ears.coordinator.cancel(name, reason)
     until(ears, lambda: running.state.ended_at is not None)
-    assert reason in running.state.cancelled
+    assert reason in running.state.ending.cancelled
     ears.coordinator.forget_ended()
     announce(ears, old)
     ears.tick()
-    assert ears.coordinator.running[name].state.cancelled
+    assert ears.coordinator.running[name].state.ending.cancelled
     ears.coordinator.forget_ended()
     again = submit(old, "--priority", "2")
     assert again["what"] == "taken-up-again"
@@ -93,7 +93,7 @@ def test_what_was_cancelled_is_taken_up_again_by_a_submission_and_by_no_notice(
     for _ in range(3):
         ears.tick()
     state = ears.coordinator.running[name].state
-    assert not state.cancelled
+    assert not state.ending.cancelled
     assert state.ended_at is None
     assert state.record.priority == 2
 
@@ -103,7 +103,8 @@ def test_of_what_is_scored_nothing_is_done_again(alive: bool) -> None:
     """Whatever asks for it, and each says so."""
     rec = record(2)
     entries = [EntryState(index=i, name=t.name, status="scored") for i, t in enumerate(rec.suite.tasks)]
-    state = State(record=rec, entries=entries, batch_size=rec.suite.batch_size, ended_at=1.0)
+    state = State(record=rec, entries=entries, batch_size=rec.suite.batch_size)
+    state.ending.phase, state.ending.ended_at = Phase.ENDED, 1.0
     answer = submitted(state, 10)
     assert (answer.what, answer.announce, answer.again) == ("ended", False, False)
     for command in ("retry", "cancel"):

@@ -10,8 +10,9 @@ from world_parts import SITE, Faults, record
 
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 from coordinator.runtime.effects import Performer
 
 
@@ -21,11 +22,11 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     performer = Performer(
         site=SITE, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
     )
-    state, _ = machine.start(m.Accepted(at=0.0, record=record(1)))
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1)))
     job_id = cluster.submit(Job(name="es-x", argv=("true",), log="/dev/null"))
     cluster.advance()
     cluster.fail("cancel", ClusterError("away"), times=2)
-    assert performer.perform(state, m.CancelJob(job_id=job_id)) == []
+    assert performer.perform(state, do.CancelJob(job_id=job_id)) == []
     with pytest.raises(ClusterError):
         performer.cancel_again()
     assert cluster.member(job_id).phase != "ended"
@@ -40,7 +41,7 @@ def test_what_is_over_is_not_cancelled() -> None:
     world = World(1, Faults())
     world.run()
     before = replay(world.journal)
-    world.take([m.CancelAsked(at=world.now, reason="too late")])
+    world.take([ev.CancelAsked(at=world.now, reason="too late")])
     assert world.state == before
 
 
@@ -49,25 +50,25 @@ def test_a_job_that_was_never_asked_for_costs_no_try() -> None:
     do it eight times ends the evaluation, with its words."""
     world = World(1, Faults())
     world.called.clear()
-    builds = sorted(world.state.live)
+    builds = sorted(world.state.jobs.live)
     for _ in range(20):
         world.restart()
-        lost = [m.JobNotSubmitted(at=world.now, job=n, error="it is in no listing") for n in builds]
+        lost = [ev.JobNotSubmitted(at=world.now, job=n, error="it is in no listing") for n in builds]
         world.take(lost)
-    assert not world.state.fatal
+    assert not world.state.ending.reason
     for tried in range(8):
-        assert not world.state.fatal, tried
-        failed = m.JobNotSubmitted(at=world.now, job=builds[0], error="no route", maybe_done=True)
-        world.take([failed, m.JobNotSubmitted(at=world.now, job=builds[0], error="no route")])
-    assert "could not be submitted 8 times: no route" in world.state.fatal
+        assert not world.state.ending.reason, tried
+        failed = ev.JobNotSubmitted(at=world.now, job=builds[0], error="no route", maybe_done=True)
+        world.take([failed, ev.JobNotSubmitted(at=world.now, job=builds[0], error="no route")])
+    assert "could not be submitted 8 times: no route" in world.state.ending.reason
 
 
 def test_a_node_that_is_offered_after_its_weights_were_evicted_is_known_by_its_gpus() -> None:
     """Staged ahead it had no GPUs to tell of; what runs there is learnt under their name."""
     world = World(1, Faults())
-    world.take([m.MemoryOffered(at=1.0, nodes=("n9",))])
-    world.take([m.NodeWithdrawn(at=2.0, node="n9", reason="its memory is needed")])
-    offer = m.Offer(node="n9", gpus=2, memory_mb=512_000, gpu_type="h100")
-    world.take([m.NodesOffered(at=3.0, offers=(offer,))])
-    node = world.state.nodes["n9"]
+    world.take([ev.MemoryOffered(at=1.0, nodes=("n9",))])
+    world.take([ev.NodeWithdrawn(at=2.0, node="n9", reason="its memory is needed")])
+    offer = ev.Offer(node="n9", gpus=2, memory_mb=512_000, gpu_type="h100")
+    world.take([ev.NodesOffered(at=3.0, offers=(offer,))])
+    node = world.state.nodes.by_name["n9"]
     assert (node.gpu_type, node.memory_mb, node.lanes) == ("h100", 512_000, 2)

@@ -76,13 +76,13 @@ def test_a_fault_in_an_evaluations_turn_sets_it_aside_and_its_journal_brings_it_
     pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the fault: the other goes on, the traceback is told once, jobs go on, and `status` says why."""
-    pair.running[BAD].state.live = None  # type: ignore[assignment]
+    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
     pair.tick()
     assert list(pair.running) == [GOOD]
     assert caplog.text.count("Traceback") == 1
     assert jobs_of(cluster, BAD)
     assert pair.busy
-    assert shown(pair)[BAD]["stage"] == "set aside"
+    assert shown(pair)[BAD]["stage"] == "parked"
     assert str(shown(pair)[BAD]["fault"]).startswith("TypeError: ")
     assert shown(pair)[GOOD]["fault"] is None
     for _ in range(20):  # it does not spin
@@ -101,7 +101,7 @@ def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
     journal = pair.running[BAD].paths.journal
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"kind": "of-another-version"}\n')
-    pair.running[BAD].state.live = None  # type: ignore[assignment]
+    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
     pair.tick()
     for _ in parked.FAULT_SECONDS:
         assert set_aside(pair).standing == "faulty"
@@ -150,7 +150,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     later = coordinator_on(work, cluster)
     with later.in_charge():
         later.resume_all()
-        assert later.running[BAD].state.cancelled == "enough", "who was cancelled stays cancelled"
+        assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
     later.keeper.stop()
 
 
@@ -202,7 +202,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
             return ended is not None and ended.state.ended_at is not None
 
         until(coordinator, over)
-        assert coordinator.running[GOOD].state.cancelled == "asked"
+        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
         assert json.loads(coordinator.running[GOOD].paths.results.read_text())["failed"]
         until(
             coordinator,
@@ -238,7 +238,7 @@ def test_while_set_aside_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
         until(coordinator, lambda: GOOD in coordinator.running)
         service._looked_at = 0.0
         service.tick()
-        assert coordinator.running[GOOD].state.cancelled == "asked"
+        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
     coordinator.keeper.stop()
 
 
@@ -306,4 +306,4 @@ def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(
     assert "x.built.json is no outcome of this version" in caplog.text
     assert set(pair.running) == {GOOD, BAD}
     pair.running.pop(BAD).journal.close()
-    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.live
+    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.jobs.live

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from world import World
 from world_parts import SITE, Faults
 
-from coordinator.evaluation import facts, machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import shards
+from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
 from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import Failed, ShardResponses
@@ -41,18 +43,19 @@ def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed: i
     """Told before the failed score: the entry is open again, its shard queued once; then everything is scored."""
     world, index = scoring(seed)
     entry = world.state.entries[index]
-    leaf = world.state.leaves[next(iter(entry.sets))]
+    leaf = world.state.shards.leaves[next(iter(entry.sets))]
     shard = leaf.planned.shards[0]
-    metric = next(n for n in world.state.outstanding if world.state.metrics[n].entry == index)
-    actions = machine.step(world.state, SITE, m.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
-    world.journal.append(m.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
+    metric = next(n for n in world.state.scoring.outstanding if world.state.scoring.metrics[n].entry == index)
+    event = ev.ShardCorrupted(at=world.now, shard=shard, error="checksum")
+    actions = machine.step(world.state, SITE, event).actions
+    world.journal.append(ev.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
     validate(world.state)
     assert entry.status == "built"
-    assert [a for a in actions if isinstance(a, m.QueueShards)]
+    assert [a for a in actions if isinstance(a, do.QueueShards)]
     world.perform(actions)
     world.rq.discard(metric)
     failed = Failed(name=metric, job="score", blame="bug", error="x does not match", entry=index)
-    world.take([m.OutcomeSeen(at=world.now, outcome=failed)])
+    world.take([ev.OutcomeSeen(at=world.now, outcome=failed)])
     assert entry.status == "built", "not scored before the shard is there again"
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
@@ -63,8 +66,8 @@ def test_corruption_of_what_is_scored_already_changes_nothing() -> None:
     world, index = scoring(7)
     while world.state.entries[index].status != "scored":
         world.tick()
-    leaf = world.state.leaves[next(iter(world.state.entries[index].sets))]
-    world.take([m.ShardCorrupted(at=world.now, shard=leaf.planned.shards[0], error="late")])
+    leaf = world.state.shards.leaves[next(iter(world.state.entries[index].sets))]
+    world.take([ev.ShardCorrupted(at=world.now, shard=leaf.planned.shards[0], error="late")])
     assert world.state.entries[index].status == "scored"
     assert leaf.todo == 0
 
@@ -73,7 +76,7 @@ def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) 
     """One byte flipped, another file gone: both shards are named, and none of those that can be read."""
     world, index = scoring(3)
     state = world.state
-    shards = [s for t in state.entries[index].sets for s in state.leaves[t].planned.shards]
+    shards = [s for t in state.entries[index].sets for s in state.shards.leaves[t].planned.shards]
     running = Running.__new__(Running)
     running.state, running.paths = state, EvaluationPaths(tmp_path)
     for number, shard in enumerate(shards):
@@ -81,10 +84,10 @@ def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) 
             task="t", key="k", shard=shard, trial="x", started_at=0, seconds=1, responses=((0, [-1.5, True]),)
         )
         with FrameWriter(running.paths.response_file(f"trial-{number}")) as file:
-            state.shards[shard].frame = file.append(record)
-    metric = next(n for n in state.outstanding if state.metrics[n].entry == index)
+            state.shards.by_name[shard].frame = file.append(record)
+    metric = next(n for n in state.scoring.outstanding if state.scoring.metrics[n].entry == index)
     failed = Failed(name=metric, job="score", blame="bug", error="?", entry=index)
-    seen = [m.OutcomeSeen(at=5.0, outcome=failed)]
+    seen = [ev.OutcomeSeen(at=5.0, outcome=failed)]
     assert running._corrupted(seen, 5.0) == []
     first = running.paths.response_file("trial-0")
     data = bytearray(first.read_bytes())
@@ -92,9 +95,9 @@ def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) 
     first.write_bytes(data)
     running.paths.response_file(f"trial-{len(shards) - 1}").unlink()
     events = running._corrupted(seen, 5.0)
-    assert {e.shard for e in events if isinstance(e, m.ShardCorrupted)} == {shards[0], shards[-1]}
+    assert {e.shard for e in events if isinstance(e, ev.ShardCorrupted)} == {shards[0], shards[-1]}
     assert (
-        running._corrupted([m.OutcomeSeen(at=5.0, outcome=failed.model_copy(update={"name": "?"}))], 5.0)
+        running._corrupted([ev.OutcomeSeen(at=5.0, outcome=failed.model_copy(update={"name": "?"}))], 5.0)
         == []
     )
 
@@ -103,9 +106,9 @@ def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path)
     """Both trials dumped it before anybody looked: the journal tells of the shard once."""
     world, index = scoring(3)
     state = world.state
-    leaf = state.leaves[next(iter(state.entries[index].sets))]
+    leaf = state.shards.leaves[next(iter(state.entries[index].sets))]
     shard = leaf.planned.shards[0]
-    state.shards[shard].frame = None
+    state.shards.by_name[shard].frame = None
     running = Running.__new__(Running)
     running.state, running.paths, running.snapshot = state, EvaluationPaths(tmp_path), None
     running._consumed, running._paces, running._scanned_at = {}, {}, 0.0
@@ -122,7 +125,7 @@ def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path)
         with FrameWriter(running.paths.response_file(trial)) as file:
             file.append(copy)
     (told,) = running._new_shards(5.0, thorough=True)
-    assert isinstance(told, m.ShardsDumped)
+    assert isinstance(told, ev.ShardsDumped)
     assert [name for name, _ in told.shards] == [shard]
     assert running._new_shards(6.0, thorough=True) == []
 
@@ -132,27 +135,29 @@ def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(
     world, index = scoring(3)
     state = world.state
     entry = state.entries[index]
-    shard = state.leaves[next(iter(entry.sets))].planned.shards[0]
-    frame = state.shards[shard].frame
+    shard = state.shards.leaves[next(iter(entry.sets))].planned.shards[0]
+    frame = state.shards.by_name[shard].frame
     running = Running.__new__(Running)
     running.state, running.paths = state, EvaluationPaths(tmp_path)
     for run in range(1, 4):
         body = [b"no zlib", zlib.compress(b'[[0,"\xff"]]'), zlib.compress(b"[" * 50_000)][run - 1]
-        state.shards[shard].frame = hostile(running.paths.response_file("x"), shard, body)
+        state.shards.by_name[shard].frame = hostile(running.paths.response_file("x"), shard, body)
         failed = Failed(name="gone", job="score", blame="retry", error="?", entry=index)
-        state.metrics["gone"] = next(m for m in state.metrics.values() if m.entry == index)
-        state.outstanding.add("gone")
-        told = running._corrupted([m.OutcomeSeen(at=5.0, outcome=failed)], 5.0)
-        state.outstanding.discard("gone")
-        del state.metrics["gone"]
-        (event,) = [e for e in told if isinstance(e, m.ShardCorrupted) and e.shard == shard]
+        state.scoring.metrics["gone"] = next(m for m in state.scoring.metrics.values() if m.entry == index)
+        state.scoring.outstanding.add("gone")
+        told = running._corrupted([ev.OutcomeSeen(at=5.0, outcome=failed)], 5.0)
+        state.scoring.outstanding.discard("gone")
+        del state.scoring.metrics["gone"]
+        (event,) = [e for e in told if isinstance(e, ev.ShardCorrupted) and e.shard == shard]
         machine.step(state, SITE, event)
         assert (entry.status == "failed") is (run == 3)
         if run < 3:
-            assert state.shards[shard].frame is None
-            facts.count_shard_done(state, shard, frame)
+            assert state.shards.by_name[shard].frame is None
+            shards.dumped(state, ev.ShardsDumped(at=world.now, shards=((shard, frame),)))
     assert "was run 3 times and left no record that can be read; the last: x.frames" in entry.error
-    assert state.todo == sum(1 for s in state.shards.values() if s.frame is None and not s.quarantined)
+    assert state.shards.todo == sum(
+        1 for s in state.shards.by_name.values() if s.frame is None and not s.quarantined
+    )
 
 
 def hostile(path: Path, shard: str, body: bytes) -> FrameRef:
@@ -179,16 +184,18 @@ def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task() ->
     world, index = scoring(5)
     state = world.state
     entry = state.entries[index]
-    shard = state.leaves[next(iter(entry.sets))].planned.shards[0]
-    machine.step(state, SITE, m.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
+    shard = state.shards.leaves[next(iter(entry.sets))].planned.shards[0]
+    machine.step(state, SITE, ev.ShardCorrupted(at=world.now, shard=shard, error="checksum"))
     for _ in range(8):
-        machine.step(state, SITE, m.ShardsStray(at=world.now, shards=(shard,)))
+        machine.step(state, SITE, ev.ShardsStray(at=world.now, shards=(shard,)))
     assert entry.status == "built"
     for _ in range(2):
-        actions = machine.step(state, SITE, m.ShardsStray(at=world.now, shards=(shard,), again=(shard,)))
+        actions = machine.step(
+            state, SITE, ev.ShardsStray(at=world.now, shards=(shard,), again=(shard,))
+        ).actions
     assert entry.status == "failed"
     assert "response files hold no record of it" in entry.error
-    assert not [a for a in actions if isinstance(a, m.QueueShards)]
+    assert not [a for a in actions if isinstance(a, do.QueueShards)]
     validate(state)
 
 

@@ -10,8 +10,8 @@ from coordinator.allocation.allocate import Limits
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.specs import Site
 from coordinator.intake.lm_eval_version import own_version
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -50,10 +50,10 @@ def test_an_evaluation_grows_on_its_own_node(tmp_path: Path) -> None:
     coordinator = coordinator_on(tmp_path, cluster)
     running = coordinator.accept(record())
     coordinator.tick()
-    assert running.state.nodes["n1"].lanes == 1
+    assert running.state.nodes.by_name["n1"].lanes == 1
     cluster.end(busy)
     coordinator.tick()
-    assert running.state.nodes["n1"].lanes == 8
+    assert running.state.nodes.by_name["n1"].lanes == 8
     assert sum(j.purpose == "stage" for j in cluster.submitted) == 1
 
 
@@ -64,11 +64,11 @@ def test_a_promised_gpu_is_not_promised_again(tmp_path: Path) -> None:
     first, second = (coordinator.accept(another(record(), n)) for n in (1, 2))
     for _ in range(3):
         coordinator.tick()
-    assert first.state.nodes["n1"].lanes == 4
-    assert not any(n.lanes for n in second.state.nodes.values())
+    assert first.state.nodes.by_name["n1"].lanes == 4
+    assert not any(n.lanes for n in second.state.nodes.by_name.values())
     coordinator.cancel(first.state.evaluation_id, "enough")
     coordinator.tick()
-    assert second.state.nodes["n1"].lanes == 4
+    assert second.state.nodes.by_name["n1"].lanes == 4
 
 
 class _LateRedis(_NoRedis):
@@ -99,7 +99,7 @@ def test_jobs_that_go_together_are_cancelled_by_one_command(tmp_path: Path) -> N
     coordinator = coordinator_on(tmp_path, cluster)
     running = coordinator.accept(record(entries=4))
     coordinator.tick()
-    builds = [running.state.jobs[j.name].job_id for j in cluster.submitted if j.purpose == "build"]
+    builds = [running.state.jobs.by_name[j.name].job_id for j in cluster.submitted if j.purpose == "build"]
     assert len(builds) > 1
     cluster.fail("cancel", ClusterError("away"), times=1)
     coordinator.cancel(running.state.evaluation_id, "enough")

@@ -35,7 +35,7 @@ def test_scores_are_written_whatever_report_and_priors_find(
     world, paths = ended
     names = {e.name for e in world.state.entries}
     paths.responses.mkdir()
-    for file in {s.frame.file for s in world.state.shards.values() if s.frame is not None}:
+    for file in {s.frame.file for s in world.state.shards.by_name.values() if s.frame is not None}:
         (paths.responses / file).write_bytes(b"")
     (tmp_path / "folder").mkdir()
     finalize.write_results(world.state, paths, {}, tmp_path / "folder")
@@ -55,7 +55,8 @@ def test_what_the_priors_cannot_read_is_a_warning(
     report = finalize.try_report(world.state, paths)
     assert report is not None
     spans = [
-        finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0) for name in world.state.shards
+        finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0)
+        for name in world.state.shards.by_name
     ]
     finalize.teach(world.state, report.model_copy(update={"shards": tuple(spans)}), tmp_path / "o.jsonl")
     assert "the priors learn nothing of it: the request set of" in caplog.text

@@ -113,14 +113,14 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
 ) -> None:
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
-    make = service.intake.make_record
+    make = service.validate.make_record
 
     def faulty(checkpoint: str, *args: object, **more: object) -> object:
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a rule of ours")
         return make(checkpoint, *args, **more)
 
-    monkeypatch.setattr(service.intake, "make_record", faulty)
+    monkeypatch.setattr(service.validate, "make_record", faulty)
     for name in ("bad", "good"):
         announce(ears, small(tmp_path / name))
     ears.tick()
@@ -274,7 +274,7 @@ def test_a_command_that_raises_hides_no_other(tmp_path: Path, caplog: pytest.Log
     leave_command(ears.paths, Command(command="cancel", evaluation_id=running.state.evaluation_id))
     with caplog.at_level(logging.WARNING):
         ears.tick()
-    assert running.state.cancelled
+    assert running.state.ending.cancelled
     assert not list((ears.paths.spool / "commands").iterdir())
     assert caplog.text.count("is passed over") == 3
 
@@ -315,5 +315,5 @@ def test_a_damaged_journal_costs_no_other_evaluation(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["status", "--json", "--work-dir", str(tmp_path)])
     rows = {row["evaluation_id"]: row for row in json.loads(told.stdout)["evaluations"]}
     assert rows["e1-suite-00000001"]["stage"] == "cancelled"
-    assert rows["e2-suite-00000002"]["stage"] == "set aside"
+    assert rows["e2-suite-00000002"]["stage"] == "parked"
     assert f"{journal}:1" in rows["e2-suite-00000002"]["fault"]

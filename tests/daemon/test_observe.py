@@ -11,8 +11,9 @@ from world import World
 from world_parts import SITE, Faults, record
 
 from coordinator.cluster import JobState
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
@@ -22,10 +23,10 @@ GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcom
 
 def fresh() -> tuple[State, str]:
     """An evaluation with one build job submitted as 100, seen at 0; and that job's name."""
-    state, _ = machine.start(m.Accepted(at=0.0, record=record(1)))
-    event = m.RequestSetsFound(at=0.0, sets={}, folders={0: "/s"}, batch_size=8)
-    (submit,) = (a for a in machine.step(state, SITE, event) if isinstance(a, m.SubmitJob))
-    machine.step(state, SITE, m.JobSubmitted(at=0.0, job=submit.job.name, job_id="100"))
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1)))
+    event = ev.RequestSetsFound(at=0.0, sets={}, folders={0: "/s"}, batch_size=8)
+    (submit,) = (a for a in machine.step(state, SITE, event).actions if isinstance(a, do.SubmitJob))
+    machine.step(state, SITE, ev.JobSubmitted(at=0.0, job=submit.job.name, job_id="100"))
     return state, submit.job.name
 
 
@@ -33,7 +34,7 @@ def row(name: str, **more: Any) -> JobState:
     return JobState(**{"job_id": "100", "name": name, "index": 0, "phase": "running", "state": "R", **more})
 
 
-def kinds(events: list[m.AnyEvent]) -> list[str]:
+def kinds(events: list[ev.AnyEvent]) -> list[str]:
     return [e.kind for e in events]
 
 
@@ -44,7 +45,7 @@ def test_a_job_is_lost_only_after_two_good_listings_and_the_grace_time() -> None
     assert detect.job_events(state, [], seen, GRACE, 100.0) == ([], [])
     assert detect.job_events(state, [], seen, GRACE, 101.0) == ([], [])
     events, _ = detect.job_events(state, [], seen, GRACE, 131.0)
-    assert [(e.kind, e.lost) for e in events if isinstance(e, m.JobEnded)] == [("job-ended", True)]
+    assert [(e.kind, e.lost) for e in events if isinstance(e, ev.JobEnded)] == [("job-ended", True)]
 
 
 def test_one_listing_late_is_no_loss() -> None:
@@ -88,7 +89,7 @@ def test_the_later_twin_of_a_job_goes() -> None:
 
 def uncertain() -> tuple[State, str]:
     state, name = fresh()
-    state.jobs[name].phase, state.jobs[name].job_id = "uncertain", ""
+    state.jobs.by_name[name].phase, state.jobs.by_name[name].job_id = "uncertain", ""
     return state, name
 
 
@@ -106,10 +107,10 @@ def test_a_submission_that_no_listing_shows_is_made_again_after_the_grace() -> N
     seen = detect.Sightings()
     assert detect.job_events(state, [], seen, GRACE, 5.0) == ([], [])
     events, _ = detect.job_events(state, [], seen, GRACE, 16.0)
-    assert [(e.kind, e.maybe_done) for e in events if isinstance(e, m.JobNotSubmitted)] == [
+    assert [(e.kind, e.maybe_done) for e in events if isinstance(e, ev.JobNotSubmitted)] == [
         ("job-not-submitted", False)
     ]
-    (again,) = (a for a in machine.step(state, SITE, events[0]) if isinstance(a, m.SubmitJob))
+    (again,) = (a for a in machine.step(state, SITE, events[0]).actions if isinstance(a, do.SubmitJob))
     assert again.job.name == name
 
 
@@ -154,19 +155,21 @@ def test_only_a_trial_without_progress_is_hung_and_it_is_told_until_it_is_gone()
     world = running_world()
     state = world.state
     seen = detect.Sightings()
-    trials = [t for t, (job, i) in state.live_trials.items() if state.jobs[job].members[i] == "running"]
+    trials = [
+        n for n, t in state.trials.live.items() if state.jobs.by_name[t.job].members[t.member] == "running"
+    ]
     assert trials
     stamps = dict.fromkeys(trials, (1.0, "s"))  # of a clock that is far from ours
     assert detect.hung_trials(state, stamps, seen, GRACE, world.now) == []
     late = world.now + 150.0
     one = {**dict.fromkeys(trials, (2.0, "s")), trials[0]: (1.0, "shard")}
     (event,) = detect.hung_trials(state, one, seen, GRACE, late)
-    assert isinstance(event, m.TrialHung)
+    assert isinstance(event, ev.TrialHung)
     assert (event.trial, event.shard) == (trials[0], "shard")
     assert detect.hung_trials(state, one, seen, GRACE, late + 10) == []
     still = {**dict.fromkeys(trials, (3.0, "s")), trials[0]: one[trials[0]]}
     (event,) = detect.hung_trials(state, still, seen, GRACE, late + 61)
-    assert isinstance(event, m.TrialHung)
+    assert isinstance(event, ev.TrialHung)
     assert (event.trial, event.shard) == (trials[0], None), "cancelled again, its shard not blamed again"
 
 
@@ -175,7 +178,7 @@ def test_no_news_of_trials_is_not_their_silence() -> None:
     world = running_world()
     state, at = world.state, world.now
     seen = detect.Sightings()
-    beats = dict.fromkeys(state.live_trials, (at, "s"))
+    beats = dict.fromkeys(state.trials.live, (at, "s"))
     assert detect.hung_trials(state, beats, seen, GRACE, at) == []
     assert detect.hung_trials(state, None, seen, GRACE, at + 1000) == []
     assert detect.hung_trials(state, beats, seen, GRACE, at + 1001) == []
@@ -187,7 +190,7 @@ def test_stray_shards_are_those_that_lie_nowhere(seed: int) -> None:
     """Queued, claimed by the living, or done: not stray. All the others are, also those a dead trial had claimed."""
     world = running_world(seed)
     state = world.state
-    todo = {n for n, s in state.shards.items() if s.frame is None}
+    todo = {n for n, s in state.shards.by_name.items() if s.frame is None}
     assert set(detect.stray_shards(state, todo, {})) == set()
     assert set(detect.stray_shards(state, (), {})) == todo
     held = dict(world.claims)
@@ -198,19 +201,19 @@ def test_stray_shards_are_those_that_lie_nowhere(seed: int) -> None:
 def test_metric_jobs_are_lost_only_after_a_while() -> None:
     """RQ may not show at once what was just enqueued."""
     world = World(1, Faults())
-    while not world.state.outstanding:
+    while not world.state.scoring.outstanding:
         world.tick()
-    state, name = world.state, min(world.state.outstanding)
-    at = state.metrics[name].enqueued_at
+    state, name = world.state, min(world.state.scoring.outstanding)
+    at = state.scoring.metrics[name].enqueued_at
     assert detect.missing_metrics(state, [], 5.0, at + 4.0) == []
     missing = detect.missing_metrics(state, [], 5.0, at + 6.0)
     assert name in missing
-    assert detect.missing_metrics(state, sorted(state.outstanding), 5.0, at + 600.0) == []
-    assert detect.metric_events(missing, {}, at) == [m.MetricJobsLost(at=at, jobs=tuple(missing))]
+    assert detect.missing_metrics(state, sorted(state.scoring.outstanding), 5.0, at + 600.0) == []
+    assert detect.metric_events(missing, {}, at) == [ev.MetricJobsLost(at=at, jobs=tuple(missing))]
     assert detect.metric_events(missing, dict.fromkeys(missing, "x"), at) == [
-        m.MetricJobsDied(at=at, jobs=dict.fromkeys(missing, "x"))
+        ev.MetricJobsDied(at=at, jobs=dict.fromkeys(missing, "x"))
     ]
-    state.metrics[name].losses = 3
+    state.scoring.metrics[name].losses = 3
     assert name not in detect.missing_metrics(state, [], 5.0, at + 39.0)
     assert name in detect.missing_metrics(state, [], 5.0, at + 41.0)
 

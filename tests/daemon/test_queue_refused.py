@@ -13,7 +13,7 @@ from world import World
 from world_parts import Faults
 
 from coordinator.cluster.fake import FakeCluster
-from coordinator.evaluation.specs import Site
+from coordinator.evaluation.job_specs import Site
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import Journal, read_events
@@ -53,7 +53,7 @@ def _answers(client: redis.Redis) -> bool:
 def _running(tmp_path: Path) -> Running:
     """An evaluation with shards to do, on the server of the work folder `tmp_path`."""
     world = World(3, Faults())
-    while not world.state.todo:
+    while not world.state.shards.todo:
         world.tick()
     work = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
     performer = Performer(
@@ -86,7 +86,7 @@ def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_d
         now += 1.0
         running._look_at_queue(now)
     assert running.snapshot is not None
-    assert running.snapshot.unclaimed == state.todo
+    assert running.snapshot.unclaimed == state.shards.todo
     assert told() == ["queue-lost"]
     server.delete(f"evalspan:{{{state.evaluation_id}}}:where")
     server.config_set("maxmemory", "1")
@@ -98,7 +98,7 @@ def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_d
     server.config_set("maxmemory", "0")
     running._audit(now)
     assert set(running.performer.queue(state.evaluation_id).unclaimed()) == {
-        name for name, shard in state.shards.items() if shard.frame is None
+        name for name, shard in state.shards.by_name.items() if shard.frame is None
     }
     assert told() == ["queue-lost", "shards-stray"]
 
@@ -110,13 +110,13 @@ def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redi
     running = _running(tmp_path)
     state, now = running.state, 1e6
     queue = running.performer.queue(state.evaluation_id)
-    shard = next(name for name, found in state.shards.items() if found.frame is None)
+    shard = next(name for name, found in state.shards.by_name.items() if found.frame is None)
     held = []
     for _ in range(6):
         held.append(queue.heartbeat("dead", phase="infer", shard=shard))
         running._look_at_queue(now)
         running._audit(now)
         now += 20.0
-    assert state.shards[shard].unread == 0
+    assert state.shards.by_name[shard].unread == 0
     assert held == [True, True, False, False, False, False], "once more while the queue is filled"
     assert shard in queue.unclaimed()

@@ -86,21 +86,21 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
     coordinator.release(("n1",), now + 60)
     coordinator.tick()
-    assert running.state.nodes["n1"].status == "withdrawn"
+    assert running.state.nodes.by_name["n1"].status == "withdrawn"
     assert not [j for j in cluster.jobs() if j.name == holder.name and j.phase != "ended"]
     coordinator = coordinator_on(tmp_path, cluster)
     running = coordinator.accept(record())
     now += 59
     coordinator.tick()
-    assert running.state.nodes["n1"].status == "withdrawn"
+    assert running.state.nodes.by_name["n1"].status == "withdrawn"
     now += 2
     coordinator.tick()
-    assert running.state.nodes["n1"].status == "staging"
+    assert running.state.nodes.by_name["n1"].status == "staging"
     coordinator.release(("n1",), now + 60)
     coordinator.tick()
     coordinator.release(("n1",), now)
     coordinator.tick()
-    assert running.state.nodes["n1"].status == "staging"
+    assert running.state.nodes.by_name["n1"].status == "staging"
 
 
 def test_what_is_set_aside_or_tried_again_is_given_back_too(
@@ -110,8 +110,8 @@ def test_what_is_set_aside_or_tried_again_is_given_back_too(
     now = 1000.0
     monkeypatch.setattr(clock, "now", lambda: now)
     cluster, coordinator, running = staging(tmp_path)
-    node = running.state.nodes["n1"]
-    node.status, node.aside_until = "aside", now + 5
+    node = running.state.nodes.by_name["n1"]
+    node.status, node.back_off_until = "back-off", now + 5
     coordinator.release(("n1",), now + 600)
     assert node.status == "withdrawn"
     now += 10

@@ -6,8 +6,9 @@ import pytest
 from world import World, replay
 from world_parts import SITE, Faults
 
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -20,11 +21,11 @@ def test_after_any_event_a_restart_repeats_what_ends_jobs(seed: int) -> None:
         state = replay(world.journal[:end])
         released = {i.job.name for i in state.live_jobs("stage") if i.released_at is not None}
         over = all(e.terminal for e in state.entries) and state.ended_at is None
-        actions = machine.step(state, SITE, m.Restarted(at=1e6))
-        told = {a.job for a in actions if isinstance(a, m.ReleaseHolder)}
+        actions = machine.step(state, SITE, ev.Restarted(at=1e6)).actions
+        told = {a.job for a in actions if isinstance(a, do.ReleasePrecursor)}
         assert released <= told, f"after event {end}"
         if over:
-            assert any(isinstance(a, m.StopWorkers) for a in actions), f"after event {end}"
+            assert any(isinstance(a, do.StopWorkers) for a in actions), f"after event {end}"
             assert told == {i.job.name for i in state.live_jobs("stage")}
         said += len(released)
     assert said, "no moment between a release and its end"

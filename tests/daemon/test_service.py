@@ -202,7 +202,7 @@ def test_a_node_that_is_asked_back_is_left_alone_by_the_next_daemon_too(
             assert wrong.returncode == 2
             assert "nearest: local" in wrong.stderr
             told = site.run(site.command("release", "--gpus", "1"))
-            assert told.stdout.startswith("local is asked back (2 GPUs of "), told.stderr
+            assert told.stdout.startswith("local is released (2 GPUs of "), told.stderr
             wait(lambda: "node-withdrawn" in kinds(site.root()), "it is given back", log)
         wait(lambda: not processes(site, "trial", "stage"), "its jobs are gone", log)
         process.send_signal(signal.SIGKILL)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import OperatorError
-from coordinator.evaluation.messages import CancelAsked, ResultsWritten
+from coordinator.evaluation.events import CancelAsked, ResultsWritten
 from coordinator.runtime import journal as store
 from coordinator.runtime.journal import Journal, UnreadableEventError, WorkLock, read_events
 

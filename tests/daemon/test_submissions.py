@@ -38,7 +38,7 @@ def test_a_slow_controller_is_asked_for_several_at_once(tmp_path: Path) -> None:
     coordinator.performer.at_once = 2
     running = coordinator.accept(record())
     coordinator.tick()
-    staged = [i for i in running.state.jobs.values() if i.job.purpose == "stage"]
+    staged = [i for i in running.state.jobs.by_name.values() if i.job.purpose == "stage"]
     assert len(staged) == 6
     ids = {m.job.name: m.job_id for m in cluster.members}
     assert {i.job.name: i.job_id for i in staged} == {n: j for n, j in ids.items() if "-stage-" in n}
@@ -52,7 +52,7 @@ def test_what_is_left_at_the_deadline_waits_for_its_turn(tmp_path: Path) -> None
     running = coordinator.accept(record())
     running.submit(time.monotonic() - 1.0)
     assert not cluster.submitted
-    found, unneeded = (running.state.jobs[n] for n in sorted(running.state.live))
+    found, unneeded = (running.state.jobs.by_name[n] for n in sorted(running.state.jobs.live))
     job_id = cluster.submit(found.job)
     found.phase, found.job_id = "submitted", job_id
     unneeded.released_at = 1.0

@@ -19,7 +19,7 @@ from coordinator.cli.evaluate import _record
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake.sources import Notice, spool, submit
-from coordinator.runtime import service
+from coordinator.runtime import service, wiring
 from coordinator.runtime.journal import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
@@ -65,7 +65,7 @@ def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
         assert f"it waits until one is started: `{wait}`" in text
         assert (f"{EVAL}, pid {os.getpid()} on " in text) == bool(holder)
     assert "daemon: not running" in told("status")
-    spool(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=float("inf")))
+    spool(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=4e9))
     shown = status()
     assert [(w["checkpoint"], w["suite"]) for w in shown["waiting"]] == [
         (str(place), SUITE),
@@ -111,7 +111,11 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(
     (tmp_path / "latest").symlink_to(place)
     option = [] if said is None else ["--step", str(said)]
     for path in (str(place), "latest"):
-        record = _record(Config(), path, SUITE, slots=None, shards=None, batch_size=None, step=said)
+        settings = Config(work_dir=tmp_path / "work")
+        performer = wiring.coordinator_of(settings).performer
+        record = _record(
+            performer, settings, path, SUITE, slots=None, shards=None, batch_size=None, step=said
+        )
         assert record.checkpoint.step == step
     told("submit", "latest", "--suite", SUITE, *option)
     ears = daemon(tmp_path / "work")

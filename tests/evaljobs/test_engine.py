@@ -1,4 +1,4 @@
-"""Laws of the seam to lm-eval's model classes, for a class that tokenises and batches by itself, as vLLM's does."""
+"""Laws of the seam to model classes that tokenise and batch by themselves, as vLLM's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lm_eval.api.model import TemplateLM
 
 
 class SelfBatching(TemplateLM):
-    """A class that adds up its own windows and keeps its batch size as lm-eval's vllm class does."""
+    """A class that sums its own windows and keeps its batch size as lm-eval's vllm class."""
 
     def __init__(self, batch_size: int | str = "auto") -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class SelfBatching(TemplateLM):
 
 
 def test_rolling_answers_of_an_engine_with_windows_of_its_own_are_scored(tmp_path: Path) -> None:
-    """Written to a response file and read back, each text's answer is the sum that the engine gave, an empty text's too."""
+    """Read back, each text's answer is the sum that the engine gave, an empty text's too."""
     texts = ["three", "", "a longer one"]
     pieces = [
         Piece(kind="loglikelihood_rolling", index=i, document=i, context=text) for i, text in enumerate(texts)

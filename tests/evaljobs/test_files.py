@@ -16,8 +16,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
-from evaljobs.contract.paths import shard_id
 from evaljobs.contract.specs import EntryManifest, FrameRef
 from evaljobs.contract.storage import (
     MAGIC,
@@ -43,7 +43,7 @@ def shard(number: int, answers: list[object] | None = None) -> ShardResponses:
     return ShardResponses(
         task="t",
         key="k",
-        shard=shard_id("t", number, number + 1),
+        shard=str(ShardId("t", number, number + 1)),
         trial="trial",
         started_at=1.5,
         seconds=0.25,
@@ -59,7 +59,7 @@ def write(path: Path, count: int) -> list[FrameRef]:
 @ON_DISK
 @given(answers=st.lists(ANSWERS, max_size=20))
 def test_a_record_reads_back_equal_to_the_last_digit(answers: list[object], tmp_path: Path) -> None:
-    """What was dumped is what is read, whatever the answers."""
+    """Every response read equals the one dumped."""
     with FrameWriter(tmp_path / "a.frames") as writer:
         reference = writer.append(shard(0, answers))
     assert read_frame(tmp_path, reference).responses == tuple(enumerate(answers))
@@ -77,7 +77,7 @@ def test_infinite_and_undefined_likelihoods_survive(tmp_path: Path) -> None:
 @ON_DISK
 @given(data=st.data())
 def test_a_torn_tail_hides_no_whole_record(data: st.DataObject, tmp_path: Path) -> None:
-    """Cut anywhere: every record before the cut is read, nothing after it is, and reading resumes where it stopped."""
+    """Cut anywhere: records before the cut are read, and reading resumes where it stopped."""
     path = tmp_path / "a.frames"
     path.unlink(missing_ok=True)
     references = write(path, 4)
@@ -96,7 +96,7 @@ def test_a_torn_tail_hides_no_whole_record(data: st.DataObject, tmp_path: Path) 
 @ON_DISK
 @given(data=st.data())
 def test_rot_costs_one_record_and_is_reported(data: st.DataObject, tmp_path: Path) -> None:
-    """One flipped bit in a record: it is refused by name or by place, all others are read."""
+    """One flipped bit: its record is refused and reported, all others are read."""
     path = tmp_path / "a.frames"
     path.unlink(missing_ok=True)
     references = write(path, 4)
@@ -114,7 +114,7 @@ def test_rot_costs_one_record_and_is_reported(data: st.DataObject, tmp_path: Pat
 
 
 def test_a_writer_goes_on_after_its_forerunners_torn_record(tmp_path: Path) -> None:
-    """A trial's file that ends in half a record takes further ones, and they are found."""
+    """A file that ends in half a record takes further ones, and readers find them."""
     path = tmp_path / "a.frames"
     first = write(path, 1)
     with path.open("ab") as file:
@@ -222,8 +222,8 @@ BODIES = st.one_of(
 def test_a_well_framed_record_of_any_content_is_answers_or_no_record(
     head: bytes, body: bytes, tmp_path: Path
 ) -> None:
-    """Whatever is behind right checksums: the walk goes on to the record after it, and a read gives answers that can
-    be written down, or FrameError.
+    """Any content behind right checksums: the walk goes on to the next record, and a read returns
+    answers or raises FrameError.
     """
     hostile, sound = framed(head, body), encode_frame(shard(1))
     (tmp_path / "a.frames").write_bytes(hostile + sound)
@@ -250,11 +250,11 @@ def test_any_bytes_and_any_reference_give_a_record_or_frame_error(
 
 
 def test_a_body_that_unpacks_without_end_is_no_record_and_takes_bounded_memory(tmp_path: Path) -> None:
-    """A bomb: refused, with little more memory than the most that a record may hold."""
+    """A zip bomb is refused with little more memory than the largest record."""
     script = """
 import resource, sys, zlib
 from pathlib import Path
-from evaljobs import files
+from evaljobs.contract import storage as files
 from evaljobs.contract.specs import FrameRef
 sys.path.insert(0, sys.argv[2])
 from test_files import framed, head_of

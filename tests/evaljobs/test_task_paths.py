@@ -1,4 +1,4 @@
-"""Laws of paths in a task's YAML: the same files from any current folder, and a plain refusal where there are none."""
+"""Laws of paths in a task's YAML: the same files from any folder, or a plain refusal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval import run, task_index, task_paths
-from evaljobs.requests import build
+from evaljobs.lmeval import run, source_files, task_index, task_paths
 
 pytestmark = pytest.mark.model
 
@@ -67,7 +66,7 @@ def rows(place: Path, texts: list[str]) -> None:
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A suite's folder with data. The current folder is another one, whose data lie at the same relative paths."""
+    """A suite's folder with data. The current folder has other data at the same relative paths."""
     import datasets
 
     run.quiet_environment(offline=True)
@@ -96,6 +95,10 @@ def texts(task: Any) -> list[str]:
     return [document["x"] for document in task.test_docs()]
 
 
+def source_key(folder: Path) -> str:
+    return source_files.entry_files([str(folder)], "own", source_files.Digests(None))[0]
+
+
 def ask(folder: Path, *names: str) -> task_index.Answer:
     return task_index.ask([str(folder)], names or ["own"], None, chat=False)
 
@@ -104,22 +107,26 @@ def ask(folder: Path, *names: str) -> task_index.Answer:
 def test_data_are_the_suites_from_any_folder(
     shape: str, tasks: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Wherever the command is typed, the documents are those beside the YAML; so are the files that decide a request set."""
+    """From every current folder the documents are those beside the YAML, and an edit of them changes the source key."""
     write(tasks, *SHAPES[shape])
-    there = str(tasks / "data" / "test.jsonl")
+    keys = {source_key(tasks)}
     for place in (tmp_path / "here", tmp_path / "there" / "tasks", Path("/"), tasks):
         monkeypatch.chdir(place)
         task = load(tasks)
         assert texts(task) == RIGHT
-        assert [file.name for file in build._data_files(task)] == [there]
+        keys.add(source_key(tasks))
         answer = ask(tasks)
         assert (answer.unfit, answer.uncached) == ({}, {})
         assert answer.files
+        assert all(Path(file).is_relative_to(tasks) for file in answer.files)
+    assert len(keys) == 1
+    rows(tasks / "data" / "test.jsonl", [*RIGHT, "one more"])
+    assert source_key(tasks) not in keys
 
 
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
 def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeypatch: Any) -> None:
-    """What lm-eval itself loads from the suite's own folder; the config says what was written, not where the suite lies."""
+    """Equal to lm-eval's own from the suite's folder; the config keeps the path as written."""
     from lm_eval.tasks import TaskManager
 
     write(tasks, *SHAPES[shape])
@@ -139,7 +146,7 @@ def test_absolute_paths_stay_what_they_are(tasks: Path, tmp_path: Path) -> None:
 
 
 def test_an_included_yaml_means_its_own_folder(tasks: Path) -> None:
-    """Data that an included YAML names lie beside that YAML, also where the including one has a file of the same name."""
+    """Data of an included YAML lie beside it, whatever lies beside the including one."""
     base = tasks.parent / "base"
     rows(base / "data" / "test.jsonl", ["of the base"])
     (base / "_base").write_text(
@@ -176,7 +183,9 @@ WRONG_LINES = {
 
 @pytest.mark.parametrize("what", WRONG_LINES)
 def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypatch: Any) -> None:
-    """Though the current folder has it: before a submission, and by a job, in one line with YAML, key and full path."""
+    """Before a submission and in a job, in one line with YAML, key and full path, even if the
+    current folder has it.
+    """
     lines, key, name = WRONG_LINES[what]
     here = Path.cwd()
     rows(here / "only.jsonl", WRONG)
@@ -191,14 +200,16 @@ def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypa
     assert str(place) in why
     assert key in why
     assert str(tasks / name) in why
-    if what != "an include":  # of which lm-eval knows no task
+    if what != "an include":  # lm-eval defines no task for it
         with pytest.raises(OperatorError) as refused:
             load(tasks)
         assert str(tasks) in str(refused.value)
 
 
 def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
-    """A tag or group never loses a member in silence because the member's YAML includes a file that is not there."""
+    """A tag or group never loses a member silently because that member's YAML includes a missing
+    file.
+    """
     write(tasks, "dataset_path: data\ntag: both")
     write(tasks, "dataset_path: data\ntag: both\ninclude: gone.yml\ntask: other", name="other.yaml")
     (tasks / "all.yaml").write_text("group: all\ntask: [own, other]\n")
@@ -229,7 +240,7 @@ def hub(tasks: Path, tmp_path: Path) -> str:
 
 
 def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> None:
-    """Also where the current folder has a folder of the same name, which `datasets` would read in its place."""
+    """Also if the current folder has a folder of its name, which `datasets` would prefer."""
     rows(Path.cwd() / "lab" / "rows" / "test.jsonl", ["of the current folder's own"])
     write(tasks, f"dataset_path: {hub}")
     assert ask(tasks).uncached == {}
@@ -239,8 +250,10 @@ def test_a_fetched_data_set_is_read_from_the_cache(hub: str, tasks: Path) -> Non
 @pytest.mark.parametrize(
     "lines", ["", "\ndataset_name: other", "\ndataset_kwargs: {data_files: {test: data/test.jsonl}}"]
 )
-def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: str) -> None:
-    """Another data set, subset or file of one than those in the cache. A hub id's data_files are never the suite's."""
+def test_a_data_set_that_was_not_fetched_is_named(hub: str, tasks: Path, lines: str) -> None:
+    """Another data set, subset or file than those in the cache is named. A hub id's data_files are
+    never the suite's.
+    """
     write(tasks, f"dataset_path: {hub if lines else 'lab/others'}{lines}")
     answer = ask(tasks)
     assert answer.uncached.keys() == {"own"}
@@ -249,7 +262,7 @@ def test_a_data_set_that_was_not_fetched_is_told(hub: str, tasks: Path, lines: s
 
 
 def test_lm_evals_own_tasks_are_looked_up_by_their_yaml(tasks: Path, tmp_path: Path) -> None:
-    """A group of lm-eval's own, in a second process from the list that the first one left: each leaf with its data set."""
+    """A group of lm-eval's own, from the list that another process left: each leaf's data."""
     first = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
     again = task_index.ask([], ["arc_easy", "glue"], tmp_path, chat=False)
     assert first == again

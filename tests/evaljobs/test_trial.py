@@ -1,4 +1,4 @@
-"""Trials as the cluster runs them: processes of their own, shards from a real Redis, responses on disk."""
+"""Trials as the cluster runs them: own processes, a real Redis, responses on disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 from served import served_work
 
 from coordinator.intake.checkpoint import inspect
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
-from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file, shard_id
+from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
 from evaljobs.contract.specs import (
     BatchIndex,
     BuildSpec,
@@ -42,7 +43,7 @@ TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
 TASK = "toy_sums"
 OPTIONS = ModelOptions(device="cpu", threads=1)
 DEADLINE = 200.0
-# run at the start of a process: what leaves a mark when exit handlers run, and when modules are taken apart
+# run at the start of a process: leaves a mark when exit handlers run, and when modules are freed
 MARKS = """
 import atexit, pathlib
 class Freed:
@@ -69,7 +70,7 @@ class Evaluation:
         self.queue = WorkQueue.connect(work.redis_address, name)
         self.sets = self.build(2)
         index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
-        self.shards = [shard_id(task, n, n + 1) for n in range(len(index.requests))]
+        self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
 
     def build(self, batch_size: int) -> dict[str, str]:
         spec = BuildSpec(
@@ -90,7 +91,7 @@ class Evaluation:
         return requests.build(spec).sets
 
     def fill(self, lanes: int = 1) -> None:
-        # of nothing predicted nothing is late: no shard is run a second time, however slow this machine is
+        # no prediction: no shard counts as late or is copied, however slow this machine is
         queued = [QueuedShard(shard=s, priority=0.0, seconds=0.0) for s in self.shards]
         self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
 
@@ -129,7 +130,7 @@ class Evaluation:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Its log; fails loudly where it does not end in time."""
+    """The trial's log; fails if the trial does not end in time."""
     try:
         return process.communicate(timeout=DEADLINE)[1]
     except subprocess.TimeoutExpired:
@@ -151,8 +152,10 @@ def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureReq
 
 @pytest.mark.model
 def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) -> None:
-    """Told so between two batches, a trial leaves no record of it and goes on with the next shard."""
-    whole = shard_id(TASK, 0, len(evaluation.shards))
+    """A trial that learns of it between two batches writes no record and goes on with the next
+    shard.
+    """
+    whole = str(ShardId(TASK, 0, len(evaluation.shards)))
     evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, priority=0.0, seconds=1.0)]}, "epoch")
     trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
     trial.standing.phase = "infer"
@@ -176,7 +179,7 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
 
 @pytest.mark.model
 def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that is another's is not claimed anew once that one has done it, and stays overtaken."""
+    """A heartbeat claims no shard that another trial has done, and the shard stays overtaken."""
     monkeypatch.setattr(trial_module, "HEARTBEAT_SECONDS", 0.02)
     evaluation.fill()
     shard = evaluation.queue.claim("another", "lane0").shard
@@ -198,7 +201,7 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
 
 @pytest.mark.model
 def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
-    """Every shard is dumped once, by members of one array; each leaves its account, and no bars in its log."""
+    """Members of one array dump every shard once, and each writes its outcome."""
     evaluation.fill(lanes=2)
     processes = [evaluation.start(member) for member in range(2)]
     logs = [finish(process) for process in processes]
@@ -223,7 +226,7 @@ def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
 def test_a_trial_ends_its_process_without_freeing_what_it_imported(
     evaluation: Evaluation, tmp_path: Path
 ) -> None:
-    """After its account exit handlers run, the exit code is 0, and no module is taken apart: torch's would hold the GPU."""
+    """Exit handlers run, the exit code is 0, and no module is freed: torch's would hold the GPU."""
     (tmp_path / "sitecustomize.py").write_text(MARKS.format(folder=tmp_path))
     evaluation.fill()
     process = evaluation.start(environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
@@ -235,7 +238,7 @@ def test_a_trial_ends_its_process_without_freeing_what_it_imported(
 
 
 def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[float]]:
-    """A trial whose Redis is away for so many seconds of its own clock, and that clock: seconds that it has slept."""
+    """A trial whose Redis is away for so many seconds of its own clock, and that clock."""
     slept = [0.0]
     published = evaluation.work.redis_address
     place = evaluation.paths.root / "address.json"
@@ -253,7 +256,9 @@ def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[fl
 def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeued_job(
     evaluation: Evaluation,
 ) -> None:
-    """Away for 121 s, a second more than `cred_expire`: by the default settings the trial goes on and drains the queue."""
+    """After 121 s without Redis, 1 s more than `cred_expire`, a trial with default settings goes
+    on.
+    """
     evaluation.fill()
     trial, slept = waiting(evaluation, 121.0)
     assert trial.run() == 0
@@ -273,7 +278,7 @@ def test_a_trial_gives_its_gpu_back_where_redis_stays_away(evaluation: Evaluatio
 
 @pytest.mark.model
 def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_path: Path) -> None:
-    """With copies of them beside the staged weights, every shard is run although storage holds the sets no more."""
+    """With copies beside the staged weights, every shard runs although storage lacks the sets."""
     told = evaluation.paths.request_sets
     write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
     root = tmp_path / "memory"
@@ -303,8 +308,8 @@ def test_a_trial_reads_the_request_sets_of_its_node(evaluation: Evaluation, tmp_
 
 @pytest.mark.model
 def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None:
-    """SIGTERM: an account that says so, status 0, and what was not dumped is there for the next trial. One that comes
-    after the account changes nothing.
+    """After SIGTERM: an outcome with the reason, status 0, and the shard is queued for the next
+    trial. A signal after the outcome changes nothing.
     """
     evaluation.fill()
     process = evaluation.start()
@@ -315,7 +320,7 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
     assert ended.reason in {"terminated", "drained"}
     assert ended.shards == len(evaluation.dumped())
-    # A shard that was dumped but not yet reported is released by the coordinator, as after a crash.
+    # The coordinator releases a shard that was dumped but not reported, as after a crash.
     evaluation.queue.release_claims("trial.0")
     second = evaluation.start(1)
     until(lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None)
@@ -329,8 +334,8 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
 def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
     work: WorkPaths, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM while a later turn is generated: no half conversation is dumped, the shard is given back, and the next
-    trial's answers are those of an undisturbed one, turn by turn.
+    """SIGTERM during a later turn: no half conversation is dumped, the shard is given back, and the
+    next trial's answers equal those of an undisturbed one.
     """
     chat = Evaluation(work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
     chat.fill()
@@ -370,7 +375,7 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
 
 @pytest.mark.model
 def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
-    """An error in a shard ends the trial with status 1 and a `Failed` with that shard, which is given back."""
+    """An error in a shard ends the trial with status 1 and a `Failed` that names the shard."""
     place = batch_file(evaluation.sets[TASK], 2)
     place.write_bytes(place.read_bytes()[:-50])  # the last batch is torn
     last = evaluation.shards[-1]
@@ -386,7 +391,7 @@ def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
 
 @pytest.mark.model
 def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evaluation: Evaluation) -> None:
-    """It gives the shard back and ends well: neither the shard nor the node has failed."""
+    """The trial gives the shard back and ends well: neither shard nor node has failed."""
     evaluation.fill()
     trial = evaluation.spec(request_sets={})
     assert Trial(trial, trial.lanes[0]).run() == 0
@@ -396,8 +401,10 @@ def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evalua
 
 
 @pytest.mark.model
-def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
-    """A trial with batch_size "auto" leaves the size it found, waits for sets of the settled size, and runs those."""
+def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
+    """With batch_size "auto" a trial reports the size it found, waits for sets of the settled size,
+    and runs them.
+    """
     told = evaluation.paths.root / "request_sets.json"
     options = OPTIONS.model_copy(update={"model_args": {"max_length": 64}})
     process = evaluation.start(batch_size="auto", request_sets={}, request_sets_file=str(told), model=options)
@@ -415,7 +422,7 @@ def test_auto_is_probed_once_and_then_told(evaluation: Evaluation) -> None:
 
 @pytest.mark.model
 def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Evaluation) -> None:
-    """Every generator stands where it stood, and each answer is the same to the last bit, warmed up or not."""
+    """Random generators do not move, and each answer is the same to the last bit."""
     import random
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""A suite with everything that its scores are made of, and edits of it with the work that each calls for."""
+"""A suite with all inputs of its scores, and edits of it with the work that each calls for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import evaluation_id
-from coordinator.evaluation.specs import Site
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.request_sets import folder_name
 from coordinator.intake.source_keys import inputs_of
@@ -198,7 +198,7 @@ class Keys:
 
 
 def keys_now(folder: Path, asked: Asked, model_dir: Path, known: Keys | None = None) -> Keys:
-    """As `evalspan eval` would find them. A build is made only where `known` has another identity."""
+    """Keys as `evalspan eval` finds them; builds only if `known` has another identity."""
     for module in [m for m in sys.modules if m == "wording" or m.startswith("/")]:
         del sys.modules[module]  # each of an evaluation's processes imports them anew
     path = list(sys.path)
@@ -230,7 +230,7 @@ def keys_now(folder: Path, asked: Asked, model_dir: Path, known: Keys | None = N
 
 
 def decided(before: Keys, after: Keys) -> Work:
-    """The work that the keys call for."""
+    """The work that the keys require."""
     if after.evaluation == before.evaluation:
         return "nothing"
     asked = {task: key for task, (key, _) in after.leaves.items()}

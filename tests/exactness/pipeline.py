@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.paths import EvaluationPaths, shard_id
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     BuildSpec,
     FrameRef,
@@ -185,7 +186,7 @@ def run_shards(
         requests_of = shard_runner.RequestSet(place, batch_size)
         count = len(requests_of.index.requests)
         cuts = [count * i // n_shards for i in range(n_shards + 1)]
-        work += [(task, requests_of, shard_id(task, a, b)) for a, b in itertools.pairwise(cuts) if a < b]
+        work += [(task, requests_of, str(ShardId(task, a, b))) for a, b in itertools.pairwise(cuts) if a < b]
     random.Random(n_shards).shuffle(work)
     frames: dict[str, tuple[FrameRef, ...]] = dict.fromkeys(sets, ())
     for number, (task, requests_of, shard) in enumerate(work):
@@ -199,7 +200,7 @@ def run_shards(
 def reference_code_eval(
     *, references: list[str], predictions: list[list[str]], k: list[int], **_rest: Any
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """pass@k with every program run by a plain interpreter: what the hub's metric does, written independently."""
+    """pass@k with every program run by a plain interpreter, written independently."""
     rates: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
     for test, candidates in zip(references, predictions, strict=True):
         passed = sum(_passes(f"{candidate}\n{test}") for candidate in candidates)

@@ -26,7 +26,7 @@ NUMBERS = [RNG.uniform(-9, 0) for _ in range(40)]
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_replicate_is_lm_evals(statistic, values, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw for draw, to the last digit, on one core and on several; so is the error that lm-eval makes of them."""
+    """Equal draw for draw, on one core and on several; so is the standard error."""
     draws = 1000 if values is NUMBERS else 50  # lm-eval takes milliseconds for one of a confusion matrix
     chunk = draws // 5
     monkeypatch.setattr(bootstrap, "CHUNK", chunk)

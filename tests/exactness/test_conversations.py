@@ -1,4 +1,4 @@
-"""Conversations: turns that hold the model's own answers are those of a plain loop, for any sharding."""
+"""Conversations: turns with the model's own answers equal a plain loop's, however sharded."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def documents() -> list[dict[str, Any]]:
 
 
 def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
-    """Answers by document, and the longest prompt in tokens: lm-eval's model class, called once a turn.
+    """Answers by document, and the longest prompt in tokens, with one model call per turn.
 
-    The first turn of all documents is one call; later ones are a call for each of lm-eval's batches, longest first.
+    The first turn of all documents is one call; later ones are a call per batch of lm-eval's,
+    longest first.
     """
     import torch
     from lm_eval.api.instance import Instance
@@ -105,7 +106,7 @@ def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
 @pytest.mark.model
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tmp_path: Path) -> None:
-    """System instruction, one to three turns, prompts that outgrow the context: the same texts at 1 and 3 shards."""
+    """System instruction, one to three turns, long prompts: the same at 1 and 3 shards."""
     expected, longest = plain_loop(model_dir, batch_size)
     assert longest > 256 - CAP, "no prompt is truncated: the law is not tested"
     for n_shards in (1, 3):
@@ -123,7 +124,7 @@ def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tm
 def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_sharding(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """Two sampled repeats of a document go different ways; whoever runs them, they go the same ways."""
+    """Two sampled repeats of a document differ, and each is the same in every trial."""
     folder = task_folder(
         tmp_path,
         {"repeats": 2, "generation_kwargs": {"do_sample": True, "temperature": 0.9, "max_gen_toks": 6}},
@@ -138,8 +139,8 @@ def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_
 
 @pytest.mark.model
 def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: Path) -> None:
-    """Caps and prompts of every turn are in manifest and index; examples stay in the history; another second message is
-    another set; an engine with batches of its own is given the same ones.
+    """Prompts and caps of every turn count in manifest and index; another later message is another
+    set; engines with batches of their own get the same ones.
     """
     built = build.build(spec(model_dir, tmp_path / "a"))
     place = Path(built.sets["toy_talks"])
@@ -217,7 +218,7 @@ def test_a_sequence_to_sequence_model_is_refused(model_dir: Path, tmp_path: Path
 
 @pytest.mark.model
 def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_path: Path) -> None:
-    """A model whose template renders the first turn otherwise than the request set has it answers nothing."""
+    """A model whose template renders the first turn differently gives no answers."""
     place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
     lm = load(str(model_dir), ModelOptions(device="cpu", threads=1), 4).lm
     (batch,) = RequestSet(place, 4).batches(0, 1)
@@ -254,7 +255,7 @@ def record(answer: Any) -> ShardResponses:
 def test_answers_come_back_turn_by_turn_whatever_they_say(
     said: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What looks like JSON, a list or a rating is a text: turns are told apart by type, never by their text."""
+    """Text that looks like JSON, a list or a rating stays text: the type tells turns apart."""
     place = tmp_path_factory.getbasetemp() / "said.frames"
     with FrameWriter(place) as writer:
         frame = writer.append(record(said))
@@ -277,7 +278,7 @@ def test_a_record_with_other_turns_than_asked_is_refused(follow_up: str, answer:
 
 
 def test_a_single_answer_is_no_conversation() -> None:
-    """Plain `lm_eval` gives a text, whatever it holds: the metric says who asks the other turns."""
+    """Plain `lm_eval` gives one text: the metric's error says how to ask the other turns."""
     with pytest.raises(OperatorError, match="evalspan eval"):
         turns('["a", "b"]')
 
@@ -307,7 +308,7 @@ PIECES = st.lists(
 
 @given(pieces=PIECES, size=st.integers(1, 5))
 def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int) -> None:
-    """Batches of one are exact: prompts as far as they fit, with the answers before them at their cap. Larger ones pad."""
+    """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
     assert [Piece.of(json.loads(json.dumps(p.row()))) for p in pieces] == pieces
     _, index = encode_batches(HEAD, "k", pieces, size)
     answers = sum(1 + len(p.conversation.turns) for p in pieces if p.conversation)

@@ -1,4 +1,4 @@
-"""Law 3: scores of `hf`, greedy, equal one lm_eval process per task to the last digit, for any sharding."""
+"""Law 3: greedy scores of `hf` equal one lm_eval process per task, for any sharding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_scores_and_samples_equal_lm_eval(
     tmp_path: Path,
     lm_eval_outcome: Callable[[Case, int], Outcome],
 ) -> None:
-    """Results, standard errors, configs and every sample's values are lm-eval's own, at 1, 3 and 7 shards."""
+    """Results, errors, configs and samples are lm-eval's own at 1, 3 and 7 shards."""
     theirs = lm_eval_outcome(CASES[name], batch_size)
     for n_shards in (1, 3, 7):
         ours = our_run(
@@ -70,7 +70,7 @@ def test_scores_and_samples_equal_lm_eval(
 def test_a_weighted_group_equals_lm_eval_at_batch_1(
     model_dir: Path, tmp_path: Path, lm_eval_outcome: Callable[[Case, int], Outcome]
 ) -> None:
-    """A group's leaves and their weighted aggregate equal a run of the group where no batch spans two leaves."""
+    """A group's leaves and aggregate equal lm-eval's where no batch spans two leaves."""
     theirs = lm_eval_outcome(Case(task="toy_group"), 1)
     assert "toy_group" in theirs.results["groups"]
     assert_equal(our_run(model_dir, Case(task="toy_group"), 1, 3, tmp_path), theirs)
@@ -93,7 +93,7 @@ def test_a_groups_leaves_equal_lm_eval_leaf_by_leaf(
 def test_sampled_generation_is_the_same_for_any_sharding(
     batch_size: int, model_dir: Path, tmp_path: Path
 ) -> None:
-    """Draws are seeded per batch: shards, trials and order change nothing. Repeats of a prompt differ."""
+    """Draws are seeded per batch, not per shard or trial. Repeats of a prompt differ."""
     case = Case(task="toy_sampled")
     runs = [our_run(model_dir, case, batch_size, n, tmp_path / str(n)) for n in (1, 3, 7)]
     assert_equal(runs[1], runs[0])
@@ -104,7 +104,7 @@ def test_sampled_generation_is_the_same_for_any_sharding(
 
 @pytest.mark.model
 def test_scores_and_samples_equal_the_lm_eval_commands(model_dir: Path, tmp_path: Path) -> None:
-    """The command itself, in a process of its own, with its own defaults: same scores, same samples, same settings."""
+    """The command in its own process, with its defaults: the same scores and samples."""
     case = Case(
         task="toy_sums",
         entry={"num_fewshot": 2, "limit": 6},

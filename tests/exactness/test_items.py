@@ -42,8 +42,9 @@ def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:
 def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job's process dies twice with an item in hand: the third leaves it out, ends another at its deadline though its
-    metric catches every Exception, names both, and means the rest."""
+    """An item on which the job's process died twice, and one that exceeds its deadline while its
+    metric catches every Exception, are named; the mean is over the rest.
+    """
     monkeypatch.setenv("HOSTILE", "horse")
     spec = dumped(model_dir, Case(task="toy_hostile"), tmp_path).model_copy(update={"item_seconds": 0.5})
     deaths = 0
@@ -98,7 +99,7 @@ def test_where_no_item_is_left_there_is_no_score(tmp_path: Path) -> None:
 
 
 def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
-    """RQ's own limit on a job goes on through items that set and clear alarms of their own."""
+    """RQ's limit on a job outlasts items that set and clear their own alarms."""
     rang = []
     before = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
     signal.setitimer(signal.ITIMER_REAL, 0.4)
@@ -116,11 +117,12 @@ def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
 
 
 @given(in_hand=st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8))
-def test_only_an_item_in_hand_at_two_deaths_is_deadly(
+def test_only_an_item_current_at_two_deaths_is_deadly(
     tmp_path_factory: pytest.TempPathFactory, in_hand: list[int | None]
 ) -> None:
-    """Whatever processes die with: an item is left out from its second death on, and a job that ends well leaves no note
-    unless something died."""
+    """An item is left out from the second death during it; a job that ends well leaves a note only
+    if a process died.
+    """
     folder = tmp_path_factory.mktemp("note")
     spec = spec_in(folder)
     for number in in_hand:
@@ -135,7 +137,7 @@ def test_only_an_item_in_hand_at_two_deaths_is_deadly(
 
 
 def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path: Path) -> None:
-    """The same job twice at once: the second blames nothing on the first."""
+    """The same job twice at once: the second counts no death of the first."""
     spec = spec_in(tmp_path)
     with Items(spec) as first:
         first.take(("t", 1))
@@ -144,8 +146,10 @@ def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path: Path) -> None:
                 assert second.value(("t", 1), lambda: {"x": 1})
 
 
-def test_who_looks_sees_what_hangs(tmp_path: Path) -> None:
-    """The same item in hand for longer than twice its deadline and what imports may take is overdue; a new one is not."""
+def test_the_watch_finds_an_item_that_hangs(tmp_path: Path) -> None:
+    """An item that stays current for over twice its deadline plus import time is overdue; a new one
+    is not.
+    """
     spec = spec_in(tmp_path, 60.0)
     watch = Watch(spec)
     assert watch.overdue(0.0) == ""
@@ -156,12 +160,12 @@ def test_who_looks_sees_what_hangs(tmp_path: Path) -> None:
         assert watch.overdue(422.0) == "t 1"
         some.take(("t", 2))
         assert watch.overdue(423.0) == ""
-        some.put_down()
+        some.clear()
         assert watch.overdue(9999.0) == ""
 
 
-def test_notes_of_garbage_blame_nobody(tmp_path: Path) -> None:
-    """A note that another version or a full disk left is as none."""
+def test_a_damaged_note_blames_no_item(tmp_path: Path) -> None:
+    """A damaged note counts as none."""
     spec = spec_in(tmp_path)
     file = item_deadlines.note_file(spec)
     file.parent.mkdir(parents=True)
@@ -171,7 +175,7 @@ def test_notes_of_garbage_blame_nobody(tmp_path: Path) -> None:
 
 
 class Upper:
-    """A filter over all items at once that hangs on one answer, and does not return when it is to die."""
+    """A filter over all items that hangs on one answer and catches its deadline."""
 
     def apply(self, resps, docs):
         for resp, doc in zip(resps, docs, strict=True):
@@ -202,7 +206,7 @@ def asked(hanging: set[int]) -> list[Instance]:
 def test_a_filter_that_hangs_costs_its_item_and_leaves_all_others_lm_evals(
     tmp_path_factory: pytest.TempPathFactory, hanging: set[int], died: bool
 ) -> None:
-    """Also where a process died with the whole filter in hand: it is then run over one item at a time."""
+    """Also after a process died during the whole filter: it then runs over one item at a time."""
     ensemble = FilterEnsemble(name="upper", filters=[Upper])
     spec = spec_in(tmp_path_factory.mktemp("filter"), 60.0)
     if died:

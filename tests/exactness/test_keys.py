@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
 def test_an_edit_calls_for_its_own_work_and_no_more(edit: Edit, model_dir: Path, tmp_path: Path) -> None:
-    """Nothing where bytes are the same, a build where the text changed, a score, or a GPU where requests changed."""
+    """No work for equal bytes; a build, a score or a GPU for what has changed."""
     asked = write_suite(tmp_path)
     before = keys_now(tmp_path, asked, model_dir)
     assert before.leaves.keys() == {"choose", "count"}
@@ -46,7 +46,7 @@ def test_edits_together_call_for_the_most_of_their_works(chosen: list[Edit], mod
         asked = write_suite(folder)
         before = keys_now(folder, asked, model_dir)
         edited = asked
-        for edit in sorted(chosen, key=lambda e: e.more is None):  # files that are written whole come first
+        for edit in sorted(chosen, key=lambda e: e.more is None):  # edits of whole files come first
             try:
                 edited = edit.apply(folder, edited)
             except AssertionError:

@@ -34,7 +34,7 @@ def test_a_task_that_lacks_a_shard_is_not_scored(model_dir: Path, tmp_path: Path
 
 @pytest.mark.model
 def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -> None:
-    """The rebuilt task must ask what was answered, digest for digest; records of another set are refused by key."""
+    """The rebuilt task must have the answered prompts; other keys are refused."""
     spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
     other = spec.suite.model_copy(update={"system_instruction": "Be brief."})
     with pytest.raises(replay_model.ReplayError, match="other prompts"):
@@ -50,7 +50,7 @@ def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -
 
 @pytest.mark.model
 def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_path: Path) -> None:
-    """`execute` jobs for parts of the documents leave nothing for the score to run, and change no value."""
+    """After `execute` jobs the score runs no program of theirs, and no value changes."""
     case = Case(task="toy_programs")
     spec = dumped(model_dir, case, tmp_path / "a")
     halves = (tuple(range(8)), tuple(range(8, 16)))
@@ -127,7 +127,7 @@ def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_merged_results_have_the_shape_of_one_run() -> None:
-    """Entries merge by name, in order; a name that comes twice keeps both values; no groups, no key."""
+    """Entries merge by name, in order; a repeated name keeps both; no groups, no key."""
     one = {"results": {"b": {"acc,none": 1}}, "versions": {"b": 1}, "n-samples": {"b": {"effective": 2}}}
     two = {"results": {"a": {"acc,none": 2}}, "versions": {"a": 1}}
     merged = merge_results([one, two, one])

@@ -48,7 +48,7 @@ def snapshot(folder: Path) -> dict[str, int]:
 @pytest.mark.model
 @pytest.mark.parametrize("task", ["toy_choice", "toy_letters", "toy_mutual", "toy_sums", "toy_pages"])
 def test_batches_hold_every_piece_once_in_length_order(task: str, model_dir: Path, tmp_path: Path) -> None:
-    """Whatever the size, batches partition the requests and their windows; costs and documents are told per batch."""
+    """At any size, batches partition requests and windows, with their costs and documents."""
     built = build.build(spec(model_dir, tmp_path, task))
     folder = Path(built.sets[task])
     head, pieces = build.read_requests(folder)
@@ -83,7 +83,7 @@ def test_a_manifest_counts_documents_requests_and_tokens(model_dir: Path, tmp_pa
 
 @pytest.mark.model
 def test_what_is_built_is_kept(model_dir: Path, tmp_path: Path) -> None:
-    """A second build touches no file and loads no task; a further size adds its batches and nothing else."""
+    """A second build touches no file and loads no task; a new size adds its batches."""
     auto = build.build(spec(model_dir, tmp_path, batch_size="auto"))
     place = Path(auto.sets["toy_choice"])
     assert not list(place.glob("batches-*"))
@@ -120,24 +120,24 @@ def test_the_same_set_comes_out_of_another_checkpoint_with_the_same_tokenizer(
 
 @pytest.mark.model
 def test_a_checkpoint_that_was_deleted_is_called_that(tmp_path: Path) -> None:
-    """Not by what a library says of a path that it takes for a name on a hub."""
+    """The error says so, not that a hub lacks a model of this name."""
     with pytest.raises(OperatorError, match="step-1 is gone: the checkpoint was deleted while it was needed"):
         build.build(spec(tmp_path / "step-1", tmp_path))
 
 
 @pytest.mark.model
 def test_an_unknown_task_names_the_nearest(model_dir: Path, tmp_path: Path) -> None:
-    """The operator is told which names come near."""
+    """The error lists the nearest names."""
     with pytest.raises(OperatorError, match="nearest: toy_choice"):
         build.build(spec(model_dir, tmp_path, "toy_choise"))
 
 
 @pytest.mark.model
 def test_a_data_set_that_is_not_here_says_to_prepare(model_dir: Path, tmp_path: Path) -> None:
-    """Offline, a hub data set that is not cached is the operator's to fetch; the job leaves that as its outcome."""
+    """Offline, a hub data set outside the cache is an operator's error, in the job's outcome."""
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "hub.yaml").write_text(
-        "task: toy_hub\ndataset_path: nobody/has_this_data_set\ntest_split: test\n"
+        "task: toy_hub\ndataset_path: example/has_no_such_data_set\ntest_split: test\n"
         "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_target: a\ndoc_to_choice: ['no', 'yes']\n"
     )
     given = spec(model_dir, tmp_path, "toy_hub", suite={"include_path": (str(tmp_path / "tasks"),)})
@@ -156,7 +156,7 @@ def test_a_data_set_that_is_not_here_says_to_prepare(model_dir: Path, tmp_path: 
 
 @pytest.mark.model
 def test_the_build_command_leaves_an_outcome_and_no_noise(model_dir: Path, tmp_path: Path) -> None:
-    """`python -m evaljobs build` of several specs: an outcome each, and no progress bars in the log."""
+    """`python -m evaljobs build` of several specs: an outcome each, no progress bars."""
     for number, task in enumerate(("toy_choice", "toy_sums")):
         given = spec(model_dir, tmp_path / task, task).model_copy(
             update={"name": f"b{number}", "evaluation_dir": str(tmp_path / "evaluation")}

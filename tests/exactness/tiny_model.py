@@ -1,6 +1,6 @@
-"""A tiny causal language model with a tokenizer of its own, made from nothing but a seed.
+"""A tiny causal language model with its own tokenizer, made from a seed.
 
-Random weights give likelihoods that differ from prompt to prompt in every digit, which is all that equality needs.
+Its random weights give every prompt another likelihood, which is all that equality needs.
 """
 
 from __future__ import annotations

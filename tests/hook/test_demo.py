@@ -1,4 +1,4 @@
-"""Laws of the demo's parts: its suite and checkpoints are what the coordinator takes, and no answer is trained on."""
+"""Laws of the demo: the coordinator accepts its suite and checkpoints; no answer is trained on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def demo():
 
 
 def test_the_suite_is_one_and_its_sums_are_held_out(demo, tmp_path):
-    """It loads; answers are right; each choice list holds the answer once; training sees none of the sums."""
+    """It loads; each choice list holds the right answer once; training has none of the sums."""
     suite = load_suite(str(demo.write_suite(tmp_path)))
     assert [t.name for t in suite.tasks] == ["addition", "addition_choice"]
     trained = {f"{a:02d}+{b:02d}=" for a, b in demo.sums()[0]}
@@ -59,7 +59,7 @@ def test_a_saved_checkpoint_can_be_evaluated(demo, tmp_path):
 
 
 def test_a_folder_that_is_not_the_demos_is_left_alone(demo, tmp_path, monkeypatch):
-    """It refuses to work where somebody's files are."""
+    """The demo refuses a folder with files that it did not write."""
     (tmp_path / "work").mkdir()
     monkeypatch.setattr("sys.argv", ["demo-training", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit) as refused:

@@ -1,6 +1,8 @@
-"""Laws of the hook: it costs training nothing, says nothing twice on stderr, and loses a notice only where nothing can take it.
+"""Laws of the hook: it does not delay training, warns once, and loses a notice only where no store
+can take it.
 
-Each training process here is a real one: a script in a process of its own, so that imports, exit and warnings are seen.
+Each training process is a real one: a script in its own process, so that imports, exit and warnings
+are seen.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def train(body: str, *, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a training script that has the hook; variables that name a rank are taken away first."""
+    """Run a training script that has the hook, without the launchers' rank variables."""
     clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "SLURM_PROCID", "EVALSPAN_WORK_DIR")}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(body)],
@@ -60,7 +62,7 @@ def test_the_import_is_the_standard_library_alone():
 
 
 def test_a_notice_at_the_end_of_training_still_arrives(tmp_path):
-    """`notify` as the last statement: the flush at exit delivers every field, absolute paths included."""
+    """`notify` as last statement: the flush at exit delivers every field, with absolute paths."""
     done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
     (notice,) = spooled(tmp_path)
@@ -76,7 +78,7 @@ def test_many_notices_arrive_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_only_rank_0_speaks(tmp_path, variable):
+def test_only_rank_0_sends_notices(tmp_path, variable):
     """Any launcher's rank silences all others, without a warning."""
     done = train(ONCE, EVALSPAN_WORK_DIR=str(tmp_path), **{variable: "3"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
@@ -134,7 +136,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkPaths]:
 
 
 def test_where_redis_answers_the_daemon_reads_the_stream(server):
-    """With a password and all: the notice is in the stream, not in the spool folder, until it is acknowledged."""
+    """With a password: the notice is in the stream, not in the spool, until acknowledged."""
     patient = f"{ONCE}; hook.REDIS_SECONDS = 30.0; print(hook.flush(50))"
     done = train(patient, EVALSPAN_WORK_DIR=str(server.root))
     assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
@@ -175,7 +177,7 @@ def test_a_redis_that_refuses_our_password_is_away(tmp_path, server):
 
 
 def test_a_redis_that_never_answers_holds_up_nothing(tmp_path):
-    """It accepts and is silent: `notify` returns before it is given up, and the end of training is bounded."""
+    """Redis accepts and is silent: `notify` returns at once, and the end of training is bounded."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -204,8 +206,8 @@ def test_a_full_disk_is_one_warning(small_disk):
     assert not list((small_disk / "spool").iterdir())
 
 
-def test_a_forked_process_can_speak(tmp_path):
-    """A child without our thread gets one of its own; its notice arrives when it flushes."""
+def test_a_forked_process_can_notify(tmp_path):
+    """A child starts its own thread; its notice arrives when it flushes."""
     body = """
         import os
         from coordinator import hook
@@ -221,8 +223,8 @@ def test_a_forked_process_can_speak(tmp_path):
     assert [n.step for n in spooled(tmp_path)] == [0, 1]
 
 
-def test_a_child_of_multiprocessing_speaks_to_its_end(tmp_path):
-    """Forked by multiprocessing it runs no atexit handlers; what it said last arrives all the same."""
+def test_a_child_of_multiprocessing_notifies_to_its_end(tmp_path):
+    """Forked by multiprocessing it runs no atexit handlers, yet its last notice arrives."""
     body = """
         import multiprocessing
         from coordinator import hook
@@ -259,7 +261,9 @@ def test_a_pin_of_the_daemon_is_seen(tmp_path):
 
 
 def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
-    """Oldest first by step, not by name; a pinned one goes once its pin is gone; other folders are not ours."""
+    """Oldest first by step, not by name; a pinned one goes once its pin is gone; other folders
+    stay.
+    """
     folders = _checkpoints(tmp_path, [5, 10, 100, 200])
     (tmp_path / "checkpoint-best").mkdir()
     pin = folders[1] / f"{hook.PIN_PREFIX}x"
@@ -273,7 +277,7 @@ def test_rotation_spares_pinned_checkpoints_and_the_newest(tmp_path):
 
 
 def test_rotation_reports_what_it_deleted(tmp_path):
-    """Steps padded with zeros are deleted under their own names; no other digits, and nothing that stays, is reported."""
+    """Steps padded with zeros are deleted under their own names, and only deleted ones reported."""
     padded = [tmp_path / f"step-{step:06d}" for step in (100, 200, 300)]
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "step-000050"
@@ -290,7 +294,7 @@ def test_rotation_reports_what_it_deleted(tmp_path):
 
 
 def test_a_checkpoint_just_announced_is_not_rotated_away(tmp_path, monkeypatch):
-    """Between the notice and the daemon's pin it is spared; once the pin came and went, or nobody came, it may go."""
+    """It is spared until the daemon's pin has come and gone, or no pin came in time."""
     monkeypatch.setattr(hook, "_announced", {})
     first, second, _newest = _checkpoints(tmp_path / "run", [1, 2, 3])
     for folder in (first, second):

@@ -1,4 +1,4 @@
-"""Laws of the hook in real trainers: what is announced is whole, durable, and not rotated away while it is needed."""
+"""Laws of the hook in real trainers: announced checkpoints are whole, durable and kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _trainer(model_dir: Path, output: Path, callback: Any, **more: Any) -> Any:
 
 
 def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_path, tiny_model_dir):
-    """Each of four saves is announced with its step and can be evaluated; with keep=1 a pinned one outlives rotation."""
+    """Four saves are announced with their steps; with keep=1 a pinned one outlives rotation."""
     work, output = tmp_path / "work", tmp_path / "run"
     work.mkdir()
     callback: Any = hook.transformers_callback("core", work, keep=1)
@@ -92,7 +92,7 @@ def test_transformers_announces_whole_checkpoints_and_spares_pinned_ones(tmp_pat
 
 
 def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
-    """Nothing before async_save has ended; then the exported folder, which can be evaluated and has the same weights."""
+    """No notice before async_save has ended; then the exported folder has the same weights."""
     import torch
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file

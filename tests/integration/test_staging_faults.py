@@ -151,7 +151,7 @@ def test_coordinator_killed_between_staging_and_clearing(slurm_site: Any) -> Non
     site.env["EVALSPAN_STAGE_LEASE_SECONDS"] = "900"
     again = site.start(site.evaluate())
     wait_until(lambda: len(outcomes(site, "staged")) > len(staged), "it has staged again")
-    again.terminate()
+    again.send_signal(signal.SIGINT)
     out, err = again.communicate(timeout=120)
     assert again.returncode == 130, out + err
     assert outcomes(site, "cleared").keys() >= outcomes(site, "staged").keys()

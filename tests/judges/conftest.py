@@ -1,4 +1,4 @@
-"""A real Valkey and a real HTTP endpoint; each test has an evaluation and an endpoint of its own."""
+"""A real Valkey and a real HTTP endpoint; each test has its own evaluation and endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP endpoint that answers as it is told to: well, wrongly, slowly, or not at all."""
+"""A real HTTP endpoint with chosen faults: right, wrong, slow, or silent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Request:
     path: str
     handler: BaseHTTPRequestHandler
     released: threading.Event
-    leave: Callable[[], None]  # it counts as open no more
+    leave: Callable[[], None]  # ends its count as an open request
 
     @property
     def user(self) -> str:
         return str(self.body["messages"][1]["content"])
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.leave()  # the other side may have read the answer before the next line of ours runs
+        self.leave()  # the client may have read the answer before the next line runs
         self.handler.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.handler.send_header(name, value)
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass
 class Endpoint:
-    """What was asked of it so far; `handle` may be replaced at any time."""
+    """Records the requests; `handle` may be replaced at any time."""
 
     url: str = ""
     handle: Handle = lambda request: request.answer()

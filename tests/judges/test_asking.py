@@ -88,7 +88,7 @@ FAULTS: dict[str, Callable[[Request], None]] = {
     "limited": lambda r: r.error(429, Retry_After="0.1"),
     "too long": lambda r: r.send(200, b" " * ((8 << 20) + 1)),
 }
-SILENT = ("hanging", "dripping")  # known by the clock alone
+SILENT = ("hanging", "dripping")  # found by the clock alone
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -103,7 +103,7 @@ def test_a_passing_fault_is_tried_again(fault, job, folder, endpoint) -> None:
 
 
 def test_a_lasting_fault_fails_its_item_alone(job, folder, endpoint) -> None:
-    """One ask fails with a reason after its tries; the others have their judgements; the next job asks only that one."""
+    """One ask fails after its tries, the others succeed; the next job sends only that one."""
     endpoint.handle = lambda r: r.error(500, "poisoned") if r.user == "q1" else r.answer()
     one = judges(job, folder)
     one.ask_missing(asks(4))
@@ -132,7 +132,7 @@ def test_an_answer_without_a_rating_is_an_answer(job, folder, endpoint) -> None:
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_refused_ask_is_not_repeated(status, job, folder, endpoint) -> None:
-    """A request that the endpoint refuses for what it holds fails at once, with the endpoint's words."""
+    """An ask that the endpoint refuses fails at once, with the endpoint's words."""
     endpoint.handle = lambda r: r.error(status, "too long for this model")
     one = judges(job, folder)
     one.ask_missing(asks(1))
@@ -142,7 +142,7 @@ def test_a_refused_ask_is_not_repeated(status, job, folder, endpoint) -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 301])
 def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint, monkeypatch) -> None:
-    """A wrong key, model or address: one clear error without the key in it; no redirect takes the key elsewhere."""
+    """A wrong key, model or address: one error without the key; no redirect takes the key."""
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
     endpoint.handle = lambda r: r.error(status, "bad key sk-very-secret", Location=f"{endpoint.url}/else")
     with pytest.raises(OperatorError) as caught:
@@ -153,7 +153,7 @@ def test_what_the_operator_must_mend_ends_the_job(status, job, folder, endpoint,
 
 
 def test_the_key_stays_out_of_everything_that_is_written(job, folder, endpoint) -> None:
-    """An endpoint that echoes the key does not get it into a file; a key file that others can read is refused."""
+    """An echoed key gets into no file; a key file that others can read is refused."""
     file = folder / "key"
     file.write_text("sk-very-secret\n")
     with pytest.raises(OperatorError, match="chmod 600"):
@@ -185,11 +185,11 @@ def test_a_dead_endpoint_is_not_asked_for_each_item(job, folder, endpoint) -> No
 
 
 def test_two_processes_share_the_concurrency_cap(job, folder, endpoint) -> None:
-    """Two workers with 24 asks each and a cap of 3: never more than 3 requests at once, and at some time 3."""
+    """Two workers, 24 asks each, a cap of 3: at most 3 requests at once, and sometimes 3."""
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 3})})
 
     def handle(request: Request) -> None:
-        time.sleep(0.03)  # as long as a judge thinks
+        time.sleep(0.03)  # seconds that the judge takes to answer
         request.answer()
 
     endpoint.handle = handle
@@ -200,7 +200,7 @@ def test_two_processes_share_the_concurrency_cap(job, folder, endpoint) -> None:
 
 
 def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> None:
-    """With 10 a minute two workers make 10 requests and wait; once the minute has passed they go on."""
+    """At 10 a minute two workers make 10 requests, then wait until the minute has passed."""
     job = job.model_copy(update={"options": job.options.model_copy(update={"requests_per_minute": 10})})
     workers = [start(job, folder, 8, name) for name in "ab"]
     until(lambda: len(endpoint.requests) == 10)
@@ -216,8 +216,8 @@ def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> 
     assert len(endpoint.requests) == 16
 
 
-def test_a_pause_that_one_is_told_holds_for_all(job, folder, endpoint) -> None:
-    """After a 429 with Retry-After nobody asks before that time, in either process."""
+def test_a_pause_holds_for_all_workers(job, folder, endpoint) -> None:
+    """After a 429 with Retry-After neither process sends a request before that time."""
     endpoint.handle = lambda r: r.error(429, Retry_After="1") if r.number == 0 else r.answer()
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 1})})
     workers = [start(job, folder, 3, name) for name in "ab"]
@@ -227,8 +227,9 @@ def test_a_pause_that_one_is_told_holds_for_all(job, folder, endpoint) -> None:
 
 
 def test_the_cost_cap_is_never_passed_and_says_so(job, folder, endpoint) -> None:
-    """Twenty asks, money for some: what is spent stays below the cap, the rest fails with the figures, in later jobs too,
-    and after Redis has forgotten everything."""
+    """Twenty asks, budget for some: the sum spent stays below the cap, and the rest fails with the
+    figures, in later jobs and after Redis has lost its data.
+    """
     priced = {
         "price_per_million_prompt_tokens": 1000.0,
         "price_per_million_completion_tokens": 1000.0,
@@ -259,7 +260,7 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
     one = judges(job, folder, timeout_seconds=0.2, retries=5, **priced)
     one.ask_missing(asks(1))
     assert "max_cost" in one.replies(asks(1))[0].error
-    until(lambda: len(endpoint.requests) == 2)  # the other side may hear of it after we gave up
+    until(lambda: len(endpoint.requests) == 2)  # the endpoint may get the request after this side gave up
     assert [k.cost_millionths for k in kept(folder)] == [200_000]
 
 
@@ -267,8 +268,9 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
 
 
 def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint) -> None:
-    """SIGKILL with answers on disk and requests in flight: the next worker asks only what has no answer, and the dead
-    one's leases end by themselves."""
+    """SIGKILL with answers on disk and requests in flight: the next worker sends the rest only, and
+    the dead one's leases end by themselves.
+    """
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 2})})
     endpoint.handle = lambda r: r.answer() if r.number < 5 else r.hang()
     first = start(job, folder, 12, "q", lease=0.5)
@@ -338,9 +340,10 @@ def test_redis_away_is_waited_out(endpoint: Endpoint, folder: Path, tmp_path: Pa
     assert json.loads((next((folder / "judgements").glob("*.json"))).read_text())["job"] == "job"
 
 
-def test_an_endpoint_that_knows_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
-    """A refusal that names max_completion_tokens costs no try: the same asks go out again with that name, and all later
-    ones; one that refuses both is refused."""
+def test_an_endpoint_with_another_name_for_the_bound_is_asked_by_it(job, folder, endpoint) -> None:
+    """A refusal that names max_completion_tokens costs no try: the asks go out again with that
+    name. An endpoint that refuses both is refused.
+    """
 
     def handle(request: Request) -> None:
         if "max_tokens" in request.body:

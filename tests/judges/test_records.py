@@ -91,5 +91,5 @@ def test_no_request_costs_more_than_its_most(ask, completion) -> None:
     ],
 )
 def test_retry_after_is_a_number_or_a_date(text, seconds) -> None:
-    """RFC 9110 10.2.3, within bounds; what is neither says nothing. It is now 60 s past the epoch."""
+    """RFC 9110 10.2.3, within bounds; other texts give None. It is 60 s past the epoch."""
     assert retry_after(text, lambda: 60.0) == seconds

@@ -1,4 +1,4 @@
-"""Laws of judge tasks: lm-eval's own run of the shipped tasks, with a real judge endpoint in place of a judge."""
+"""Laws of judge tasks: lm-eval's own run of the shipped tasks with a real endpoint."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def second_turn(user: str) -> bool:
 
 @pytest.mark.model
 def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, endpoint) -> None:
-    """`execute` asks once for each turn; `score` asks nothing and takes the means; a second score is the same."""
+    """`execute` asks once per turn; `score` asks no more; a second score is the same."""
     endpoint.handle = lambda r: r.answer(
         f"fine [[{(2 + r.number % 2) if second_turn(r.user) else (6 + r.number % 3)}]]"
     )
@@ -157,7 +157,7 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
 
 @pytest.mark.model
 def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_dir) -> None:
-    """FastChat's prompts with references for math, reasoning and coding, each turn's own; general ones elsewhere."""
+    """References for math, reasoning and coding, each turn's own; general prompts elsewhere."""
     tasks = run.task_manager((TASKS,), "mt_bench").load(["mt_bench"])["tasks"]
     task = tasks["mt_bench"]
     asked: list[Any] = []
@@ -182,8 +182,8 @@ def test_references_of_both_turns_are_shown_where_a_question_needs_them(model_di
 def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
     model_dir, folder, job, endpoint
 ) -> None:
-    """One turn is refused, one has no rating: means are of the others, `judged` says how many documents have all,
-    reasons are outcomes.
+    """One turn is refused, one has no rating: means are of the others, `judged` is the share of
+    whole documents, and outcomes have the reasons.
     """
 
     def handle(request: Any) -> None:
@@ -216,14 +216,14 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
 
 @pytest.mark.model
 def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> None:
-    """A judge that always prefers the first answer is a tie everywhere, one that knows the baseline none; each turn of a
-    pair is asked with swapped answers.
+    """A judge that always prefers the first answer gives ties, one that never prefers the baseline
+    none; each turn is asked with swapped answers.
     """
     place = suites.folder() / "judge/data/references.jsonl"
     baselines = [json.loads(line)["choices"][0]["turns"] for line in place.read_text().splitlines()]
     one, two = baselines[0]
 
-    def handle(request: Any) -> None:  # first turns: whoever is first; second ones: the baseline loses
+    def handle(request: Any) -> None:  # first turns: the first answer wins; second ones: the baseline loses
         user = request.user
         if second_turn(user):
             b = user.split("<|The Start of Assistant B's Conversation")[1]
@@ -245,8 +245,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> No
 
 @pytest.mark.model
 def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoint, job) -> None:
-    """Undeclared, it is refused when its requests are built, before any GPU; an endpoint that refuses our key fails the
-    entry with its words."""
+    """Undeclared, it is refused by the build, before any GPU; a refused key fails the entry."""
     with pytest.raises(OperatorError, match=r"judge = true"):
         build(model_dir, folder, "mt_bench", judge=False)
     endpoint.handle = lambda r: r.error(401, "no such key")
@@ -257,7 +256,7 @@ def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoi
 
 
 def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> None:
-    """A suite with judge tasks needs a url, a model, prices where there is a cap, and a key where one is named."""
+    """Judge tasks need a url, a model, prices for a cap, and a key where one is named."""
     suite = suites.load_suite("mt_bench")
     assert judge_for(suites.load_suite("quickstart"), lambda: pytest.fail("it needs none")) is None
     with pytest.raises(CoordinatorError, match=r"mt_bench.*set url and model of \[judge\]"):
@@ -285,8 +284,9 @@ def test_settings_are_refused_before_anything_is_submitted(tmp_path: Path) -> No
 
 @pytest.mark.model
 def test_a_whole_evaluation_with_a_judge(model_dir, tmp_path: Path, endpoint) -> None:
-    """`evalspan eval` on this machine: answers, judgements, scores, and what they cost; the key is in no file. One that is
-    refused makes the exit code 1, and a retry asks for it alone."""
+    """`evalspan eval` here: answers, judgements, scores and cost, the key in no file. A refused ask
+    makes the exit code 1, and a retry sends it alone.
+    """
 
     def handle(request: Any) -> None:
         if request.user == endpoint.requests[0].user:

@@ -34,7 +34,7 @@ ROWS = st.lists(
 
 @given(rows=ROWS)
 def test_every_judgement_counts_once_and_only_ours_cost(rows: list[Judgement]) -> None:
-    """By task, had and missing add up to what is on disk; the cost is what this evaluation spent, failed tries too."""
+    """Counts by task add up to the files; the cost is this evaluation's, with failed tries."""
     use = judge_use(OPTIONS, rows, {"execute-a-0": "a", "execute-b-0": "b"}, "ours")
     assert sum(t.judgements + t.missing for t in use.tasks.values()) == len(rows)
     assert set(use.tasks) <= {"a", "b", "other"}

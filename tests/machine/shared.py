@@ -14,7 +14,7 @@ from world_parts import FakeJob, FakeMember, Faults, record
 from coordinator.allocation import demand, prefetch
 from coordinator.allocation.allocate import Limits, allocate
 from coordinator.cluster import NodeState
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import events as ev
 
 
 class Tenant(World):
@@ -129,18 +129,18 @@ class Shared:
         """As `daemon._offer` does."""
         nodes = self.listing()
         for tenant in self.open:
-            uses = [n.name for n in tenant.state.nodes.values() if n.status in demand.IN_USE]
+            uses = [n.name for n in tenant.state.nodes.by_name.values() if n.status in demand.IN_USE]
             gone = [n for n in uses if n in self.down]
             if uses and self.dice.random() < self.releases:
                 gone = sorted({*gone, self.dice.choice(uses)})
-            tenant.take([m.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
         states = [t.state for t in self.open]
         for name, node in demand.taken(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
-            tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="taken")])
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="taken")])
         for name, node in demand.in_the_way(states, nodes, self.now):
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
-            tenant.take([m.NodeWithdrawn(at=self.now, node=node, reason="memory")])
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="memory")])
         demands = demand.demands(states)
         offered = allocate(
             nodes,
@@ -155,9 +155,9 @@ class Shared:
         staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:
             if offers := offered.get(tenant.state.evaluation_id):
-                tenant.take([m.NodesOffered(at=self.now, offers=offers)])
+                tenant.take([ev.NodesOffered(at=self.now, offers=offers)])
             if names := staged.get(tenant.state.evaluation_id):
-                tenant.take([m.MemoryOffered(at=self.now, nodes=names)])
+                tenant.take([ev.MemoryOffered(at=self.now, nodes=names)])
 
     def run(self, most: int = 4000) -> None:
         for _ in range(most):

@@ -14,8 +14,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import FakeJob, FakeMember, Faults, record
 
-from coordinator.evaluation import messages as m
-from coordinator.evaluation.blame import MAX_KILLS, MAX_KILLS_ON_ONE_NODE, NODE_WORDS, SHARD_WORDS, whose
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation.fault_attribution import (
+    MAX_KILLS,
+    MAX_KILLS_ON_ONE_NODE,
+    NODE_WORDS,
+    SHARD_WORDS,
+    whose,
+)
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.specs import FrameRef, TrialSpec
 
@@ -46,8 +53,8 @@ class Faulty(World):
         self.died_at: dict[str, int] = {}  # by node
         super().__init__(*args, **kwargs)
 
-    def effect(self, action: m.Action) -> list[m.AnyEvent]:
-        if isinstance(action, m.QueueShards):
+    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
+        if isinstance(action, do.QueueShards):
             for shard, _, _ in action.shards:
                 self.claims.pop(shard, None)
         return super().effect(action)
@@ -84,7 +91,7 @@ class Faulty(World):
         self.claim(job, index, member, chosen)
 
     def fail(self, trial: str, node: str, shard: str, error: str) -> None:
-        known = self.state.shards[shard]
+        known = self.state.shards.by_name[shard]
         if self.queue is not None and not known.quarantined:
             self.queue[shard] = (known.lane, known.rank)  # it gives back what it holds
         if known.frame is None and not known.quarantined:
@@ -93,7 +100,7 @@ class Faulty(World):
         self.leave(Failed(name=trial, job="trial", blame="retry", error=error, node=node, shard=shard))
 
     def until_planned(self) -> None:
-        while not self.state.leaves and self.state.ended_at is None:
+        while not self.state.shards.leaves and self.state.ended_at is None:
             self.tick()
 
 
@@ -104,8 +111,8 @@ def left_nothing(world: World) -> None:
 
 def in_use_again(world: World) -> None:
     """No node that works is out of use, or only for as long as one rest."""
-    for node in world.state.nodes.values():
-        assert node.name in world.bad or node.asides <= 1, world.summary()
+    for node in world.state.nodes.by_name.values():
+        assert node.name in world.bad or node.back_offs <= 1, world.summary()
 
 
 @pytest.mark.parametrize("phrase", NODE_WORDS)
@@ -170,7 +177,7 @@ def test_poison_costs_its_task_and_no_node(
     whole, faults = how
     world = Faulty(seed, faults, record(entries=6), nodes=nodes, gpus=gpus)
     world.until_planned()
-    shards = list(world.state.leaves["t1"].planned.shards)
+    shards = list(world.state.shards.leaves["t1"].planned.shards)
     world.poison = dict.fromkeys(shards if whole else shards[:1], error)
     world.run()
     assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
@@ -194,7 +201,7 @@ def test_a_bad_node_and_a_poison_shard_are_told_apart(
     world = Faulty(seed, BUSY, record(entries=6), nodes=nodes, gpus=gpus)
     world.bad = {"n0": errors[0]}
     world.until_planned()
-    poison = world.state.leaves["t1"].planned.shards[0]
+    poison = world.state.shards.leaves["t1"].planned.shards[0]
     world.poison = {poison: errors[1]}
     world.run()
     assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
@@ -215,12 +222,12 @@ def test_where_all_nodes_or_all_shards_are_bad_it_ends_with_reasons(
     world = Faulty(seed, Faults(slow_outcome=0.2), record(entries=5), nodes=nodes)
     world.until_planned()
     if everything:
-        world.poison = dict.fromkeys(world.state.shards, error)
+        world.poison = dict.fromkeys(world.state.shards.by_name, error)
     else:
         world.bad = dict.fromkeys(world.node_names, error)
     world.run()
     assert all(e.status == "failed" and e.error for e in world.state.entries)
-    assert sum(world.died_at.values()) <= MAX_KILLS_ON_ONE_NODE * len(world.state.shards) + 8 * nodes
+    assert sum(world.died_at.values()) <= MAX_KILLS_ON_ONE_NODE * len(world.state.shards.by_name) + 8 * nodes
     left_nothing(world)
 
 
@@ -243,7 +250,7 @@ def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, n
     """Its trials are killed without a word of their own: it is quarantined as if they had told of it."""
     world = Silent(seed, Faults(listing=0.2, slow_outcome=0.2), record(entries=6), nodes=nodes, gpus=gpus)
     world.until_planned()
-    shard = world.state.leaves["t1"].planned.shards[0]
+    shard = world.state.shards.leaves["t1"].planned.shards[0]
     world.poison = {shard: "OUT_OF_MEMORY"}
     world.run()
     failed = {e.name: e.error for e in world.state.entries if e.status != "scored"}

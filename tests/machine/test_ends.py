@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import SITE, FakeJob, FakeMember, Faults, ended, record
 
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 from coordinator.runtime import detect
-from evaljobs.contract.specs import TrialSpec
 
 TICK = 5.0
 
@@ -53,7 +53,7 @@ def test_a_cancelled_evaluation_waits_for_no_job_that_has_not_started(
         if world.state.ended_at is None:
             world.tick()
     asked = world.now
-    world.take([m.CancelAsked(at=world.now, reason="asked")])
+    world.take([ev.CancelAsked(at=world.now, reason="asked")])
     world.run()
     assert world.now - asked <= 8 * TICK, world.summary()
     assert all_ended(world)
@@ -67,9 +67,9 @@ def test_the_end_waits_for_no_worker_that_has_not_started(seed: int) -> None:
     world.full = ("metric", 1)
     plan = world.effect
 
-    def wide(action: m.Action) -> list[m.AnyEvent]:
+    def wide(action: do.Action) -> list[ev.AnyEvent]:
         events: list[Any] = plan(action)
-        return [e.model_copy(update={"workers": 3}) if isinstance(e, m.Planned) else e for e in events]
+        return [e.model_copy(update={"workers": 3}) if isinstance(e, ev.Planned) else e for e in events]
 
     world.effect = wide  # type: ignore[method-assign]
     scored_at = None
@@ -86,13 +86,13 @@ def test_the_end_waits_for_no_worker_that_has_not_started(seed: int) -> None:
 def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
     """However long the last jobs take to end, the journal hears of a node's return when something follows from it."""
     world = World(3, Faults())
-    while not world.state.live_trials:
+    while not world.state.trials.live:
         world.tick()
-    node = next(iter(world.state.nodes.values()))
-    node.status, node.aside_until = "aside", world.now + TICK
-    assert [e.kind for e in detect.rests_over(world.state, world.now + TICK)] == ["rest-over"]
-    machine.step(world.state, SITE, m.CancelAsked(at=world.now, reason="asked"))
-    assert world.state.live
+    node = next(iter(world.state.nodes.by_name.values()))
+    node.status, node.back_off_until = "back-off", world.now + TICK
+    assert [e.kind for e in detect.rests_over(world.state, world.now + TICK)] == ["back-off-over"]
+    machine.step(world.state, SITE, ev.CancelAsked(at=world.now, reason="asked"))
+    assert world.state.jobs.live
     assert not detect.rests_over(world.state, world.now + 100 * TICK)
 
 
@@ -104,22 +104,27 @@ def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
     """Once nodes are given up, entries that lack responses fail with the reason; the others are scored, however slow
     their metrics are. A retry then does the rest."""
     world = World(seed, Faults(metric_slow=1.0), record(entries=10), nodes=nodes)
-    while not world.state.leaves or sum(leaf.todo == 0 for leaf in world.state.leaves.values()) < 3:
+    while (
+        not world.state.shards.leaves
+        or sum(leaf.todo == 0 for leaf in world.state.shards.leaves.values()) < 3
+    ):
         world.tick()
     trial, world.run_trial = world.run_trial, world.end_member  # type: ignore[method-assign]
-    while not world.state.fatal and world.state.todo:
+    while not world.state.ending.reason and world.state.shards.todo:
         world.tick()
-    if not world.state.fatal:
+    if not world.state.ending.reason:
         return  # what was in hand was the last
-    answered = {t for t, leaf in world.state.leaves.items() if leaf.todo == 0}
+    answered = {t for t, leaf in world.state.shards.leaves.items() if leaf.todo == 0}
     if again:
         world.run_trial = trial  # type: ignore[method-assign]
-        world.take([m.RetryAsked(at=world.now)])
+        world.take([ev.RetryAsked(at=world.now)])
     world.faults.metric_slow = 0.0
     world.run()
     assert {e.name for e in world.state.entries if e.status == "scored"} >= answered, world.summary()
     for entry in world.state.entries:
-        assert entry.status == "scored" or (entry.error == world.state.fatal and not again), world.summary()
+        assert entry.status == "scored" or (entry.error == world.state.ending.reason and not again), (
+            world.summary()
+        )
     assert all_ended(world)
     assert not world.memory
 
@@ -135,12 +140,10 @@ def test_no_trial_is_cancelled_that_has_said_that_it_ended(seed: int) -> None:
     info = next(i for i in world.state.live_jobs("trial") if i.job.count == 2)
     while info.phase != "submitted":
         world.tick()
-    spec = info.specs[info.job.name]
-    assert isinstance(spec, TrialSpec)
-    asked: list[m.CancelJob] = []
+    asked: list[do.CancelJob] = []
     world.cancel = asked.append  # type: ignore[method-assign]
-    world.take([m.OutcomeSeen(at=world.now, outcome=ended(spec, info.trials[0], "drained"))])
-    world.take([m.CancelAsked(at=world.now, reason="asked")])
+    world.take([ev.OutcomeSeen(at=world.now, outcome=ended(info.job.node or "", info.trials[0], "drained"))])
+    world.take([ev.CancelAsked(at=world.now, reason="asked")])
     assert [c.index for c in asked if c.job_id == info.job_id] == [1]
     grace, seen = detect.Grace(), detect.Sightings()
     assert info.job_id not in detect.overdue_jobs(world.state, seen, grace, world.now + grace.overdue)

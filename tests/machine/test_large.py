@@ -11,7 +11,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from large import Large, plain_step
 
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
 from coordinator.evaluation.indexes import recounted
 from coordinator.evaluation.state import State
 
@@ -28,7 +29,7 @@ def operations(nodes: int, generations: int) -> dict[str, float]:
         count += event == "opcode"
         return trace
 
-    def step(state: State, event: m.AnyEvent) -> list[m.Action]:
+    def step(state: State, event: ev.AnyEvent) -> list[do.Action]:
         nonlocal count
         count, before = 0, sys.gettrace()
         sys.settrace(trace)
@@ -63,7 +64,7 @@ def test_an_event_costs_the_same_however_many_nodes_and_trials_there_were():
 def test_the_index_is_a_function_of_the_state_to_the_last():
     """After every event of an evaluation it equals what is counted anew."""
 
-    def step(state: State, event: m.AnyEvent) -> list[m.Action]:
+    def step(state: State, event: ev.AnyEvent) -> list[do.Action]:
         actions = plain_step(state, event)
         assert state.index == recounted(state)
         return actions

@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from world_parts import record
 
-from coordinator.evaluation import indexes, machine
-from coordinator.evaluation import messages as m
-from coordinator.evaluation.specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
-from coordinator.evaluation.state import NodeUse
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import indexes
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.job_specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
+from coordinator.evaluation.state import NodeUse, Trial
 
 DAY = 24 * 3600
 
 
 def state_of(work: float, load: float, lanes: int, most: int, attempt: int = 0):
-    state, _ = machine.start(m.Accepted(at=0.0, record=record(trial_time_limit_seconds=most)))
-    state.work_seconds_95, state.load_seconds_95 = work, load
-    state.nodes = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
-    state.trial_lane = {f"t{number}": "n1/0" for number in range(attempt)}
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial_time_limit_seconds=most)))
+    state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
+    state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
+    for number in range(attempt):
+        state.trials.by_name[f"t{number}"] = Trial(name=f"t{number}", job="j", member=0, lane="n1/0")
     state.index = indexes.recounted(state)
     return state
 

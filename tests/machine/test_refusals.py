@@ -16,8 +16,10 @@ from world import World
 from world_parts import Faults, record
 
 from coordinator.cluster import JobState
-from coordinator.evaluation import facts
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import jobs, nodes
+from coordinator.evaluation.job_ends import MAX_SUBMISSIONS
 from coordinator.runtime import detect
 
 UNFIT = "Requested node configuration is not available"
@@ -32,18 +34,18 @@ class Site(World):
     banned = ""  # purpose of jobs that are refused everywhere
     most = 1 << 20  # jobs that this user may have
 
-    def submit(self, action: m.SubmitJob) -> list[m.AnyEvent]:
-        job, info = action.job, self.state.jobs[action.job.name]
+    def submit(self, action: do.SubmitJob) -> list[ev.AnyEvent]:
+        job, info = action.job, self.state.jobs.by_name[action.job.name]
         if info.phase != "intended" or info.released_at is not None:
             return super().submit(action)
         if job.node in self.unfit and (not self.refused or job.purpose in self.refused):
-            return [m.JobNotSubmitted(at=self.now, job=job.name, error=UNFIT, refused=True, of_node=True)]
+            return [ev.JobNotSubmitted(at=self.now, job=job.name, error=UNFIT, refused=True, of_node=True)]
         if job.purpose == self.banned:
             error = "Invalid qos specification"
-            return [m.JobNotSubmitted(at=self.now, job=job.name, error=error, refused=True)]
+            return [ev.JobNotSubmitted(at=self.now, job=job.name, error=error, refused=True)]
         if self.members() + job.count > self.most:
             self.refusals.setdefault(job.name, []).append(self.now)
-            return [m.JobNotSubmitted(at=self.now, job=job.name, error=LIMIT, limited=True)]
+            return [ev.JobNotSubmitted(at=self.now, job=job.name, error=LIMIT, limited=True)]
         return super().submit(action)
 
     @property
@@ -69,8 +71,8 @@ def test_a_refusal_that_one_node_causes_is_that_nodes_alone(seed: int, purposes:
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert nothing_is_left(world)
-    node = world.state.nodes["n0"]
-    if node.asides:
+    node = world.state.nodes.by_name["n0"]
+    if node.back_offs:
         assert UNFIT in node.why
         assert any("n0 set aside" in w and UNFIT in w for w in world.state.warnings)
     assert not any(UNFIT in w and "n1" in w for w in world.state.warnings)
@@ -83,12 +85,12 @@ def test_where_no_node_takes_its_jobs_an_evaluation_ends_with_the_last_reason(se
     world.unfit = frozenset(world.node_names)
     world.run()
     assert all(e.status == "failed" and UNFIT in e.error for e in world.state.entries), world.summary()
-    assert 60.0 * (2**facts.MAX_RESTS - 1) <= world.now <= 3600.0
+    assert 60.0 * (2**nodes.MAX_ALL_BACKED_OFF - 1) <= world.now <= 3600.0
     assert nothing_is_left(world)
     barred = Site(seed, Faults(), record(entries=2))
     barred.banned = "stage"
     barred.run()
-    assert "Invalid qos" in barred.state.fatal
+    assert "Invalid qos" in barred.state.ending.reason
     assert barred.now < 300.0
 
 
@@ -104,18 +106,18 @@ def test_a_job_that_a_limit_keeps_out_is_tried_again_with_growing_pauses_and_bla
         if world.state.ended_at is not None:
             break
         if tick == cancelled:
-            world.take([m.CancelAsked(at=world.now, reason="asked")])
+            world.take([ev.CancelAsked(at=world.now, reason="asked")])
         world.tick()
-        for name, held in world.state.held.items():
+        for name, held in world.state.jobs.held.items():
             assert LIMIT in held.why
             assert held.due_at > world.now or name in {a.job.name for a in world.called}
     assert world.state.ended_at is not None, world.summary()
     assert cancelled is not None or all(e.status == "scored" for e in world.state.entries), world.summary()
-    assert not any(n.asides or n.failures for n in world.state.nodes.values())
-    assert not any(k.startswith("submit/") for k in world.state.counters)
+    assert not any(n.back_offs or n.failures for n in world.state.nodes.by_name.values())
+    assert not any(info.submissions for info in world.state.jobs.by_name.values())
     for times in world.refusals.values():
         for number, (before, after) in enumerate(pairwise(times)):
-            assert after - before >= min(facts.HELD_SECONDS * 2**number, facts.MAX_HELD_SECONDS)
+            assert after - before >= min(jobs.HELD_SECONDS * 2**number, jobs.MAX_HELD_SECONDS)
     assert nothing_is_left(world)
 
 
@@ -125,9 +127,9 @@ def test_more_refusals_of_a_limit_than_submissions_are_counted_end_nothing() -> 
     world.most = 0
     for _ in range(4 * 720):
         world.tick()
-    assert max(len(times) for times in world.refusals.values()) > facts.MAX_SUBMISSIONS
-    assert world.state.held
-    assert not world.state.fatal
+    assert max(len(times) for times in world.refusals.values()) > MAX_SUBMISSIONS
+    assert world.state.jobs.held
+    assert not world.state.ending.reason
     world.most = 1 << 20
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
@@ -150,7 +152,7 @@ def test_a_job_that_its_partition_will_never_start_was_refused(purpose: str) -> 
     starts = world.starts
     world.starts = lambda job, member: job.job.purpose != purpose and starts(job, member)  # type: ignore[method-assign]
     world.run()
-    assert never in world.state.fatal
+    assert never in world.state.ending.reason
     assert any(e.status == "failed" and never in e.error for e in world.state.entries), world.summary()
     assert nothing_is_left(world)
     assert never in detect.NEVER_STARTS

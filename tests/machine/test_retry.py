@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_blame import VAGUE, Faulty, left_nothing
 from world_parts import Faults, record
 
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import events as ev
 
 FAULTS = Faults(
     kill=0.005,
@@ -28,19 +28,19 @@ FAULTS = Faults(
 
 def nothing_is_doubled(world: Faulty) -> None:
     """No node is staged on twice, and no lane has two trials, but for jobs that were told to end."""
-    live = [world.state.jobs[name] for name in world.state.live]
+    live = [world.state.jobs.by_name[name] for name in world.state.jobs.live]
     held = Counter(i.job.node for i in live if i.job.purpose in ("stage", "host") and i.released_at is None)
     assert max(held.values(), default=0) <= 1, world.summary()
     lanes = Counter(
-        world.state.trial_lane[trial]
-        for trial, (job, _) in world.state.live_trials.items()
-        if world.state.jobs[job].released_at is None
+        trial.lane
+        for trial in world.state.trials.live.values()
+        if world.state.jobs.by_name[trial.job].released_at is None
     )
     assert max(lanes.values(), default=0) <= 1, world.summary()
     for info in live:  # whoever is not told to end is somebody's
-        node = world.state.nodes.get(info.job.node or "")
+        node = world.state.nodes.by_name.get(info.job.node or "")
         if info.job.purpose in ("stage", "host") and info.released_at is None and node is not None:
-            assert node.holder == info.job.name, world.summary()
+            assert node.precursor == info.job.name, world.summary()
 
 
 @settings(max_examples=40)
@@ -58,12 +58,12 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
     world = Faulty(seed, Faults(**vars(FAULTS) | {"build_fails": 0.3}), record(entries=5), nodes=nodes)
     tick = 0
     while world.state.ended_at is None or tick <= max(asked):
-        if world.state.leaves and not world.poison and tick < 40:
-            world.poison = dict.fromkeys(list(world.state.shards)[:2], VAGUE)
+        if world.state.shards.leaves and not world.poison and tick < 40:
+            world.poison = dict.fromkeys(list(world.state.shards.by_name)[:2], VAGUE)
         if tick in asked:
-            world.take([m.RetryAsked(at=world.now)])
+            world.take([ev.RetryAsked(at=world.now)])
         if tick == cancelled and world.state.ended_at is None:
-            world.take([m.CancelAsked(at=world.now, reason="asked")])
+            world.take([ev.CancelAsked(at=world.now, reason="asked")])
         world.tick()
         nothing_is_doubled(world)
         tick += 1
@@ -72,7 +72,7 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
     world.poison = {}
     world.faults = Faults(listing=0.1)
     if world.state.failed_entries() or world.state.unscored_items:
-        world.take([m.RetryAsked(at=world.now)])
+        world.take([ev.RetryAsked(at=world.now)])
         world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     left_nothing(world)
@@ -84,17 +84,17 @@ def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> No
     """With an entry failed and the rest inferring: no job ends of it, no weights are staged anew, the entry is scored."""
     world = Faulty(seed, Faults(), record(entries=12), nodes=nodes)
     world.until_planned()
-    poison = world.state.leaves["t1"].planned.shards[0]
+    poison = world.state.shards.leaves["t1"].planned.shards[0]
     world.poison = {poison: VAGUE}
     while not world.state.failed_entries() and world.state.ended_at is None:
         world.tick()
     world.poison = {}
-    if world.state.ended_at is not None or not world.state.todo:
+    if world.state.ended_at is not None or not world.state.shards.todo:
         return  # it came last
-    live, staged = set(world.state.live), [j for j in world.jobs if world.jobs[j].job.purpose == "stage"]
-    world.take([m.RetryAsked(at=world.now)])
-    assert live <= world.state.live
-    assert not [n for n in live if world.state.jobs[n].released_at is not None]
+    live, staged = set(world.state.jobs.live), [j for j in world.jobs if world.jobs[j].job.purpose == "stage"]
+    world.take([ev.RetryAsked(at=world.now)])
+    assert live <= world.state.jobs.live
+    assert not [n for n in live if world.state.jobs.by_name[n].released_at is not None]
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     anew = [j for j in world.jobs if world.jobs[j].job.purpose == "stage" and j not in staged]
@@ -114,16 +114,16 @@ def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(seed: int, ticks:
                 world.tick()
         if world.state.ended_at is not None:
             return
-        world.take([m.CancelAsked(at=world.now, reason="asked")])
+        world.take([ev.CancelAsked(at=world.now, reason="asked")])
         for _ in range(after):
             world.tick()
-        world.take([m.RetryAsked(at=world.now)])
+        world.take([ev.RetryAsked(at=world.now)])
         if taken_back:
-            world.take([m.CancelAsked(at=world.now, reason="asked")])
+            world.take([ev.CancelAsked(at=world.now, reason="asked")])
         while world.state.ended_at is None:
             world.tick()
             nothing_is_doubled(world)
         if not taken_back:
             assert all(e.status == "scored" for e in world.state.entries), world.summary()
-        assert not world.state.retry_waits
+        assert not world.state.ending.retry_waits
         left_nothing(world)

@@ -15,8 +15,8 @@ from shared import Shared
 from world import World, replay
 from world_parts import Faults, record
 
-from coordinator.evaluation import messages as m
-from coordinator.evaluation.facts import MAX_LOSSES
+from coordinator.evaluation import events as ev
+from coordinator.evaluation.scoring import MAX_LOSSES
 
 MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
 
@@ -57,7 +57,7 @@ def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float,
     world = World(seed, faults, nodes=nodes)
     world.run()
     lost = [e for e in world.state.entries if e.status != "scored"]
-    assert not lost or world.state.fatal or any("times" in e.error for e in lost), world.summary()
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
     assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
     assert not world.memory
 
@@ -67,17 +67,18 @@ def test_without_stealing_a_lane_runs_exactly_the_shards_that_were_planned_for_i
     """`steal` False, undisturbed: every shard is run once, by a trial of its planned lane, and no lane has two trials."""
     world = World(seed, Faults(), record(steal=False), nodes=3)
     finished(world)
-    (plan,) = (e for e in world.journal if isinstance(e, m.Planned))
+    (plan,) = (e for e in world.journal if isinstance(e, ev.Planned))
     lane_of = {s: lane.lane for lane in plan.lanes for s, _, _ in lane.shards}
     ran = {
-        s: world.state.trial_lane[frame.file.removesuffix(".frames")]
+        s: world.state.trials.by_name[frame.file.removesuffix(".frames")].lane
         for e in world.journal
-        if isinstance(e, m.ShardsDumped)
+        if isinstance(e, ev.ShardsDumped)
         for s, frame in e.shards
     }
     assert ran == lane_of
     assert all(n == 1 for n in world.frames.values())
-    assert len(set(world.state.trial_lane.values())) == len(world.state.trial_lane)
+    lanes = [trial.lane for trial in world.state.trials.by_name.values()]
+    assert len(set(lanes)) == len(lanes)
 
 
 @settings(max_examples=150)
@@ -103,8 +104,9 @@ def test_without_stealing_every_shard_of_a_lost_lane_is_run_by_others(
     world = World(seed, faults, record(steal=False, max_trials=most), nodes=nodes)
     world.run()
     lost = [e for e in world.state.entries if e.status != "scored"]
-    assert not lost or world.state.fatal or any("times" in e.error for e in lost), world.summary()
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
     assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
+    assert replay(world.journal) == world.state
 
 
 @settings(max_examples=60)
@@ -117,7 +119,7 @@ def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
     world = World(seed, Faults(metric_dies=dies, lose_metric=forgets))
     world.run()
     assert max(world.enqueued.values()) <= MAX_LOSSES + 1
-    assert not world.state.fatal
+    assert not world.state.ending.reason
     for entry in world.state.entries:
         assert entry.status == "scored" or "abandoned" in entry.error or "forgot" in entry.error
     if dies == 1 and not forgets:
@@ -131,7 +133,7 @@ def test_a_trial_that_outlives_its_limit_hands_its_shards_back(seed: int, overru
     lane asks for at least as long, never for more than the settings allow."""
     world = World(seed, Faults(overrun=overrun))
     finished(world)
-    assert not any(s.kills for s in world.state.shards.values())
+    assert not any(s.kills for s in world.state.shards.by_name.values())
     most = world.record.options.trial_time_limit_seconds
     asked: dict[str, list[int]] = {}
     for job in world.jobs.values():
@@ -154,7 +156,7 @@ def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, 
     )
     world.run()
     scored = all(e.status == "scored" for e in world.state.entries)
-    assert scored or world.state.fatal or any("times" in e.error for e in world.state.entries), (
+    assert scored or world.state.ending.reason or any("times" in e.error for e in world.state.entries), (
         world.summary()
     )
     purposes = [j.job.purpose for j in world.jobs.values()]
@@ -170,7 +172,7 @@ def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
     world = World(seed, Faults(overrun=overrun, slow_outcome=0.3))
     world.run()
     assert not [text for text in world.state.warnings if "set aside" in text and "TIMEOUT" in text]
-    assert all(e.status == "scored" for e in world.state.entries) or world.state.fatal
+    assert all(e.status == "scored" for e in world.state.entries) or world.state.ending.reason
     assert not world.memory
 
 
@@ -180,7 +182,7 @@ def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None
     """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is set aside."""
     world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
     finished(world)
-    assert all(n.failures == 0 and not n.asides for n in world.state.nodes.values())
+    assert all(n.failures == 0 and not n.back_offs for n in world.state.nodes.by_name.values())
 
 
 @settings(max_examples=150)
@@ -194,7 +196,7 @@ def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
     world = World(seed, faults, nodes=nodes, gpus=8)
     world.run()
     scored = all(e.status == "scored" for e in world.state.entries)
-    assert scored or "could not be submitted" in world.state.fatal, world.summary()
+    assert scored or "could not be submitted" in world.state.ending.reason, world.summary()
     assert not world.memory, "weights left in node memory"
     assert all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values()), "jobs left"
 
@@ -219,19 +221,20 @@ def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> Non
     shared.run()
     for tenant in shared.tenants:
         lost = [e for e in tenant.state.entries if e.status != "scored"]
-        told = tenant.state.fatal or all("times" in e.error for e in lost)
+        told = tenant.state.ending.reason or all("times" in e.error for e in lost)
         assert not lost or (told and not quiet), tenant.summary()
         assert not tenant.memory, "weights left in node memory"
         assert all(x.phase == "ended" for j in tenant.jobs.values() for x in j.members.values()), "jobs left"
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32))
-def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
+@given(seed=st.integers(0, 2**32), steal=st.booleans())
+def test_a_journal_rebuilds_the_state_exactly(seed: int, steal: bool) -> None:
     """Replaying the journal gives the state that the living coordinator had, whatever happened."""
-    world = World(
-        seed, Faults(kill=0.02, submit_timeout=0.05, wipe_queue=0.02, slow_outcome=0.2, build_fails=0.1)
+    faults = Faults(
+        kill=0.02, submit_timeout=0.05, wipe_queue=0.02, slow_outcome=0.2, build_fails=0.1, node_down=0.05
     )
+    world = World(seed, faults, record(steal=steal))
     for _ in range(40):
         if world.state.ended_at is None:
             world.tick()
@@ -288,7 +291,7 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> N
         if world.state.ended_at is None:
             world.tick()
     if world.state.ended_at is None:
-        world.take([m.CancelAsked(at=world.now, reason="asked")])
+        world.take([ev.CancelAsked(at=world.now, reason="asked")])
     world.run()
     assert not world.memory
     assert all(mm.phase == "ended" for j in world.jobs.values() for mm in j.members.values())
@@ -303,7 +306,7 @@ def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None
     world = World(seed, faults, record(entries=4), nodes=nodes)
     world.run()
     lost = [e for e in world.state.entries if e.status != "scored"]
-    assert not lost or world.state.fatal or any("times" in e.error for e in lost), world.summary()
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
 
 
 def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
@@ -315,16 +318,16 @@ def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
         for _ in range(200):
             if world.state.ended_at is not None:
                 break
-            runs = any(world.state.running_lanes(node) for node in world.state.nodes)
-            shunned = {world.state.trial_lane[t] for t in world.state.stragglers}
-            before = set(world.state.live_trials)
+            runs = any(world.state.running_lanes(node) for node in world.state.nodes.by_name)
+            shunned = {world.state.trials.by_name[t].lane for t in world.state.trials.stragglers}
+            before = set(world.state.trials.live)
             world.tick()
-            still = any(world.state.running_lanes(node) for node in world.state.nodes) and before & set(
-                world.state.live_trials
-            )
-            for trial in set(world.state.live_trials) - before if runs and still else ():
+            still = any(
+                world.state.running_lanes(node) for node in world.state.nodes.by_name
+            ) and before & set(world.state.trials.live)
+            for trial in set(world.state.trials.live) - before if runs and still else ():
                 checked += 1
-                assert world.state.trial_lane[trial] not in shunned, world.summary()
+                assert world.state.trials.by_name[trial].lane not in shunned, world.summary()
         assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert checked, "no trial followed another: other dice are needed"
 
@@ -340,8 +343,12 @@ def killed(world: World, nodes: list[str]) -> None:
 
 def inferring(world: World) -> bool:
     """A shard is done and another one is to do, with a trial running."""
-    done = any(s.frame is not None for s in world.state.shards.values())
-    return done and world.state.todo > 2 and any(world.state.running_lanes(n) for n in world.state.nodes)
+    done = any(s.frame is not None for s in world.state.shards.by_name.values())
+    return (
+        done
+        and world.state.shards.todo > 2
+        and any(world.state.running_lanes(n) for n in world.state.nodes.by_name)
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -352,7 +359,7 @@ def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) ->
         world.tick()
     killed(world, ["n0"])
     world.tick()
-    assert not world.state.fatal
+    assert not world.state.ending.reason
     finished(world)
 
 
@@ -363,14 +370,14 @@ def test_all_nodes_set_aside_are_waited_for(seed: int) -> None:
     while not inferring(world):
         world.tick()
     for _ in range(100):
-        if all(n.status == "aside" for n in world.state.nodes.values()):
+        if all(n.status == "back-off" for n in world.state.nodes.by_name.values()):
             break
         killed(world, world.node_names)
         world.tick()
-    assert not world.state.fatal
+    assert not world.state.ending.reason
     assert world.state.waits_until is not None
     assert world.state.waits_until > world.now
-    assert min(n.aside_until or 0 for n in world.state.nodes.values()) == world.state.waits_until
+    assert min(n.back_off_until or 0 for n in world.state.nodes.by_name.values()) == world.state.waits_until
     finished(world)
 
 
@@ -386,7 +393,7 @@ def test_waiting_for_nodes_is_bounded() -> None:
             for index, member in job.members.items() if job.job.purpose == "trial" else ():
                 world.end_member(job, index, member)
         world.tick()
-    assert "without a word" in world.state.fatal
+    assert "without a word" in world.state.ending.reason
     assert world.now - started < 2 * 3600
 
 
@@ -395,13 +402,13 @@ def test_weights_go_once_no_shard_is_left(seed: int) -> None:
     """While metrics still run no node holds weights; a record that proves unreadable has them staged once more."""
     world = World(seed, Faults(), record(entries=4))
     score, world.run_metric = world.run_metric, lambda *_: None  # type: ignore[method-assign]
-    while world.memory or not world.state.leaves or world.state.todo:
+    while world.memory or not world.state.shards.leaves or world.state.shards.todo:
         world.tick()
         assert world.now < 5000, world.summary()
-    assert world.state.outstanding
+    assert world.state.scoring.outstanding
     assert world.state.ended_at is None
-    shard = sorted(world.state.shards)[seed % len(world.state.shards)]
-    world.take([m.ShardCorrupted(at=world.now, shard=shard, error="torn")])
+    shard = sorted(world.state.shards.by_name)[seed % len(world.state.shards.by_name)]
+    world.take([ev.ShardCorrupted(at=world.now, shard=shard, error="torn")])
     world.run_metric = score  # type: ignore[method-assign]
     finished(world)
     assert world.frames[shard] == 2
@@ -417,12 +424,12 @@ def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
             if world.state.ended_at is not None:
                 break
             world.tick()
-            for node in world.state.nodes.values():
-                if node.status != "aside":
+            for node in world.state.nodes.by_name.values():
+                if node.status != "back-off":
                     since.pop(node.name, None)
-                elif node.name not in since and node.aside_until is not None:
+                elif node.name not in since and node.back_off_until is not None:
                     since[node.name] = world.now
-                    rests.append((node.asides, node.aside_until - world.now))
+                    rests.append((node.back_offs, node.back_off_until - world.now))
     assert {n for n, _ in rests} >= {1, 2}, "no node was set aside twice: other dice are needed"
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
 
@@ -438,7 +445,7 @@ def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> 
     frames = dict(world.frames)
     world.faults.item_fails = 0.0
     world.workers_stopped = False
-    world.take([m.RetryAsked(at=world.now)])
+    world.take([ev.RetryAsked(at=world.now)])
     finished(world)
     assert world.state.unscored_items == 0
     assert world.frames == frames

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World
 from world_parts import Faults, record
 
-from coordinator.evaluation import messages as m
-from coordinator.evaluation.metric_rules import MAX_WORKER_JOBS, WAITING_SECONDS
+from coordinator.evaluation import events as ev
+from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
 
 
 def all_scored(world: World) -> None:
@@ -40,7 +40,7 @@ def test_workers_that_get_something_done_are_sent_for_again_however_often_they_a
     taken = 0
     while world.state.ended_at is None:
         world.tick()
-        if not world.state.worker_tries:
+        if not world.state.scoring.worker_attempts:
             taken += end_running(world)
     all_scored(world)
     assert taken > MAX_WORKER_JOBS
@@ -58,7 +58,7 @@ def test_workers_that_get_nothing_done_have_a_quarter_of_an_hour_and_a_retry_sen
     assert all("worker jobs ended" in e.error for e in world.state.entries)
     world.faults.metric_slow = 0.0
     world.workers_stopped = False
-    world.take([m.RetryAsked(at=world.now)])
+    world.take([ev.RetryAsked(at=world.now)])
     all_scored(world)
 
 
@@ -71,7 +71,7 @@ def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, s
     most_seen = 0
     while world.state.ended_at is None:
         before = [j for j in world.jobs.values() if j.job.purpose == "metric"]
-        waited = [world.now - m.enqueued_at for m in world.state.metrics.values() if not m.done]
+        waited = [world.now - m.enqueued_at for m in world.state.scoring.metrics.values() if not m.done]
         world.tick()
         jobs = [j for j in world.jobs.values() if j.job.purpose == "metric"]
         if jobs and not before:

@@ -7,17 +7,21 @@ a number. A seed replays exactly.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from world_parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record
 
 from coordinator.cluster import JobState
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
+from coordinator.evaluation.job_specs import specs_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
 from evaljobs.contract.specs import FrameRef, TrialSpec
 
@@ -34,7 +38,7 @@ class World:
         self.now = 0.0
         self.record = rec or record()
         self.node_names = [f"n{i}" for i in range(nodes)]
-        self.journal: list[m.AnyEvent] = []
+        self.journal: list[ev.AnyEvent] = []
         self.jobs: dict[str, FakeJob] = {}
         self.next_id = 100
         self.queue: dict[str, tuple[str, float]] | None = None  # shard -> (lane, rank)
@@ -52,76 +56,74 @@ class World:
         self.scored_with: dict[int, int] = {}
         self.workers_stopped = False
         self.drained: set[str] = set()
-        self.called: list[m.SubmitJob] = []  # submissions whose turn has not come
-        self.slow: dict[str, float] = {}  # of the queue: trial -> times as long as the others
+        self.called: list[do.SubmitJob] = []  # submissions whose turn has not come
         self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
-        event = m.Accepted(at=0.0, record=self.record)
+        event = ev.Accepted(at=0.0, record=self.record)
         self.state, actions = machine.start(event)
         self.journal.append(event)
         self.perform(actions)
 
     # --- the coordinator's side -------------------------------------------------------------------------------------
 
-    def take(self, events: list[m.AnyEvent]) -> None:
+    def take(self, events: list[ev.AnyEvent]) -> None:
         for event in events:
+            step = machine.step(self.state, SITE, event)
             # the journal keeps what JSON keeps
-            self.journal.append(m.EVENT.validate_json(m.EVENT.dump_json(event)))
-            self.perform(machine.step(self.state, SITE, event))
+            self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in (event, *step.intents)]
+            self.perform(step.actions)
             validate(self.state)
 
-    def perform(self, actions: list[m.Action]) -> None:
+    def perform(self, actions: Iterable[do.Action]) -> None:
         for action in actions:
             self.take(self.effect(action))
 
-    def effect(self, action: m.Action) -> list[m.AnyEvent]:
+    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
         match action:
-            case m.FindRequestSets():
+            case do.FindRequestSets():
                 folders = {i: f"/sets/{i}" for i in range(len(self.record.suite.tasks))}
-                return [m.RequestSetsFound(at=self.now, sets={}, folders=folders, batch_size=8)]
-            case m.InspectConverted():
+                return [ev.RequestSetsFound(at=self.now, sets={}, folders=folders, batch_size=8)]
+            case do.InspectConverted():
                 there = action.path in self.converted
                 found = self.record.checkpoint.model_copy(update={"converted_from": "/c"}) if there else None
-                return [m.CheckpointConverted(at=self.now, checkpoint=found, error="" if there else "gone")]
-            case m.SubmitJob():
+                return [ev.CheckpointConverted(at=self.now, checkpoint=found, error="" if there else "gone")]
+            case do.SubmitJob():
                 self.called.append(action)
-            case m.CancelJob():
+            case do.CancelJob():
                 self.cancel(action)
-            case m.FindResponses():
-                return [m.ResponsesFound(at=self.now)]
-            case m.MakePlan():
+            case do.FindResponses():
+                return [ev.ResponsesFound(at=self.now)]
+            case do.MakePlan():
                 return [planned(action, self.dice, self.now)]
-            case m.FillQueue():
+            case do.FillQueue():
                 self.queue = {
                     s: (lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards
                 }
                 for shard in self.claims:
                     self.queue.pop(shard, None)
                 self.epoch = self.state.queue_epoch
-            case m.QueueShards() if self.queue is not None:
+            case do.QueueShards() if self.queue is not None:
                 for shard, rank, _ in action.shards:
                     self.queue[shard] = (action.lane, rank)
-            case m.WithdrawShards() if self.queue is not None:
+            case do.WithdrawShards() if self.queue is not None:
                 for shard in action.shards:
                     self.queue.pop(shard, None)
-            case m.ReleaseClaims():
+            case do.ReleaseClaims():
                 for shard, trial in list(self.claims.items()):
                     if trial == action.trial:
                         del self.claims[shard]
                         if self.queue is not None:
-                            self.queue[shard] = (self.state.shards[shard].lane, 0.0)
-            case m.MarkSlow():
-                self.slow |= action.trials
-            case m.EnqueueMetric():
+                            self.queue[shard] = (self.state.shards.by_name[shard].lane, 0.0)
+            case do.EnqueueMetric():
                 self.rq.add(action.name)
                 self.given_up.pop(action.name, None)
                 self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
-            case m.ReleaseHolder():
+            case do.ReleasePrecursor():
                 if action.job in self.jobs:
                     self.jobs[action.job].released = True
-            case m.StopWorkers():
+            case do.StopWorkers():
                 self.workers_stopped = True
-            case m.WriteResults():
-                return [m.ResultsWritten(at=self.now)]
+            case do.WriteResults():
+                return [ev.ResultsWritten(at=self.now)]
             case _:
                 pass
         return []
@@ -131,29 +133,31 @@ class World:
         while self.called and self.dice.random() >= self.faults.submit_waits:
             self.take(self.submit(self.called.pop(0)))
 
-    def submit(self, action: m.SubmitJob) -> list[m.AnyEvent]:
+    def submit(self, action: do.SubmitJob) -> list[ev.AnyEvent]:
         name = action.job.name
-        info = self.state.jobs[name]
+        info = self.state.jobs.by_name[name]
         if info.phase != "intended":
             return []
         if info.released_at is not None:
-            return [m.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
         assert action.job.node not in self.drained, f"{name} would wait for a drained node"
         if action.job.purpose == "metric":
             self.workers_stopped = False  # as `Performer` does
         roll = self.dice.random()
         if roll < self.faults.submit_lost:
-            return [m.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
         self.next_id += 1
         members = {i: FakeMember() for i in range(action.job.count)}
-        job = FakeJob(job=action.job, job_id=str(self.next_id), specs=dict(action.specs), members=members)
+        job = FakeJob(
+            job=action.job, job_id=str(self.next_id), specs=specs_of(self.state, SITE, info), members=members
+        )
         key = name if name not in self.jobs else f"{name}#{self.next_id}"
         self.jobs[key] = job
         if roll < self.faults.submit_lost + self.faults.submit_timeout:
-            return [m.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
-        return [m.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+        return [ev.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
 
-    def cancel(self, action: m.CancelJob) -> None:
+    def cancel(self, action: do.CancelJob) -> None:
         for job in self.jobs.values():
             if job.job_id == action.job_id:
                 for index, member in job.members.items():
@@ -241,7 +245,7 @@ class World:
             del self.claims[shard]
             if self.queue is not None:
                 self.queue[shard] = (lane.lane, 0.0)
-        self.leave(ended(spec, lane.trial, "terminated"))
+        self.leave(ended(spec.node, lane.trial, "terminated"))
         member.word = "TIMEOUT"
         self.end_member(job, index, member)
 
@@ -257,14 +261,8 @@ class World:
             return  # waits
         lane = spec.lanes[index].lane
         open_ = [s for s in sorted(self.queue) if self.record.options.steal or self.queue[s][0] == lane]
-        refused = (
-            self.record.options.steal
-            and trial in self.slow
-            and self.dice.random() < 0.5
-            and len(self.claims) > 0
-        )
-        if not open_ or refused:
-            self.leave(ended(spec, trial, "drained"))
+        if not open_:
+            self.leave(ended(spec.node, trial, "drained"))
             self.end_member(job, index, member)
             return
         self.claim(job, index, member, self.dice.choice(open_))
@@ -273,8 +271,8 @@ class World:
         """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
         spec: TrialSpec = next(iter(job.specs.values()))
         trial = spec.lanes[index].trial
-        if shard.rsplit("|", 2)[0] not in spec.request_sets and spec.batch_size != "auto":
-            self.leave(ended(spec, trial, "outdated"))
+        if ShardId.parse(shard).task not in spec.request_sets and spec.batch_size != "auto":
+            self.leave(ended(spec.node, trial, "outdated"))
             self.end_member(job, index, member)
             return
         assert self.queue is not None
@@ -289,7 +287,7 @@ class World:
             if self.faults.metric_slow and self.dice.random() < self.faults.metric_slow:
                 continue
             self.rq.discard(name)
-            metric = self.state.metrics[name]
+            metric = self.state.scoring.metrics[name]
             if self.faults.metric_dies and self.dice.random() < self.faults.metric_dies:
                 self.given_up[name] = "abandoned"
             elif self.dice.random() < self.faults.metric_fails:
@@ -301,7 +299,7 @@ class World:
             else:
                 spec: Any = metric.spec
                 for task, frames in spec.frames.items():
-                    planned = self.state.leaves[task].planned
+                    planned = self.state.shards.leaves[task].planned
                     assert len(frames) == len(planned.shards), "a partial score"
                 self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
                 unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
@@ -333,7 +331,7 @@ class World:
         self.work()
         roll = self.dice.random
         if roll() < self.faults.wipe_queue:
-            self.queue, self.epoch, self.claims, self.slow = None, None, {}, {}
+            self.queue, self.epoch, self.claims = None, None, {}
             self.rq.clear()
             self.given_up.clear()
         if self.rq and roll() < self.faults.lose_metric:
@@ -345,59 +343,59 @@ class World:
         self.outcomes = late
         dumped, self.dumped = self.dumped, []
         if dumped:
-            self.take([m.ShardsDumped(at=self.now, shards=tuple(dumped))])
-        self.take([m.OutcomeSeen(at=self.now, outcome=o) for o in seen])
+            self.take([ev.ShardsDumped(at=self.now, shards=tuple(dumped))])
+        self.take([ev.OutcomeSeen(at=self.now, outcome=o) for o in seen])
         if roll() >= self.faults.listing:
             events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
             for twin in twins:
-                self.cancel(m.CancelJob(job_id=twin))
+                self.cancel(do.CancelJob(job_id=twin))
             self.take(detect.with_shards(self.state, events, self.claims))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
-            self.cancel(m.CancelJob(job_id=job_id))
+            self.cancel(do.CancelJob(job_id=job_id))
         self.take(detect.rests_over(self.state, self.now))
         assert not detect.rests_over(self.state, self.now), "told twice"
-        if self.state.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
-            self.take([m.QueueLost(at=self.now)])
+        if self.state.shards.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
+            self.take([ev.QueueLost(at=self.now)])
         slow = [
             t
-            for t in sorted(self.state.live_trials)
+            for t in sorted(self.state.trials.live)
             if self.faults.straggle and roll() < self.faults.straggle
         ]
-        self.take([m.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
-        if self.queue is not None and self.state.todo:
+        self.take([ev.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
+        if self.queue is not None and self.state.shards.todo:
             stray = detect.stray_shards(self.state, self.queue, self.claims)
             if stray:
-                self.take([m.ShardsStray(at=self.now, shards=stray)])
+                self.take([ev.ShardsStray(at=self.now, shards=stray)])
         missing = detect.missing_metrics(self.state, self.rq, 5.0, self.now)
         self.take(detect.metric_events(missing, self.given_up, self.now))
         self.nodes()
         self.submit_called()
 
     def nodes(self) -> None:
-        used = {n.name for n in self.state.nodes.values() if n.status != "withdrawn"}
+        used = {n.name for n in self.state.nodes.by_name.values() if n.status != "withdrawn"}
         for name in self.node_names:
             if (
                 name in used
                 and self.dice.random() < self.faults.node_down
-                and self.state.nodes[name].status != "aside"
+                and self.state.nodes.by_name[name].status != "back-off"
             ):
                 for job in self.jobs.values():
                     if job.job.node == name:
                         for index, member in job.members.items():
                             self.end_member(job, index, member)
-                self.take([m.NodeWithdrawn(at=self.now, node=name, reason="down")])
+                self.take([ev.NodeWithdrawn(at=self.now, node=name, reason="down")])
         for name in sorted(used - self.drained):
             others = len(self.node_names) - len(self.drained)
             if others > 1 and self.faults.drain and self.dice.random() < self.faults.drain:
                 self.drained.add(name)
-                self.take([m.NodeWithdrawn(at=self.now, node=name, reason="drained")])
+                self.take([ev.NodeWithdrawn(at=self.now, node=name, reason="drained")])
         offers = tuple(
-            m.Offer(node=n, gpus=self.gpus, memory_mb=1000)
+            ev.Offer(node=n, gpus=self.gpus, memory_mb=1000)
             for n in self.node_names
             if n not in used | self.drained
         )
         if offers and not self.state.winding_down:
-            self.take([m.NodesOffered(at=self.now, offers=offers)])
+            self.take([ev.NodesOffered(at=self.now, offers=offers)])
 
     def restart(self) -> None:
         """SIGKILL: what is not journalled is gone, and every outcome file is found again."""
@@ -406,7 +404,7 @@ class World:
         self.state = replay(self.journal)
         self.seen = detect.Sightings()
         if self.state.ended_at is None:
-            self.take([m.Restarted(at=self.now)])
+            self.take([ev.Restarted(at=self.now)])
 
     def run(self, most: int = 3000) -> None:
         for _ in range(most):
@@ -417,18 +415,18 @@ class World:
 
     def summary(self) -> str:
         return (
-            f"entries {[(e.status, e.error) for e in self.state.entries]}, todo {self.state.todo}, "
-            f"live {sorted(self.state.live)}, trials {sorted(self.state.live_trials)}, "
-            f"nodes {[(n.name, n.status, n.why) for n in self.state.nodes.values()]}, queue {self.queue}, "
-            f"claims {self.claims}, outstanding {self.state.outstanding}, fatal {self.state.fatal!r}"
+            f"entries {[(e.status, e.error) for e in self.state.entries]}, todo {self.state.shards.todo}, "
+            f"live {sorted(self.state.jobs.live)}, trials {sorted(self.state.trials.live)}, "
+            f"nodes {[(n.name, n.status, n.why) for n in self.state.nodes.by_name.values()]}, queue {self.queue}, "
+            f"claims {self.claims}, outstanding {self.state.scoring.outstanding}, fatal {self.state.ending.reason!r}"
         )
 
 
-def replay(journal: list[m.AnyEvent]) -> State:
+def replay(journal: list[ev.AnyEvent]) -> State:
     """The state that a journal rebuilds."""
     first = journal[0]
-    assert isinstance(first, m.Accepted)
+    assert isinstance(first, ev.Accepted)
     state, _ = machine.start(first)
     for event in journal[1:]:
-        machine.step(state, SITE, event)
+        machine.step(state, SITE, event, replaying=True)
     return state

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.cluster import Job
-from coordinator.evaluation import messages as m
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.evaluation.specs import Site
+from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import TrialEnded
-from evaljobs.contract.paths import shard_id
 from evaljobs.contract.specs import (
     CheckpointFile,
     CheckpointSpec,
     ModelOptions,
     SuiteSpec,
     TaskEntry,
-    TrialSpec,
 )
 
 SITE = Site(work_dir="/w", trial_command=("python",), worker_command=("python",))
@@ -48,9 +48,7 @@ class Faults:
     metric_slow: float = 0.0  # a worker does not get to a job this tick
     item_fails: float = 0.0  # a score leaves an item out
     metric_dies: float = 0.0  # its worker dies with it as often as the queue lets it
-    straggle: float = (
-        0.0  # a living trial is named as a straggler: the next claim that it asks for may be refused
-    )
+    straggle: float = 0.0  # a living trial is named as a straggler
     slow_outcome: float = 0.0  # an outcome is seen later than it was written
 
 
@@ -71,11 +69,11 @@ class FakeJob:
     released: bool = False
 
 
-def ended(spec: TrialSpec, trial: str, reason: str) -> TrialEnded:
+def ended(node: str, trial: str, reason: str) -> TrialEnded:
     """A trial's own account."""
     return TrialEnded(
         name=trial,
-        node=spec.node,
+        node=node,
         reason=reason,
         shards=1,
         started_at=0,
@@ -110,16 +108,16 @@ def record(entries: int = 3, *, convert: str | None = None, **options: Any) -> E
     )
 
 
-def planned(action: m.MakePlan, dice: random.Random, now: float) -> m.Planned:
+def planned(action: do.MakePlan, dice: random.Random, now: float) -> ev.Planned:
     """A plan of one to six shards a task; every second task executes programs."""
     leaves, rows = [], []
     for entry, sets in action.sets.items():
         for task, folder in sets.items():
             executes = entry % 2 == 1
-            shards = tuple(shard_id(task, i, i + 1) for i in range(dice.randint(1, 6)))
+            shards = tuple(str(ShardId(task, i, i + 1)) for i in range(dice.randint(1, 6)))
             documents = tuple((i, i + 1) for i in range(len(shards))) if executes else ()
             leaves.append(
-                m.PlannedLeaf(
+                ev.PlannedLeaf(
                     task=task,
                     entry=entry,
                     key="k",
@@ -134,10 +132,10 @@ def planned(action: m.MakePlan, dice: random.Random, now: float) -> m.Planned:
             )
             rows += [(s, float(i), 1.0) for i, s in enumerate(shards)]
     lanes = [
-        m.PlannedLane(lane=lane, node=node, shards=tuple(rows[i :: len(action.lanes)]))
+        ev.PlannedLane(lane=lane, node=node, shards=tuple(rows[i :: len(action.lanes)]))
         for i, (lane, node) in enumerate(action.lanes)
     ]
-    return m.Planned(
+    return ev.Planned(
         at=now,
         batch_size=8,
         leaves=tuple(leaves),

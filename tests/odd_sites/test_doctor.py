@@ -16,7 +16,7 @@ from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import Config
 from coordinator.doctor import checkup, doctor
 from coordinator.doctor.survey import Answer, Target
-from coordinator.evaluation.specs import Site
+from coordinator.evaluation.job_specs import Site
 
 STAGED = {"fs": "tmpfs", "rung": "shm", "size": 8 << 30, "free": 8 << 30, "write_rate": 5e9, "read_rate": 9e9}
 

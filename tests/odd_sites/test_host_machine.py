@@ -104,7 +104,7 @@ def test_hosts_survive_what_dies_now_and_then(seed: int, kill: float, nodes: int
     world.run()
     assert replay(world.journal) == world.state
     open_entries = [e for e in world.state.entries if e.status != "scored"]
-    assert world.state.fatal or all("times" in e.error for e in open_entries), world.summary()
+    assert world.state.ending.reason or all("times" in e.error for e in open_entries), world.summary()
     assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
     assert not world.memory
 
@@ -138,7 +138,7 @@ def test_a_node_whose_trials_see_nothing_turns_to_hosting(seed: int, nodes: int)
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert not world.memory
-    used = [n for n in world.state.nodes.values() if n.rung]
+    used = [n for n in world.state.nodes.by_name.values() if n.rung]
     assert any(n.rung == "host" for n in used)
     assert any("private" in w for w in world.state.warnings)
     assert replay(world.journal) == world.state
@@ -167,8 +167,8 @@ def test_a_node_that_lost_its_memory_is_staged_again(seed: int, nodes: int) -> N
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     assert not world.memory
-    assert not any(n.hosted for n in world.state.nodes.values())
-    assert any(n.unseen for n in world.state.nodes.values())
+    assert not any(n.hosted for n in world.state.nodes.by_name.values())
+    assert any(n.unseen for n in world.state.nodes.by_name.values())
     assert replay(world.journal) == world.state
 
 

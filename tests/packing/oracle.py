@@ -1,7 +1,7 @@
-"""The best schedule CP-SAT finds for the same shards: an oracle for tests and the bench, never a dependency.
+"""The best schedule that CP-SAT finds for the same shards, for tests and the bench alone.
 
-Identical lanes are a cumulative resource. The CPU stage is relaxed (slots without limit), so the oracle may promise
-less than any schedule can do; the bound keeps it honest from below.
+Identical lanes are a cumulative resource. The CPU stage is relaxed (slots without limit), so the
+oracle may promise less than any schedule can do; the bound limits it from below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCALE = 100  # CP-SAT counts in whole hundredths of a second
 
 
 def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_slots, seconds, **_):
-    """Makespan of the best schedule known of a plan's shards: the plan's own, or CP-SAT's after `seconds` of search."""
+    """Makespan of the best known schedule of a plan's shards, after `seconds` of search."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -30,7 +30,7 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
         for shard in lane.shards:
             length = int(
                 (shard.seconds + shard_overhead_seconds) * SCALE
-            )  # rounded down: never dearer than it is
+            )  # rounded down, so a piece never costs more than it does
             begin = model.new_int_var(start, horizon, f"b{number}.{shard.rank}")
             model.add_hint(begin, int(at * SCALE))
             at += shard.seconds + shard_overhead_seconds
@@ -67,7 +67,7 @@ def best_known(made: Plan, sets, *, load_seconds, shard_overhead_seconds, cpu_sl
 
 
 def shortest_end(pieces, slots):
-    """Seconds that no schedule of indivisible pieces on `slots` slots beats: of k·slots + 1 pieces, one slot has k + 1."""
+    """Seconds that no schedule on `slots` slots beats: of k·slots + 1 pieces, one has k + 1."""
     ordered = sorted(pieces, reverse=True)
     stacked = [(k + 1) * ordered[k * slots] for k in range(-(-len(ordered) // slots))]
     return max(sum(ordered) / slots, *stacked)

@@ -28,7 +28,7 @@ def source(name, docs, labels=0):
 
 
 def truth(**seconds):
-    """Sets of 10 documents, by GPU seconds or (GPU seconds, metric seconds); every prediction is right."""
+    """Sets of 10 documents, by GPU seconds or (GPU, metric seconds); predictions are right."""
     sets = []
     for name, value in seconds.items():
         gpu, metric = value if isinstance(value, tuple) else (value, 0.0)
@@ -37,7 +37,7 @@ def truth(**seconds):
 
 
 def test_size_charges_labels_generation_and_costly_names():
-    """4 labels cost 4, generation 20, gsm8k ten times that, a costly name with labels ten times those."""
+    """4 labels cost 4, generation 20, gsm8k ten times that, a costly name ten times those."""
     assert size_factor(source("mmlu", 10, 4)) == 4
     assert size_factor(source("squad", 10)) == 20
     assert size_factor(source("gsm8k_main", 10)) == 200
@@ -47,8 +47,9 @@ def test_size_charges_labels_generation_and_costly_names():
 
 
 def test_size_slices_large_sets_evenly_and_packs_the_rest_next_fit_decreasing():
-    """Costs: big 5,000 of 20 = 100,000 → step 2,000 → ceil(5,000 / 3) = 1,667: three slices, a task each;
-    then 36,000 (a), 24,000 (b) + 16,000 (c) = 40,000, and 4,000 (d) alone."""
+    """Costs: big 5,000 of 20 = 100,000 → step 2,000 → ceil(5,000 / 3) = 1,667: three slices, a task
+    each; then 36,000 (a), 24,000 (b) + 16,000 (c) = 40,000, and 4,000 (d) alone.
+    """
     tasks = opencompass_size(
         [source("d", 1000, 4), source("c", 800), source("b", 1200), source("a", 1800), source("big", 5000)]
     )
@@ -69,8 +70,9 @@ def test_size_sorts_stably():
 
 
 def test_num_worker_cuts_each_set_and_deals_all_pieces_round_robin():
-    """4 workers. a: 100 docs, step 25, 4 pieces; b: 40 docs, step max(10, 16) = 16, 3 pieces; c: 16 docs, whole.
-    Pieces 0 … 7 go to buckets 0 1 2 3 0 1 2 3."""
+    """4 workers. a: 100 docs, step 25, 4 pieces; b: 40 docs, step max(10, 16) = 16, 3 pieces; c: 16
+    docs, whole. Pieces 0 … 7 go to buckets 0 1 2 3 0 1 2 3.
+    """
     tasks = opencompass_num_worker([source("a", 100), source("b", 40), source("c", 16)], 4)
     assert tasks == [
         (piece("a", 0, 25), piece("b", 0, 16)),
@@ -86,8 +88,9 @@ def test_num_worker_leaves_empty_buckets_out():
 
 
 def test_jobs_that_load_together_share_the_nic():
-    """Two jobs on one node read 4 s alone, 8 s together: 3 + 8 + 2 + 10 = 23. A third, alone on the other node,
-    reads in 4: 3 + 4 + 2 + 10 = 19."""
+    """Two jobs on one node read 4 s alone, 8 s together: 3 + 8 + 2 + 10 = 23. A third, alone on the
+    other node, reads in 4: 3 + 4 + 2 + 10 = 19.
+    """
     known = truth(a=10.0, b=10.0, c=10.0)
     costs = Costs(preprocess=3.0, storage=4.0, load=2.0)
     tasks = per_dataset([source("a", 10), source("b", 10), source("c", 10)])
@@ -96,8 +99,10 @@ def test_jobs_that_load_together_share_the_nic():
 
 
 def test_a_reader_that_comes_later_slows_the_first_only_while_both_read():
-    """a starts at 0 and reads alone until 1, then shares with b (submitted 1 s later): a needs 3 more alone-seconds,
-    6 shared, ends reading at 7; b has read 3 of its 4 and reads the last alone until 8."""
+    """a starts at 0 and reads alone until 1, then shares with b (submitted 1 s later): a needs 3
+    more alone-seconds, 6 shared, ends reading at 7; b has read 3 of its 4 and reads the last alone
+    until 8.
+    """
     known = truth(a=10.0, b=10.0)
     costs = Costs(preprocess=0.0, storage=4.0, load=0.0, gap=1.0)
     ended = run_tasks(per_dataset([source("a", 10), source("b", 10)]), known, costs, gpus=2, gpus_per_node=2)
@@ -105,7 +110,7 @@ def test_a_reader_that_comes_later_slows_the_first_only_while_both_read():
 
 
 def test_per_dataset_keeps_the_gpu_while_the_metric_runs():
-    """First come, first served on one GPU: 1 + 10 + 5, then 1 + 20 + 7: 44 s; half an inference second in two."""
+    """First come, first served on one GPU: 1 + 10 + 5, then 1 + 20 + 7: 44 s."""
     known = truth(a=(10.0, 5.0), b=(20.0, 7.0))
     costs = Costs(preprocess=1.0, storage=0.0, load=0.0, metric_slots=1)
     ended = run_tasks(per_dataset([source("a", 10), source("b", 10)]), known, costs, gpus=1, gpus_per_node=1)
@@ -115,7 +120,7 @@ def test_per_dataset_keeps_the_gpu_while_the_metric_runs():
 
 
 def test_metrics_on_gpus_still_need_a_cpu_slot():
-    """Two jobs end inference at 10 and 20; on one slot the second's metric waits until 60 and its GPU with it."""
+    """Inference ends at 10 and 20; on one slot the second's metric and GPU wait until 60."""
     known = truth(a=(10.0, 50.0), b=(20.0, 7.0))
     costs = Costs(preprocess=0.0, storage=0.0, load=0.0, metric_slots=1)
     tasks = per_dataset([source("a", 10), source("b", 10)])

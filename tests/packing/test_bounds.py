@@ -38,7 +38,7 @@ def test_the_tail_of_an_execute_metric_binds():
 
 
 def test_the_tail_of_a_score_metric_waits_for_its_whole_set():
-    """10 load + 100 s over 2 GPUs + 30 s on one slot; a set of one long batch waits for that batch."""
+    """10 load + 100 s over 2 GPUs + 30 s on one slot; one long batch makes its set wait."""
     spread = WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=30.0)
     assert bound([spread], TWO, load_seconds=10, cpu_slots=4).seconds == pytest.approx(90.0)
     single = WorkSet(name="x", batch_seconds=[80.0, 20.0], metric_seconds=30.0)

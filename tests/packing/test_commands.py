@@ -213,7 +213,7 @@ def test_a_plan_does_not_depend_on_the_interpreters_hash_seed():
 
 
 def test_a_plan_for_thousands_of_gpus_stays_within_its_budget_of_shards():
-    """20,000 documents of 600 sets on 4,704 GPUs: every lane works, shards number no more than the budget allows."""
+    """20,000 documents, 600 sets, 4,704 GPUs: every lane works, within the budget of shards."""
     sets = [
         WorkSet(name=str(index), batch_seconds=[30.0 + index % 7] * 40, metric_seconds=index % 11)
         for index in range(600)

@@ -33,7 +33,7 @@ def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_over
 @settings(max_examples=80)
 @given(sets=work_sets(), on=lanes(), costs=fixed, most=st.integers(1, 40), cores=st.sampled_from([1, 4]))
 def test_no_worker_is_spared_that_would_end_it_sooner(sets, on, costs, most, cores) -> None:
-    """The workers chosen end within the slack of what the most would, and are between 1 and the most."""
+    """The workers chosen, from 1 to the most, end within the slack of what the most would."""
     _, crew = crew_of(sets, on, most=most, cores=cores, load_seconds=costs["load_seconds"])
     chosen = crew.fewest(most)
     assert 1 <= chosen <= most
@@ -52,7 +52,7 @@ def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
 @settings(max_examples=40)
 @given(sets=work_sets(), costs=fixed, slots=st.sampled_from([1, 2, 16]))
 def test_the_end_is_the_planners(sets, costs, slots) -> None:
-    """With the planner's own slots and seconds, on lanes that are free at once, it predicts what the planner does."""
+    """On lanes that are free at once, it predicts what the planner does."""
     on = [Lane(name=str(i), node="n") for i in range(3)]
     made, crew = crew_of(
         sets,

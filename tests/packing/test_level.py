@@ -49,7 +49,7 @@ def test_moved_cuts_cover_each_set_once_in_as_many_shards_none_too_short(problem
 
 @given(st.lists(st.floats(0.0, 50.0), min_size=2, max_size=12), st.integers(1, 4))
 def test_a_set_that_reaches_every_lane_makes_them_end_together(others, each):
-    """One set of fine documents with shards on all lanes fills what other work left uneven, up to a document each."""
+    """A set of fine documents with shards on all lanes evens them out to a document each."""
     lanes, documents, document = len(others), 600, 0.1
     sums = running(Even(each=document, number=lanes * each * documents))
     sizes = {0: [(number % lanes, document * documents) for number in range(lanes * each)]}
@@ -63,7 +63,7 @@ def test_a_set_that_reaches_every_lane_makes_them_end_together(others, each):
 
 @pytest.mark.parametrize("lanes", [2, 8, 24, 32, 48, 64])
 def test_one_large_set_alone_is_cut_so_that_no_lane_waits(lanes):
-    """Without small sets to fill gaps, a plan still ends near the bound though a shard costs a second."""
+    """Without small sets for the gaps, a plan ends near the bound though a shard costs a second."""
     work = WorkSet(
         name="mmlu",
         batch_seconds=[4493.4 / 14042] * 14042,

@@ -1,4 +1,4 @@
-"""Plans against the best that CP-SAT knows; skipped where OR-Tools is not installed."""
+"""Plans against the best schedule of CP-SAT; skipped where OR-Tools is not installed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def covered(made, name):
 @FEW
 @given(work_sets(), lanes(), fixed, st.one_of(st.none(), st.integers(1, 40)))
 def test_every_batch_is_planned_exactly_once(sets, on, costs, forced):
-    """The shards of a set, in order, are its batches without gap or overlap; lanes stand as they were given."""
+    """A set's shards, in order, are its batches without gap or overlap; lanes are kept."""
     made = plan(sets, on, **costs, shards_per_task=forced)
     assert [lane.lane for lane in made.lanes] == [lane.name for lane in on]
     for work in sets:
@@ -79,7 +79,7 @@ def test_overhead_never_passes_5_percent_of_a_shard_that_could_be_longer(sets, o
 @FEW
 @given(work_sets(), st.integers(1, 12), fixed)
 def test_a_gpu_more_costs_at_most_one_shard(sets, gpus, costs):
-    """Adding a GPU never raises the planned makespan by more than the longest shard and its overhead."""
+    """A further GPU raises the planned makespan by at most the longest shard and its overhead."""
     before = plan(sets, [Lane(name=str(i), node="n") for i in range(gpus)], **costs)
     after = plan(sets, [Lane(name=str(i), node="n") for i in range(gpus + 1)], **costs)
     longest = max(
@@ -96,7 +96,7 @@ def test_a_gpu_more_costs_at_most_one_shard(sets, gpus, costs):
 )
 @FEW
 def test_forced_shards_are_that_many_and_nearly_equal(batches, pieces):
-    """`shards_per_task` gives min(N, batches) shards; none is more than two batches off an equal share."""
+    """`shards_per_task` gives min(N, batches) shards within two batches of an equal share."""
     made = plan(
         [WorkSet(name="a", batch_seconds=batches)],
         [Lane(name="l", node="n")],
@@ -155,7 +155,7 @@ def test_a_program_test_of_one_batch_is_a_long_tail():
 
 @pytest.mark.parametrize("gpus", [31, 60, 64])
 def test_lesser_tails_leave_a_slot_to_the_longest(gpus):
-    """Two CPU slots: sets that are through sooner must not hold both when the longest tail comes."""
+    """Two CPU slots: shorter tails must not hold both when the longest comes."""
     shapes = [("longest", 19.0, 3900.0), ("a", 226.0, 407.0), ("b", 68.0, 381.0), ("bulk", 21_000.0, 1.0)]
     sets = [
         WorkSet(name=name, batch_seconds=[seconds / 2000] * 2000, metric_seconds=tail)

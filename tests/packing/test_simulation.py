@@ -40,7 +40,9 @@ def run(made, on, sets, **more):
 
 
 def test_an_empty_lane_steals_the_lowest_rank_of_the_fullest_lane():
-    """b has nothing: it takes a's next in rank while a runs its head; both end by hand-worked times."""
+    """b has no shard: it takes a's next in rank while a runs its head; both end by hand-worked
+    times.
+    """
     sets = [WorkSet(name="x", batch_seconds=[20.0, 30.0, 8.0])]
     made = given_plan(
         a=(shard("x", 0, 1, 20.0, 0.0), shard("x", 1, 2, 30.0, 1.0), shard("x", 2, 3, 8.0, 2.0)), b=()
@@ -58,7 +60,7 @@ def test_an_empty_lane_steals_the_lowest_rank_of_the_fullest_lane():
 
 
 def test_a_thief_takes_from_the_lane_with_most_seconds_left():
-    """c steals from b (50 s left), not from a (30 s left), although a's shard has the lower rank."""
+    """c steals from b (50 s left), not from a (30 s left), although a's has the lower rank."""
     sets = [WorkSet(name="x", batch_seconds=[5.0, 30.0, 5.0, 50.0])]
     made = given_plan(
         a=(shard("x", 0, 1, 5.0, 0.0), shard("x", 1, 2, 30.0, 1.0)),
@@ -72,7 +74,7 @@ def test_a_thief_takes_from_the_lane_with_most_seconds_left():
 
 
 def test_a_late_lane_starts_when_it_arrives_and_speed_counts():
-    """Ready at 40, load 10: works from 50 on, 20 s of work at speed 2 and 1 s of overhead end at 61."""
+    """Ready at 40, load 10: from 50 on, 20 s of work at speed 2 and 1 s overhead end at 61."""
     sets = [WorkSet(name="x", batch_seconds=[20.0])]
     made = given_plan(a=(shard("x", 0, 1, 20.0, 0.0),))
     got = run(made, [Lane(name="a", node="n", ready_at_seconds=40.0, speed=2.0)], sets)
@@ -80,7 +82,7 @@ def test_a_late_lane_starts_when_it_arrives_and_speed_counts():
 
 
 def test_a_score_waits_for_the_whole_set_and_an_execute_for_its_shard():
-    """Two shards end at 21 and 31: a score of 7 s ends at 38; an execute of 8 s, one at once, at 35."""
+    """Shards end at 21 and 31: a score of 7 s ends at 38; an execute of 8 s at 35."""
     made = given_plan(a=(shard("x", 0, 1, 10.0, 0.0), shard("x", 1, 2, 9.0, 1.0)))
     on = [Lane(name="a", node="n")]
     scored = WorkSet(name="x", batch_seconds=[10.0, 9.0], metric_seconds=7.0)
@@ -98,14 +100,14 @@ def test_metric_jobs_are_served_in_order_on_their_slots():
 
 
 def test_a_set_that_may_run_one_job_leaves_the_other_slot_to_others():
-    """Set 0 may run one job at once: its second job waits until 10 without holding the slot that set 1 uses."""
+    """Set 0 may run one job at once: its second job waits until 10, set 1 uses the slot."""
     jobs = [(0.0, 10.0, 0), (0.0, 10.0, 0), (1.0, 3.0, 1)]
     assert metrics_end(jobs, [1, 9], 2) == pytest.approx(20.0)
     assert metrics_end([(0.0, 10.0, 0), (0.5, 1.0, 0), (1.0, 10.5, 1)], [1, 9], 2) == pytest.approx(11.5)
 
 
 def test_a_shards_cpu_work_is_dealt_out_up_to_what_may_run_at_once():
-    """12 s, 3 at once: three jobs of 4 s; one document is one job; pieces are no finer than the grain."""
+    """12 s, 3 at once: three jobs of 4 s; one document is one job; no piece below the grain."""
     assert divided(5.0, 12.0, 0, at_once=3, documents=9, grain=0.1) == [(5.0, 4.0, 0)] * 3
     assert divided(5.0, 12.0, 0, at_once=3, documents=1, grain=0.1) == [(5.0, 12.0, 0)]
     assert divided(5.0, 12.0, 0, at_once=9, documents=9, grain=6.0) == [(5.0, 6.0, 0)] * 2
@@ -122,7 +124,7 @@ def test_no_run_beats_the_bound_of_its_own_truth(sets, on, costs, sigma, seed):
 
 @FEW
 @given(work_sets(), lanes(), fixed, st.integers(0, 1000))
-def test_every_shard_runs_once_whoever_takes_it(sets, on, costs, seed):
+def test_every_shard_runs_once_on_any_lane(sets, on, costs, seed):
     """Pulling and stealing lose no shard and run none twice; no lane runs two at a time."""
     made = plan(sets, on, **costs)
     got = simulate(made, on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs)
@@ -137,7 +139,7 @@ def test_every_shard_runs_once_whoever_takes_it(sets, on, costs, seed):
 @FEW
 @given(work_sets(), st.integers(1, 8), fixed, st.integers(0, 1000))
 def test_no_lane_idles_while_shards_wait(sets, gpus, costs, seed):
-    """All lanes end within one shard of each other: a mistaken prior costs a shard, never an idle GPU."""
+    """Lanes end within one shard of each other: a wrong prior costs a shard, never a GPU."""
     on = [Lane(name=str(i), node="n") for i in range(gpus)]
     made = plan(sets, on, **costs)
     got = simulate(made, on, Truth(Predicted(sets), sigma=0.6, seed=seed), **costs)
@@ -151,8 +153,10 @@ def test_no_lane_idles_while_shards_wait(sets, gpus, costs, seed):
 @FEW
 @given(st.integers(2, 16), st.integers(0, 1000))
 def test_stealing_never_starves_a_long_tail(gpus, seed):
-    """With sigma 0.6, every shard before the longest CPU tail starts before any shard of bulk that ranks after it
-    and stood in the same lane; the tail's last shard starts in the first half of the run."""
+    """With sigma 0.6, every shard before the longest CPU tail starts before any shard of bulk that
+    ranks after it and stood in the same lane; the tail's last shard starts in the first half of the
+    run.
+    """
     sets = [
         WorkSet(name=f"bulk{index}", batch_seconds=[1.0] * 150 * gpus, metric_seconds=1.0)
         for index in range(4)
@@ -185,8 +189,9 @@ def test_a_draw_is_the_same_however_a_set_is_cut():
 
 @pytest.mark.parametrize("width", [2, 8])
 def test_a_short_run_whose_prior_is_ten_times_off_ends_together(width):
-    """Sets of seconds, cut by what a shard costs besides, take ten times as long: the end is still shared, in the median
-    of 20 draws to 20 % of the bound."""
+    """Sets of seconds, cut by what a shard costs besides, take ten times as long: the end is still
+    shared, in the median of 20 draws to 20 % of the bound.
+    """
     sets = [[0.02] * 60, [0.03] * 15, [0.2] * 15, [0.2] * 11]
     on = [Lane(name=str(number), node="n") for number in range(width)]
     costs = {"load_seconds": 7.0, "shard_overhead_seconds": SHARD_OVERHEAD_SECONDS, "cpu_slots": 2}

@@ -64,7 +64,7 @@ def test_larger_models_are_slower_on_anything(parameters, hardware):
 
 
 def test_hardware_names_are_matched_to_the_longest_known_part():
-    """`l40s` is no `l4`, `h200` no `h20`, and a name nobody knows is none."""
+    """`l40s` is no `l4`, `h200` no `h20`, and an unknown name matches none."""
     assert nominal("NVIDIA L40S") == nominal("l40")
     assert nominal("nvidia_h200") != nominal("h20")
     assert nominal("gh200") != nominal("h200")
@@ -88,7 +88,7 @@ def test_more_tokens_take_longer_and_every_batch_has_its_seconds():
 
 
 def test_the_first_run_moves_the_prediction_most_of_the_way():
-    """A task seen once at three times the cold seconds is then predicted within a quarter of that."""
+    """Seen once at three times the cold seconds, a task is predicted within a quarter of that."""
     history = [
         observation(n, hardware=SEVEN.hardware, inference_seconds=100_000 / 9000 * (3 if n == 0 else 1))
         for n in range(12)
@@ -132,7 +132,7 @@ def test_prefill_and_generation_speeds_are_told_apart():
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
 def test_a_residual_is_shrunk_to_zero_and_never_beyond_what_was_seen(logs):
-    """Between 0 and the extremes of what was seen; the spread falls from that of no run towards a run's own."""
+    """Between 0 and the extremes seen; the spread falls towards a run's own."""
     got = residual(logs, sigma_before=0.4, sigma_run=0.1)
     assert min(0.0, *logs) - 1e-12 <= got.mean <= max(0.0, *logs) + 1e-12
     assert 0.1 <= got.sigma <= residual([], sigma_before=0.4, sigma_run=0.1).sigma
@@ -150,7 +150,7 @@ def test_stated_spreads_are_those_of_one_and_three_runs():
 
 
 def test_predictions_get_better_with_checkpoints():
-    """Replayed history of 60 tasks: the error of predicted medians falls to below 0.15 after one run, 0.11 after three."""
+    """Replayed history of 60 tasks: the median error is below 0.15 after one run, 0.11 after 3."""
     random = Random(3)
     tasks = {f"task{n}": random.gauss(0, 0.4) for n in range(60)}
     history = []
@@ -192,17 +192,17 @@ def test_history_order_does_not_matter():
 
 
 def test_metric_seconds_are_measured_figures_first_and_history_then():
-    """HumanEval's 42 s are in the table; an unknown score is fast, an unknown program slow; one run corrects."""
+    """The table has HumanEval's 42 s; unknown scores are fast, programs slow; one run corrects."""
     assert predict_metric("humaneval", 164, True, []).seconds == pytest.approx(43, rel=0.05)
-    assert predict_metric("nobody", 1000, False, []).seconds < 3
-    assert predict_metric("nobody", 1000, True, []).seconds > 100
+    assert predict_metric("unheard-of", 1000, False, []).seconds < 3
+    assert predict_metric("unheard-of", 1000, True, []).seconds > 100
     slow = [observation(0, documents=1000, metric_seconds=500.0)] * 3
     assert predict_metric("task0", 1000, False, slow).seconds > 100
     assert predict_metric("task0", 0, False, []).seconds == 0.0
 
 
 def test_a_judge_is_asked_one_at_a_time_and_programs_as_there_are_slots():
-    """The kind of the shipped row says so; a task that nothing is known of has no limit."""
+    """The shipped row's kind decides; a task without a row has no limit."""
     assert predict_metric("alpacaeval", 805, True, []).at_once == 1
     assert predict_metric("humaneval", 164, True, []).at_once is None
     assert predict_metric("unheard_of", 100, True, []).at_once is None
@@ -241,7 +241,7 @@ some_seconds = st.one_of(st.just(0.0), st.floats(0, 1e9), st.floats(0, 1e-5))
 
 @st.composite
 def accepted(draw):
-    """Any observation that a table takes in, absurd ones included."""
+    """Any observation that a table accepts, absurd ones included."""
     return observation(
         draw(st.integers(0, 2)),
         model_parameters=draw(count),

@@ -63,7 +63,7 @@ def test_concurrent_writers_lose_nothing(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 20, -2])
 def test_a_torn_last_line_is_tolerated_and_mended(tmp_path, cut):
-    """A writer killed in its line hides nothing else: readers skip it, the next append removes it."""
+    """Readers skip the half line of a killed writer; the next append removes it."""
     path = tmp_path / "observations.jsonl"
     append(path, [observation(0)])
     torn = observation(1).model_dump_json().encode()[:cut]
@@ -103,7 +103,7 @@ def test_merging_twice_adds_once(tmp_path):
 
 
 def test_export_and_import_are_inverse(tmp_path):
-    """What `export` gives, as an array or a line each, `import` takes in whole; a second time adds nothing."""
+    """`import` accepts all of `export`, as array or lines; a second time adds no line."""
     here, there, file = (tmp_path / name for name in ("here", "there", "file"))
     append(here, [observation(0), observation(1)])
     exported = commands.export(here)
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 
 
 def test_show_and_fit_say_what_was_learnt(tmp_path):
-    """A task twice as slow as all others shows a factor above 1; rates stand per hardware and engine."""
+    """A task twice as slow as others has a factor above 1; rates are per hardware and engine."""
     path = tmp_path / "observations.jsonl"
     append(path, [observation(number) for number in range(6)])
     append(path, [observation(9, inference_seconds=25.0), observation(9, inference_seconds=25.0, at=2000.0)])

@@ -406,7 +406,7 @@ def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Pat
         from pathlib import Path
         from coordinator.services.redis_server import RedisServer
         from coordinator.services.metric_queue import MetricQueue
-        from evaljobs import redis_address
+        from evaljobs.queue import redis_client as redis_address
         from evaljobs.contract.paths import WorkPaths
         from evaljobs.queue.work_queue import QueuedShard, WorkQueue
         work = WorkPaths({str(work.root)!r})

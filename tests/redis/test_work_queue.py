@@ -112,42 +112,14 @@ def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(
     assert queue.unclaimed() == ()
 
 
-def test_a_straggler_claims_only_what_does_not_hold_up_the_end(queue: WorkQueue) -> None:
-    """Three times as slow, beside two others: it takes a shard while the others have three times as long to do; then
-    what was planned for it is stolen. Alone it takes everything.
-    """
-    for trial in ("fast", "quick", "slow"):
-        queue.heartbeat(trial, phase="infer")
-    queue.mark_slow({"slow": 3.0})
-    queue.fill({"a": shards("a0", "a1", "a2", seconds=10), "b": shards("b0", "b1", "b2", seconds=10)}, "1")
-    assert queue.claim("slow", "b").shard == "b0", (
-        "60 s are left: 30 for each of the others, and 30 at its own rate"
-    )
-    assert queue.done("slow", "b0", 1)
-    assert queue.claim("slow", "b").kind == "drained"
-    assert {queue.claim("fast", "a").shard, queue.claim("quick", "c").shard} == {"a0", "b1"}
-    queue.release_claims("fast")
-    queue.release_claims("quick")
-    assert queue.claim("slow", "b").shard == "b1", "nobody else is there"
-
-
-def test_a_straggler_copies_nobody(queue: WorkQueue, client: redis.Redis) -> None:
-    """With nothing left to claim it ends, where a trial at the usual pace would run another's late shard once more."""
-    straggling(queue, client)
-    queue.mark_slow({"fast": 2.0})
-    assert queue.claim("fast", "a").kind == "drained"
-    assert queue.claim("third", "a").shard == "y"
-
-
 def test_without_stealing_a_lane_is_handed_its_own_shards_alone(
     queue: WorkQueue, client: redis.Redis
 ) -> None:
-    """A fill without stealing: an empty lane's trial ends, copies no late shard, and one named as slow goes on with its own;
-    what is added to its lane it takes. The next fill decides anew.
+    """A fill without stealing: an empty lane's trial ends and copies no late shard; what is added to its lane it
+    takes. The next fill decides anew.
     """
     straggling(queue, client)
     queue.fill({"a": shards("x0"), "b": shards("b0", "b1")}, "2", steal=False)
-    queue.mark_slow({"slow": 3.0})
     assert queue.claim("fast", "a").shard == "x0"
     assert queue.done("fast", "x0", 2)
     assert queue.claim("fast", "a") == Claim(kind="drained")

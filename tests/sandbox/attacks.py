@@ -1,4 +1,4 @@
-"""Programs that try to pass without solving anything: what the test of hostile programs runs beside the listed ones."""
+"""Programs that try to pass without a solution, beside the listed hostile ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = {  # HumanEval/32: the test calls a helper of the prompt
     "        assert math.fabs(poly(cs, candidate(cs))) < 1e-4\n",
 }
 
-# An object whose every operation says what a test may want to hear.
+# An object whose every operation returns the value that a test expects.
 _LIAR = """
 class Liar:
     def _zero(self, *a, **k): return 0

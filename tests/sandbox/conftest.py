@@ -1,4 +1,4 @@
-"""A private copy of the package that any user can read, and its command run as root (where we are) and as a user."""
+"""A private copy of the package that any user can read, and its command as root and user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_USER = 64321  # belongs to nobody
+_USER = 64321  # a user id without an account
 _SYSTEM_PYTHON = "/usr/bin/python3"
 
 Runner = Callable[..., list[dict[str, Any]]]
@@ -24,7 +24,7 @@ Runner = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def shared_folder() -> Iterator[Path]:
-    """A folder that every user may read and write, outside anybody's home."""
+    """A folder outside all homes that every user may read and write."""
     folder = Path(tempfile.mkdtemp(prefix="evalspan-tests-", dir="/tmp"))
     folder.chmod(0o777)
     (folder / "evaljobs").mkdir()
@@ -51,7 +51,7 @@ def _interpreter(who: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(params=["self", "user"])
 def who(request: pytest.FixtureRequest) -> str:
-    """Who runs the sandbox: we (root in CI), or an ordinary user."""
+    """The user who runs the sandbox: root (as in CI), or an ordinary user."""
     return str(request.param)
 
 
@@ -63,7 +63,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(shared_folder: Path) -> Runner:
-    """run(programs, level, who): the verdicts of the real command; afterwards none of its processes may be alive."""
+    """run(programs, level, who): the real command's verdicts; all of its processes must end."""
 
     def run(programs: list[dict[str, Any]], level: str, who: str, *options: str) -> list[dict[str, Any]]:
         python, identity = _interpreter(who)

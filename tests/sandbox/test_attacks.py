@@ -1,6 +1,8 @@
-"""Programs that try to get out, to fool the checker or to break the harness; and right ones of unusual shape.
+"""Programs that try to get out, to fool the checker or to break the sandbox; and unusual right
+ones.
 
-`attacks.ATTACKS` are wrong programs whose only hope is to be passed wrongly; `data/adversarial_programs.jsonl` holds more.
+`attacks.ATTACKS` are wrong programs that can only be passed wrongly;
+`data/adversarial_programs.jsonl` has more.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def _listed() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def test_listed_programs_fare_as_expected_and_leave_nothing(run: Any, level: str, who: str) -> None:
-    """No listed hostile program passes, an honest one after each does, and the machine is as it was."""
+    """No hostile program passes, an honest one after each does, and no trace is left."""
     problem, rows = _listed()
     subprocess.run(["/bin/sh", "-c", problem["setup"]], check=True)
     fields = {name: problem[name] for name in ("prompt", "entry_point", "test")}
@@ -164,7 +166,7 @@ def test_listed_programs_fare_as_expected_and_leave_nothing(run: Any, level: str
 
 
 def test_no_further_attack_passes_or_chooses_its_judge(run: Any, level: str, who: str) -> None:
-    """None of our own attacks passes, ends up in the test's process, or spoils the right program after it."""
+    """No attack passes, gets into the test's process, or spoils the right program after it."""
     programs = []
     for name, fields in ATTACKS:
         programs.append({"id": name, "timeout_seconds": 1.0, **fields})
@@ -181,7 +183,7 @@ def test_right_programs_of_unusual_shape_pass(run: Any, level: str, who: str) ->
 
 
 def test_rlimits_are_refused_unless_allowed(run: Any, who: str) -> None:
-    """Resource limits alone are used only by who asks for them, and never as root."""
+    """Resource limits alone are used on request only, and never as root."""
     honest = {"id": "honest", "completion": "def add(a, b):\n    return a + b\n", **ADD}
     with pytest.raises(AssertionError, match="allow-unsafe"):
         run([honest], "rlimits", who)

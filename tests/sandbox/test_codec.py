@@ -1,4 +1,4 @@
-"""The codec: values survive the crossing, and whatever comes from the other side is a value or a CodecError."""
+"""The codec: values survive, and all that comes from the other side is a value or an error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_value_survives_the_crossing(value: Any) -> None:
 @settings(max_examples=500)
 @given(bodies)
 def test_hostile_json_is_a_value_that_has_a_way_back_or_refused(body: Any) -> None:
-    """Any JSON decodes or raises CodecError; what decodes encodes again, so it never forces another way to judge."""
+    """Any JSON decodes or raises CodecError; what decodes can be encoded again."""
     try:
         value = DECODER.loads(json.dumps(body))
     except codec.CodecError:
@@ -161,7 +161,7 @@ def test_numpy_values_cross() -> None:
 
 
 def test_a_literal_set_keeps_its_order() -> None:
-    """{12, 13, 14, 15, 16} iterates from 16 where it stands in a program: a callee sees it so too."""
+    """{12, 13, 14, 15, 16} iterates from 16 in a program, and so for a callee."""
     literal, grown = {12, 13, 14, 15, 16}, set(range(12, 17))
     for value in (literal, grown):
         assert list(DECODER.loads(ENCODER.dumps(value))) == list(value)

@@ -1,4 +1,4 @@
-"""Honest programs fare as in plain Python, where program and test are one process; what cannot says so.
+"""Honest programs get the verdict of plain Python, where program and test share a process.
 
 The oracle is `exec` here: the programs of `honest` are the project's own.
 """
@@ -21,12 +21,12 @@ from evaljobs.sandbox.rpc.link import Link
 from evaljobs.sandbox.rpc.names import needs_shared_process
 from tests.sandbox.honest import IN_PROCESS, PROGRAMS, UNSUPPORTED, WRONG, WRONG_IN_PROCESS
 
-UNWRITABLE = {"a file"}  # nothing may be written under Landlock, which knows no private folder
+UNWRITABLE = {"a file"}  # Landlock has no private folder, so programs may not write
 
 
 def _passes(code: str, test: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", sys.stdin)  # put back afterwards, whatever the test does
+        patch.setattr(sys, "stdin", sys.stdin)  # restored afterwards
         patch.setattr(sys, "stdout", io.StringIO())
         try:
             exec(code + "\n" + test, {})  # noqa: S102
@@ -41,7 +41,7 @@ def _programs(table: dict[str, tuple[str, str]]) -> list[Program]:
 
 @pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds here")
 def test_honest_programs_fare_as_in_one_process(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right and wrong ones have the verdict that plain Python gives; the reason of a wrong one is its own."""
+    """Right and wrong ones have plain Python's verdict; a wrong one has its own reason."""
     table = {**PROGRAMS, **WRONG, **IN_PROCESS, **WRONG_IN_PROCESS}
     plain = {name: _passes(*texts, monkeypatch) for name, texts in table.items()}
     assert plain == {name: name in PROGRAMS or name in IN_PROCESS for name in table}
@@ -55,7 +55,7 @@ def test_honest_programs_fare_as_in_one_process(level: str, monkeypatch: pytest.
 
 @pytest.mark.skipif(best_level() is Level.RLIMITS, reason="no level holds here")
 def test_what_is_not_asked_of_a_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a right program fails because the test asks for more than a handle can do, the reason says so."""
+    """The reason says so where a right program fails because the test needs more than a handle."""
     assert all(_passes(*texts, monkeypatch) for texts in UNSUPPORTED.values())
     verdicts = list(run_programs(_programs(UNSUPPORTED)))
     assert [(v.id, v.verdict) for v in verdicts] == [(name, "fail") for name in UNSUPPORTED]
@@ -80,7 +80,7 @@ def test_what_is_not_asked_of_a_program_is_named(monkeypatch: pytest.MonkeyPatch
 )
 @pytest.mark.parametrize("call", ["f({})", "f(1, key={})", "made.visit({})", "assert f(3, {}) == 4"])
 def test_a_test_that_hands_over_an_object_shares_the_programs_process(handed: str, call: str) -> None:
-    """The test's text alone decides it: a function, a generator or an object of the test's or a library's is an argument."""
+    """The test's text decides: a function, generator or object of its own is an argument."""
     assert needs_shared_process(
         f"def own(x): return x\nclass Own: pass\nmine = Own()\nmade = g(3)\n{call.format(handed)}"
     )
@@ -121,7 +121,7 @@ def test_a_test_that_hands_over_an_object_shares_the_programs_process(handed: st
     ],
 )
 def test_a_test_of_values_alone_never_shares_the_programs_process(test: str) -> None:
-    """Where only data is passed, and no class of the program is named, the program stays in a process of its own."""
+    """With data alone, and no class of the program, the program has its own process."""
     assert not needs_shared_process(test)
 
 
@@ -154,7 +154,7 @@ nests = st.lists(
 
 
 def _play(play: Any, nested: list[list[int]], played: list[tuple[str, int, int]]) -> tuple[Any, ...]:
-    """What a test holds after a call: the result or its exception, texts, and which of the lists are one."""
+    """What a test has after a call: the result or exception, texts, and which lists are one."""
     lists: list[Any] = [[]]
     for numbers in nested:
         lists.append([lists[n % len(lists)] for n in numbers])
@@ -172,9 +172,7 @@ def _play(play: Any, nested: list[list[int]], played: list[tuple[str, int, int]]
 def test_arguments_after_a_call_are_as_in_one_process(
     nested: list[list[int]], played: list[tuple[str, int, int]]
 ) -> None:
-    """Whatever a program does to lists that it is passed, and whether it returns or raises: the test sees what it would in
-    one process, identities and cycles included.
-    """
+    """The test sees lists after a call as in one process, with identities and cycles."""
     plain: dict[str, Any] = {}
     exec(PLAY, plain)  # noqa: S102
     ours, theirs = socket.socketpair()

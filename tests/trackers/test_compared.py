@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from trackers.conftest import leave
 
-from coordinator.evaluation.messages import PlannedLeaf
+from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, LeafState, NodeUse, State
 from coordinator.report.counterfactual import POLICIES, without_evalspan
@@ -27,7 +27,7 @@ def paths(tmp_path):
 def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
     record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
     made = State(record=record, entries=[], batch_size=8)
-    made.nodes["n"] = NodeUse(name="n", lanes=lanes)
+    made.nodes.by_name["n"] = NodeUse(name="n", lanes=lanes)
     for index, task in enumerate(tasks):
         made.entries.append(EntryState(index=index, name=task, sets={task: "folder"}))
         planned = PlannedLeaf(
@@ -40,12 +40,12 @@ def state(paths: Any, lanes: int, *tasks: str, executes: bool = False) -> State:
             documents=40,
             shards=(),
         )
-        made.leaves[task] = LeafState(planned=planned, todo=0)
+        made.shards.leaves[task] = LeafState(planned=planned, todo=0)
     return made
 
 
 def test_one_data_set_on_one_lane_costs_its_parts(paths):
-    """Build, read, load, inference and metric, one after the other: nothing of it overlaps in a job a data set."""
+    """Build, read, load, inference and metric follow one another in a job per data set."""
     made = without_evalspan(
         state(paths, 1, "a"), gpu_seconds={"a": 100.0}, metric_seconds={"a": 7.0}, **COSTS
     )

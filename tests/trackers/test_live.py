@@ -1,4 +1,6 @@
-"""Laws of the live export: each ended evaluation reaches its trackers once, whatever fails, and the daemon never notices."""
+"""Laws of the live export: each ended evaluation reaches its trackers once, and a failure never
+disturbs the daemon.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def write(points, out, run, project):
 
 @pytest.fixture
 def job(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> live.Job:
-    """The work folder of two ended checkpoints of a training, one that runs, and another training's."""
+    """The work folder of a training (two ended checkpoints, one that runs) and of another."""
     (tmp_path / "plain_tracker.py").write_text(ADAPTER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(live, "TRACKERS", {"plain": "plain_tracker"})
@@ -59,7 +61,7 @@ def failures(work: Path, step: int) -> dict[str, str]:
 
 
 def test_an_ended_evaluation_is_written_at_its_step_once(job, work):
-    """Scores and cost, by training; asked again there is nothing to do; a new end brings the whole run."""
+    """Scores and cost, by training; a second call writes none; a new end writes the run."""
     assert live.export_left(job) == []
     assert written(job) == [[[10, 2.0, [0.2, 9.8]], [20, 2.0, [0.6, 9.4]]]]
     assert [row[0][0] for row in written(job, "b-mini")] == [5]
@@ -72,7 +74,7 @@ def test_an_ended_evaluation_is_written_at_its_step_once(job, work):
 
 
 def test_results_that_changed_are_written_again(job, work):
-    """A retry that scored a failed task is news."""
+    """A retry that scored a failed task is exported."""
     live.export_left(job)
     file = EvaluationPaths(work / "step-20-mini-00000020").results
     file.write_text(json.dumps(results(0.65)))
@@ -82,8 +84,8 @@ def test_results_that_changed_are_written_again(job, work):
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
-def test_a_tracker_that_fails_is_told_of_and_tried_again(job, work, how):
-    """The reason stands with each evaluation that it lacks, and goes when a later export brings it."""
+def test_a_tracker_that_fails_is_reported_and_tried_again(job, work, how):
+    """Each missing evaluation has the reason, until a later export succeeds."""
     mode(job, how)
     assert len(live.export_left(job)) == 2
     assert "the server said no" in failures(work, 10)["plain"] or how == "exit"
@@ -95,8 +97,8 @@ def test_a_tracker_that_fails_is_told_of_and_tried_again(job, work, how):
     assert len(written(job)) == 1
 
 
-def test_a_tracker_that_takes_its_process_down_is_told_of(job, work):
-    """Noted before it is touched; whoever comes next makes up for it."""
+def test_a_tracker_that_takes_its_process_down_is_reported(job, work):
+    """The attempt is noted before the tracker runs, so the next export reports and repeats it."""
     mode(job, "die")
     pid = os.fork()
     if pid == 0:
@@ -113,14 +115,14 @@ def test_a_tracker_that_takes_its_process_down_is_told_of(job, work):
 
 
 def test_a_damaged_evaluation_does_not_keep_the_others_back(job, work):
-    """Half a report is passed over."""
+    """Half a report is skipped."""
     EvaluationPaths(work / "step-10-mini-00000010").report.write_text("{")
     assert live.export_left(job) == []
     assert [p[0] for p in written(job)[-1]] == [20]
 
 
 def test_the_daemons_side_begins_a_process_and_never_raises(work, tmp_path, monkeypatch, caplog):
-    """At its start what is left, later when asked; a missing package or no process at all is a warning."""
+    """At its start and when asked; a missing package or no process at all is a warning."""
     section = TrackersConfig(mlflow_uri=(tmp_path / "ml").as_uri())
     exporter = live.Exporter(Config(work_dir=work, trackers=section))
     exporter.job = exporter.job.model_copy(
@@ -151,7 +153,7 @@ def test_without_trackers_there_is_no_process(work):
 
 
 def test_settings_name_their_trackers(tmp_path):
-    """Each with where it writes and what its package is told."""
+    """Each with its target and its package's settings."""
     section = TrackersConfig(
         tensorboard_dir=tmp_path / "tb", wandb_project="w", wandb_mode="online", mlflow_uri="http://h:1"
     )
@@ -165,7 +167,7 @@ def test_settings_name_their_trackers(tmp_path):
 
 
 def test_a_common_folder_name_is_no_name_of_a_run():
-    """Trainings that call their folder `checkpoints` are told apart by the one above."""
+    """Trainings whose folder is `checkpoints` are named by the folder above."""
     from trackers.conftest import point
 
     names = runs_of([point(1, 0.1, checkpoint=f"/runs/{t}/checkpoints/step-1") for t in ("a", "b")])

@@ -24,7 +24,7 @@ def test_scores_are_numbers_with_their_direction():
 
 
 def test_points_come_in_order_of_training():
-    """Whatever order they were evaluated in; of two evaluations of a checkpoint the later one counts."""
+    """In whatever order they ended; of two evaluations of a checkpoint the later counts."""
     late = point(10, 0.3, accepted_at=2e9, evaluation_id="later")
     series = make_series([point(20, 0.5), point(10, 0.2), late])
     assert [(p.step, p.evaluation_id) for p in series.points] == [
@@ -36,7 +36,7 @@ def test_points_come_in_order_of_training():
 
 
 def test_a_drop_beyond_two_standard_errors_is_flagged():
-    """And a smaller one, a rise, or a drop whose error nobody knows, is not."""
+    """A smaller drop, a rise, or a drop without a known error is not."""
     values = [0.50, 0.48, 0.60, 0.50]
     (curve, pages) = make_series([point(i, v) for i, v in enumerate(values)]).curves
     assert [p.regressed for p in curve.points] == [False, False, False, True]
@@ -114,7 +114,9 @@ def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
 
 
 def test_a_series_is_found_in_the_work_folder(work):
-    """Ended ones with scores, a running one without, none of another training or suite; a typo is told."""
+    """Ended ones with scores, a running one without, none of another training or suite; a typo is
+    named.
+    """
     leave(work, 10, 0.1, suite="other")
     points = make_series(find_series(work, "/runs/a", "mini")).points
     assert [(p.step, p.status, len(p.scores)) for p in points] == [
@@ -127,7 +129,7 @@ def test_a_series_is_found_in_the_work_folder(work):
 
 
 def test_a_damaged_evaluation_does_not_hide_the_others(work):
-    """A half record is passed over."""
+    """Half a record is skipped."""
     (work / "broken").mkdir()
     (work / "broken" / "evaluation.json").write_text('{"schema_version": 1')
     assert len(find_series(work, "/runs/a")) == 3

@@ -1,4 +1,4 @@
-"""Laws of trackers: what a tracker's own reader reads is what was scored, at the training step, once.
+"""Laws of trackers: a tracker's own reader finds each score once, at the training step.
 
 Each runs with the real package, and is skipped by name where that is not installed.
 """
@@ -35,7 +35,7 @@ def test_values_have_one_name_in_all_trackers():
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_is_an_operators_error(tmp_path, monkeypatch, name):
-    """It says what to install; importing the adapter needed nothing."""
+    """The error names the package to install; importing the adapter needs none."""
     packages = ("tensorboard", "wandb", "mlflow")
     for module in [*packages, *(m for m in sys.modules if m.startswith(packages))]:
         monkeypatch.setitem(sys.modules, module, None)
@@ -88,7 +88,7 @@ def test_tensorboard_reads_the_scores_back(tmp_path):
 
 
 def test_tensorboard_keeps_the_points_that_are_not_exported(tmp_path):
-    """One step exported leaves the others, in files that are not touched; a changed point takes the old one's place."""
+    """Exporting one step leaves the other files untouched; a changed point replaces its own."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -134,7 +134,7 @@ def test_mlflow_reads_the_scores_back(tmp_path, monkeypatch):
 
 
 def test_wandb_offline_holds_the_scores(tmp_path, monkeypatch):
-    """An offline run with the same id each time, whose file holds each value beside its training step."""
+    """An offline run with a stable id, whose file holds each value with its training step."""
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -190,8 +190,10 @@ def test_lm_evals_own_helpers_read_our_files(tmp_path):
     assert read["model_name_sanitized"] == utils.sanitize_model_name("/runs/a/step-10")
 
 
-def test_a_checkpoints_tokenizer_is_told_as_lm_eval_tells_it(tmp_path):
-    """Tokens with their ids, the longest context, the chat template; of a checkpoint that is gone, nothing."""
+def test_a_checkpoints_tokenizer_is_described_as_by_lm_eval(tmp_path):
+    """Tokens with their ids, the longest context, the chat template; empty where the checkpoint is
+    gone.
+    """
     assert lm_eval_files.tokenizer_facts(tmp_path) == {}
     assert lm_eval_files.chat_template(tmp_path) is None
     settings = {

@@ -1,5 +1,8 @@
-"""Shuts programs in: a lane (`lane`) starts an interpreter that gives up all it has (`launch`), and then forks one process
-for each program (`zygote`). What the kernel offers for it stands in `kernel` and `syscalls`.
+"""Isolates programs, each in a process without rights.
 
-Rule: runs inside what it builds, so it imports the standard library and the sandbox alone. Start reading at `lane`.
+A lane (`lane`) starts an interpreter that gives up its rights (`launch`), then forks one process
+per program (`zygote`). `kernel` and `syscalls` have the system calls for it.
+
+Rule: runs inside what it builds, so it imports the standard library and the sandbox alone. Start
+reading at `lane`.
 """

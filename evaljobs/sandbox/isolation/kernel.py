@@ -1,9 +1,9 @@
 # ruff: noqa: PTH112
 # pathlib, and what it imports, would enlarge every fork.
-"""System calls that Python has no name for: namespaces, mounts, capabilities, seccomp, Landlock.
+"""System calls that Python lacks: namespaces, mounts, capabilities, seccomp, Landlock.
 
-Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads. Runs inside the
-box, so it imports the standard library alone. Called from `launch` and `zygote`.
+Rule: thin wrappers that raise OSError, and pure builders of the byte strings that the kernel reads.
+Imports the standard library alone. Called from `launch` and `zygote`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from evaljobs.sandbox.isolation import syscalls
 
-# PyDLL keeps the interpreter lock: nothing else may run between clone() and the repair of the child's state.
+# PyDLL keeps the interpreter lock: no thread may run between clone() and the child's repair.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _syscall: Final = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -47,7 +47,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class UnsupportedMachineError(OSError):
-    """No table of system calls for this processor: only the rlimits level works on it."""
+    """No system call table for this processor: only the rlimits level works on it."""
 
 
 def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
@@ -78,15 +78,16 @@ def prctl(option: int, value: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become our children, so that the rlimits level can find and end them."""
+    """Make orphaned descendants children of this process, so that level rlimits can end them."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _find_tid_address() -> int:
     """Address of the thread id that libc caches in its thread block, 0 if it is not found.
 
-    A raw clone leaves the parent's id there, and abort() and raise() would signal a stranger. fork() in libc has the
-    kernel write it (CLONE_CHILD_SETTID); we do the same, once the field is found by its value.
+    A raw clone leaves the parent's id there, and abort() and raise() would signal another process.
+    fork() in libc has the kernel write it (CLONE_CHILD_SETTID); so does this module, once it finds
+    the field by its value.
     """
     _libc.pthread_self.restype = ctypes.c_void_p
     base: int = _libc.pthread_self()
@@ -125,7 +126,7 @@ class Cloner:
 
 
 def map_ids(inner: int, outer_uid: int, outer_gid: int) -> None:
-    """Name this process's only user and group `inner` in its new user namespace."""
+    """Map this process's only user and group to `inner` in its new user namespace."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inner} {outer_uid} 1"),
@@ -135,7 +136,7 @@ def map_ids(inner: int, outer_uid: int, outer_gid: int) -> None:
 
 
 def write_proc(path: str, text: str) -> None:
-    """One write(2) to a proc file; buffered writers would hide its error."""
+    """One write(2) to a proc file; a buffered writer would hide its error."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -166,7 +167,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def mount_proc() -> None:
-    """A private /proc at /proc: processes alone where the kernel can do that (5.8), all of it before."""
+    """Mount a private /proc: processes alone where the kernel can do that (5.8), else all of it."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     try:
         mount("proc", "/proc", "proc", flags, "subset=pid")
@@ -175,7 +176,7 @@ def mount_proc() -> None:
 
 
 def bind_read_only(source: str, target: str, *, device: bool = False) -> None:
-    """Show `source` at `target`, read-only; flags that a less privileged namespace must keep are kept."""
+    """Show `source` at `target`, read-only; keeps flags that a namespace may not drop."""
     mount(source, target, None, MS_BIND)
     flags = os.statvfs(target).f_flag  # ST_* and MS_* agree in the bits that follow
     keep = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
@@ -200,7 +201,8 @@ def detach(target: str) -> None:
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
-# PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS, PR_SET_VMA
+# PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS,
+# PR_SET_VMA
 _PRCTL_OPTIONS = (3, 15, 16, 21, 23, 39, 0x53564D41)
 _IOCTL_REQUESTS = (
     0x5401,
@@ -210,7 +212,8 @@ _IOCTL_REQUESTS = (
     0x5450,
     0x5451,
 )  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
-# F_DUPFD … F_SETFL, record locks, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which sends signals to others
+# F_DUPFD … F_SETFL, record locks, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which
+# signals other processes
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
 _AF_UNIX = 1
 _CLONE_MASK = _CLONE_THREAD | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC
@@ -224,12 +227,12 @@ def _op(code: int, jt: int, jf: int, k: int) -> bytes:
 
 
 def _argument(index: int) -> bytes:
-    """Load the low half of an argument: all that are compared are 32-bit in the kernel, or have their flags there."""
+    """Load the low half of an argument: all compared ones are 32-bit, or have their flags there."""
     return _op(_LD, 0, 0, 16 + 8 * index)
 
 
 def _when(number: int | None, body: bytes) -> bytes:
-    """`body` if the call is `number` (it must end in returns), else go on."""
+    """`body`, which ends in returns, if the call is `number`; else go on."""
     return b"" if number is None else _op(_JEQ, 0, len(body) // 8, number) + body
 
 
@@ -241,8 +244,10 @@ def _one_of(index: int, values: Iterable[int]) -> bytes:
 
 
 def _any_of(numbers: Iterable[int]) -> bytes:
-    """Allow any of `numbers`, else EPERM. Ranges in rising order: the kernel runs the filter once for every call number
-    when it is installed (its cache of calls that are always allowed), so a chain of single tests costs 0.4 ms a sample.
+    """Allow any of `numbers`, else EPERM, as ranges in rising order.
+
+    A chain of single tests would cost 0.4 ms a sample, because the kernel runs a new filter once
+    per call number (its cache of calls that are always allowed).
     """
     ranges: list[list[int]] = []
     for n in sorted(numbers):
@@ -252,7 +257,7 @@ def _any_of(numbers: Iterable[int]) -> bytes:
             ranges.append([n, n])
     body = b""
     for left, (low, high) in zip(range(len(ranges) - 1, -1, -1), ranges, strict=True):
-        # after the last range stand two returns: refuse, allow
+        # two returns follow the last range: refuse, allow
         body += _op(_JGE, 0, 2 * left + 1, low) + _op(_JGT, 0, 2 * left + 1, high)
     return body + _op(_RET, 0, 0, _ERRNO | _EPERM) + _op(_RET, 0, 0, _ALLOW)
 
@@ -260,9 +265,10 @@ def _any_of(numbers: Iterable[int]) -> bytes:
 def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> bytes:
     """The filter of one untrusted process, as an array of sock_filter.
 
-    `pid` is the process itself as it sees itself, the only one it may signal; `metadata` allows chmod and its like,
-    which only a private mount namespace makes harmless. Everything not listed gives EPERM. New processes are refused
-    (threads are not), so that killing one process ends the sample at every level.
+    `pid` is the process's own pid, the only one that it may signal. `metadata` allows chmod and
+    similar calls, which only a private mount namespace makes harmless. Everything not listed gives
+    EPERM. New processes are refused (threads are not), so that killing one process ends the sample
+    at every level.
     """
     if machine not in _COLUMN:
         raise UnsupportedMachineError(f"no system call table for {machine}")
@@ -289,14 +295,14 @@ def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> byte
         _when(number["fcntl"], _one_of(1, _FCNTL_COMMANDS)),
         _when(number["socketpair"], _one_of(0, (_AF_UNIX,))),
         _when(number["clone"], thread + _op(_RET, 0, 0, _ERRNO | _EPERM)),
-        _when(number["clone3"], _op(_RET, 0, 0, _ERRNO | _ENOSYS)),  # libc then falls back to clone
+        _when(number["clone3"], _op(_RET, 0, 0, _ERRNO | _ENOSYS)),  # then libc uses clone
         _any_of(n for row in table.values() if (n := row[column]) is not None),
     ]
     return b"".join(program)
 
 
 def install_seccomp(program: bytes) -> None:
-    """Bind this process and all its threads to come to `program`; no_new_privs must be set."""
+    """Apply `program` to this process and its later threads; no_new_privs must be set."""
     array = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(array))
     call("seccomp", 1, 0, header)  # SECCOMP_SET_MODE_FILTER
@@ -313,7 +319,7 @@ def landlock_abi() -> int:
 
 
 def landlock_attributes(abi: int) -> bytes:
-    """Struct landlock_ruleset_attr that handles, hence denies, all that this version can (uapi/linux/landlock.h)."""
+    """landlock_ruleset_attr that denies all that this version can (uapi/linux/landlock.h)."""
     bits = 13 + sum(abi >= version for version in (2, 3, 5))  # REFER, TRUNCATE, IOCTL_DEV
     words = [(1 << bits) - 1]
     if abi >= 4:
@@ -324,7 +330,7 @@ def landlock_attributes(abi: int) -> bytes:
 
 
 def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
-    """A ruleset as a descriptor: read below `readable`, write to the files `writable`, nothing else."""
+    """A ruleset's descriptor: read below `readable`, write the files `writable`, no more."""
     attributes = landlock_attributes(landlock_abi())
     ruleset = call("landlock_create_ruleset", attributes, len(attributes), 0)
     wanted = [(path, READ_FILE | READ_DIR) for path in readable] + [

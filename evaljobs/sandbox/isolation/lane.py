@@ -1,7 +1,7 @@
-"""One lane: a process that is shut in and runs one job at a time, fed over two sockets.
+"""One lane: an isolated process that runs one job at a time, fed over two sockets.
 
-Rule: what a lane sends is parsed as data and bounded. A lane that breaks the protocol, dies or overruns is ended and
-reported, never waited for. Called from `run`.
+Rule: what a lane sends is parsed as data and bounded. A lane that breaks the protocol, dies or
+overruns is ended and reported, never waited for. Called from `run`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, Final
 from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
 from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
 
-_START_SECONDS: Final = 60.0  # a cold interpreter on slow shared storage
-_GRACE_SECONDS: Final = 20.0  # beyond a job's own limit, on a loaded node
+_START_SECONDS: Final = 60.0  # most seconds to start: a cold interpreter on slow storage
+_GRACE_SECONDS: Final = 20.0  # seconds added to a job's own limit, for a loaded node
 _SEND_SECONDS: Final = 20.0
 _MESSAGE: Final = 1 << 16
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
@@ -33,19 +33,19 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a program whose answer hangs on the order of a set fares the same every time
+    "PYTHONHASHSEED": "0",  # the same order of sets, and so the same verdict, each time
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
 
 
 class LaneDeadError(Exception):
-    """The lane is gone; its job has no verdict."""
+    """The lane has ended; its job has no verdict."""
 
 
 @functools.cache
 def _numpy() -> dict[str, Any] | None:
-    """Where numpy lies, found without importing it; None if it is not installed."""
+    """Location of numpy, found without importing it; None if it is not installed."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("numpy")
         if spec and spec.origin:
@@ -59,12 +59,12 @@ def _numpy() -> dict[str, Any] | None:
 
 
 def _interpreter() -> str:
-    """The interpreter itself, not a virtual environment's link to it: the box has no site packages."""
+    """The interpreter itself, not a virtual environment's link to it: a lane has no site packages."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 class Lane:
-    """A running box. Not thread-safe; its user multiplexes with `fileno()`."""
+    """A running lane. Not thread-safe; its user multiplexes with `fileno()`."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -98,11 +98,11 @@ class Lane:
         self.deadline = time.monotonic() + _START_SECONDS
 
     def fileno(self) -> int:
-        """Readable when the lane has something to say, or is gone."""
+        """Readable when the lane has sent a message or has ended."""
         return self._verdict.fileno()
 
     def send(self, job: Job) -> None:
-        """Give the lane its next job; LaneDeadError if it does not take it."""
+        """Send the next job; LaneDeadError if the lane does not take it."""
         flags = (STDIO if job.stdio else 0) | (NUMPY if job.numpy else 0)
         head = HEADER.pack(len(job.body), round(job.timeout_seconds * 1000), job.memory_mib, flags)
         self._checker = None
@@ -113,9 +113,9 @@ class Lane:
             raise LaneDeadError(f"the lane took no job: {error}") from None
 
     def receive(self) -> tuple[str, str, float] | None:
-        """Verdict, reason and seconds once the job's processes are reaped; None if there is more to come.
+        """Verdict, reason and seconds once the job's processes are reaped; None if more is to come.
 
-        SandboxUnavailableError if the box could not be built; LaneDeadError if the lane is gone.
+        SandboxUnavailableError without isolation; LaneDeadError if the lane has ended.
         """
         try:
             data = self._verdict.recv(_MESSAGE)
@@ -162,14 +162,14 @@ class Lane:
             self._process.stderr.close()
 
 
-def _conclude(said: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, str, float]:
-    """Verdict, reason, seconds from what the checker said and how its job ended."""
+def _conclude(checked: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str, str, float]:
+    """Verdict, reason and seconds from the checker's message and the job's end."""
     seconds = float(end["seconds"])
     if end["timed_out"]:
         return "timeout", "the time limit was reached", seconds
-    if said is None or not is_verdict(said.get("verdict")):
+    if checked is None or not is_verdict(checked.get("verdict")):
         return "crash", "the checker died", seconds
-    verdict, reason, status = said["verdict"], str(said.get("reason", "")), end["status"]
+    verdict, reason, status = checked["verdict"], str(checked.get("reason", "")), end["status"]
     if verdict == "crash" and isinstance(status, int):
         if os.WIFSIGNALED(status):
             reason = f"killed by signal {os.WTERMSIG(status)}"

@@ -1,10 +1,11 @@
 # ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211
 # pathlib, and what it imports, would enlarge every fork.
-"""First code of a lane: shuts the process into its box, then becomes the zygote.
+"""First code of a lane: isolates the process, then becomes the zygote.
 
-Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`; it loads all its code first, then gives
-up one thing after another: namespaces, the file system but for the interpreter, its user, its capabilities. Whatever
-step fails ends the lane with the reason; nothing runs in half a box. Started by `lane`.
+Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`. It loads all its code
+first, then gives up in turn: namespaces, the file system except the interpreter, its user, its
+capabilities. A step that fails ends the lane with the reason, so no program runs half isolated.
+Started by `lane`.
 
 CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "paths"}}.
 """
@@ -28,7 +29,7 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def _load_own_code() -> None:
-    """Make the rooms of `evaljobs.sandbox` importable without running the packages above, which the box does not need."""
+    """Make `evaljobs.sandbox` importable without running the packages above it."""
     sandbox = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name, folder in (("evaljobs", os.path.dirname(sandbox)), ("evaljobs.sandbox", sandbox)):
         package = types.ModuleType(name)
@@ -59,7 +60,7 @@ class NumpyFinder:
 
 
 def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
-    """What a program may read: the standard library, shared libraries, time zones, numpy. Absolute paths, parents first."""
+    """Absolute paths that a program may read, parents first: libraries, time zones, numpy."""
     wanted = {path for path in sys.path if os.path.exists(path)}
     wanted |= {os.path.realpath(path) for path in wanted}
     for line in zygote.read_text("/proc/self/maps").splitlines():
@@ -76,7 +77,7 @@ def readable_paths(numpy: dict[str, Any] | None) -> list[str]:
 
 
 def _library_path(path: str) -> str:
-    """The folder of a mapped library if it holds libraries only (those loaded later lie there too), else the file."""
+    """The folder of a mapped library if it holds libraries only (others load later), else the file."""
     folder = os.path.dirname(path)
     if folder == sys.base_prefix + "/lib" or any(
         folder == d or folder.startswith(d + "/") for d in _SYSTEM_LIBRARIES
@@ -89,7 +90,7 @@ def _library_path(path: str) -> str:
 
 
 def enter_namespaces(*, user: bool) -> None:
-    """Go on as process 1 of new namespaces; the process that entered stays outside, waits and ends with it."""
+    """Go on as process 1 of new namespaces; the outer process waits for it and ends with it."""
     uid, gid = os.getuid(), os.getgid()
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     flags |= kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (kernel.CLONE_NEWUSER if user else 0)
@@ -98,13 +99,13 @@ def enter_namespaces(*, user: bool) -> None:
         kernel.map_ids(_NOBODY, uid, gid)
     child = os.fork()
     if child:
-        kernel.close_from(3)  # the supervisor must see the end of its sockets when the child is gone
+        kernel.close_from(3)  # the supervisor's sockets must end when the child is gone
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def build_root(readable: list[str]) -> None:
-    """Make a read-only root that shows `readable`, four devices, /proc of these namespaces and an empty /tmp."""
+    """Make a read-only root: `readable`, four devices, a private /proc, an empty /tmp."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
@@ -133,14 +134,14 @@ def build_root(readable: list[str]) -> None:
 
 
 def drop_root() -> None:
-    """Take the user id of `nobody`, for good."""
+    """Become the unprivileged user 65534, for good."""
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
 
 
 def readable_by_others(path: str) -> bool:
-    """Whether a user without rights of its own could reach a path."""
+    """Whether a user without special rights could reach a path."""
     with contextlib.suppress(OSError):
         folder = os.path.realpath(path)
         while folder != "/":
@@ -152,14 +153,17 @@ def readable_by_others(path: str) -> bool:
 
 
 def _enter_private_root(level: str, readable: list[str]) -> bool:
-    """As root: make a private root where that is allowed, then become the user `nobody`. Whether a root is still to be made."""
+    """As root: make a private root where that is allowed, then become the unprivileged user.
+
+    Returns whether a root is still to be made.
+    """
     if level != "rlimits":
-        # Root makes the mounts, because the user `nobody` may not reach an interpreter in root's home. Landlock does the same here,
-        # without a user namespace.
+        # Root makes the mounts, because the unprivileged user may not reach an interpreter in
+        # root's home. Landlock does the same here, without a user namespace.
         try:
             enter_namespaces(user=False)
         except PermissionError:
-            pass  # a container's root that may not: go on as any user
+            pass  # root of a container may lack the right: go on as any user
         else:
             build_root(readable)
             drop_root()
@@ -169,12 +173,12 @@ def _enter_private_root(level: str, readable: list[str]) -> bool:
     if not readable_by_others(sys.path[-1]):
         raise PermissionError("started as root with an interpreter that no other user can read")
     drop_root()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # to name its user in the namespace that it makes next
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # so that it can map its user in the next namespace
     return level == "namespaces"
 
 
 def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
-    """Shut this process in; returns what its programs may read."""
+    """Isolate this process; returns the paths that its programs may read."""
     readable = readable_paths(numpy)
     private = _enter_private_root(level, readable) if os.geteuid() == 0 else level == "namespaces"
     if private and os.geteuid() != 0:
@@ -182,7 +186,7 @@ def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
         build_root(readable)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     os.chdir("/")
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may look at this process through /proc or ptrace
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no program may use /proc or ptrace on this process
     if level != "rlimits":
         kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -190,7 +194,7 @@ def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Enter the box and serve until the supervisor closes its socket."""
+    """Isolate the process and serve until the supervisor closes its socket."""
     job = socket.socket(fileno=config["job_fd"])
     verdict = socket.socket(fileno=config["verdict_fd"])
     if config["numpy"]:

@@ -1,8 +1,8 @@
-"""System call numbers, from the kernel's asm/unistd_64.h and asm-generic/unistd.h: name → (x86_64, aarch64).
+"""System call numbers (asm/unistd_64.h, asm-generic/unistd.h): name → (x86_64, aarch64).
 
-Rule: only what a plain Python program needs stands in ALLOWED; whatever is not listed is refused. No socket, no new
-process, no exec, no mount, no shared memory outside the private tmpfs, no keyring, no ptrace, no io_uring, no bpf.
-`kernel` builds the filter from it.
+Rule: ALLOWED has what a plain Python program needs; all other calls are refused. No socket, no new
+process, no exec, no mount, no shared memory outside the private tmpfs, no keyring, no ptrace, no
+io_uring, no bpf. `kernel` builds the filter from it.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ ALLOWED: Final[Numbers] = {
     "waitid": (247, 95),
 }
 
-# Answered with success and not done: on a file of the host that is open for reading they would flush its disk or empty
-# its cache, and slow others.
+# Not executed, but answered with success: on an open file of the host they would flush its disk or
+# empty its cache, and slow other jobs.
 IGNORED: Final[Numbers] = {
     "fsync": (74, 82),
     "fdatasync": (75, 83),
@@ -156,7 +156,8 @@ IGNORED: Final[Numbers] = {
     "fadvise64": (221, 223),
 }
 
-# Change the metadata of a file. Landlock does not handle them, so they are allowed in a private mount namespace only.
+# Change the metadata of a file. Landlock does not handle them, so they are allowed in a private
+# mount namespace only.
 METADATA: Final[Numbers] = {
     "chmod": (90, None),
     "fchmod": (91, 52),

@@ -1,10 +1,10 @@
 # ruff: noqa: PTH101, PTH123, PTH208
 # pathlib, and what it imports, would enlarge every fork.
-"""The warm process of a lane: for each job it forks the program's process, keeps the deadline, and reaps.
+"""The warm process of a lane: it forks a process per job, keeps the deadline, and reaps.
 
-Rule: this process never reads a program or a test. It reads the header of a job; the checker's process reads the rest from
-the same socket. So no later program can find an earlier test in memory that it inherited. It reports the end of a job only
-when the program's process and all its descendants are reaped. Started by `launch`.
+Rule: this process reads a job's header, never a program or a test; the checker's process reads the
+rest from the same socket. So no later program can find an earlier test in inherited memory. It
+reports a job's end when the program's process and all descendants are reaped. Started by `launch`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"
 CHECKER_MEMORY: Final = 2 << 30
 _INNER_ID: Final = 65534
 _THREADS: Final = 64
-_GRACE_STEP: Final = 0.05  # seconds; less starvation than this is not worth another wait
+_GRACE_STEP: Final = 0.05  # seconds; less starvation adds no time to a job
 _NAMESPACES: Final = kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
 _PRELOADED: Final = [
     "bisect",
@@ -55,11 +55,11 @@ def preload() -> None:
     """Import what most programs import, once for all of them."""
     for name in _PRELOADED:
         __import__(name)
-    random.seed(0)  # a program that draws numbers fares the same every time
+    random.seed(0)  # a program that draws numbers gets the same verdict each time
 
 
 class Zygote:
-    """Serves one lane. Made after the process is in its box."""
+    """Serves one lane. Made after the process is isolated."""
 
     def __init__(
         self, *, level: str, job: socket.socket, verdict: socket.socket, readable: list[str]
@@ -71,9 +71,10 @@ class Zygote:
         self._cloner = kernel.Cloner() if level == "namespaces" else None
         self._ruleset = kernel.landlock_ruleset(readable, ["/dev/null"]) if level == "landlock" else None
         self._filter = kernel.seccomp_program(pid=1, metadata=True) if level == "namespaces" else None
-        # RLIMIT_NPROC counts all processes of a user; outside a user namespace of its own it can only bound their growth.
+        # RLIMIT_NPROC counts all processes of a user; without a user namespace it can only bound
+        # their growth.
         self._processes = _THREADS if level == "namespaces" else 4096 + _tasks_alive()
-        # Limits that suit the zygote and the checker too are set once, and inherited.
+        # Limits that fit the zygote and the checker too are set once, and inherited.
         for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
             _limit(kind, 0)
         _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
@@ -88,7 +89,7 @@ class Zygote:
         gc.freeze()
 
     def serve(self) -> None:
-        """Run jobs until the supervisor hangs up."""
+        """Run jobs until the supervisor closes its socket."""
         while True:
             head = b""
             while len(head) < HEADER.size:
@@ -125,11 +126,11 @@ class Zygote:
     def _watch(self, judge: Judge, subject: int, timeout: float) -> dict[str, Any]:
         """Wait for the checker's end or the deadline, then end and reap both.
 
-        Time that the two spent runnable without a core is not theirs: it is added, up to once the timeout, so that a
+        Time that the two were runnable without a core is added, up to once the timeout, so that a
         loaded node does not fail honest programs.
         """
         if judge.receive() != READ:  # the checker has read its job: the clock starts
-            os._exit(3)  # the job socket is out of step; the supervisor starts another lane
+            os._exit(3)  # the job socket is out of step: the supervisor starts another lane
         start = time.monotonic()
         poller = select.poll()
         poller.register(judge.control, select.POLLIN)
@@ -145,7 +146,7 @@ class Zygote:
                 continue
             events = dict(poller.poll(left * 1000 + 1))
             if self._job.fileno() in events:
-                os._exit(0)  # the supervisor is gone; the namespace, or the kernel's signal, ends the rest
+                os._exit(0)  # the supervisor has ended; the kernel ends the rest
             if judge.control.fileno() in events:
                 timed_out = False
                 break
@@ -235,14 +236,12 @@ class Zygote:
         self._install_filter()
 
     def _enter_landlock(self) -> None:
-        if (
-            self._ruleset is not None
-        ):  # a domain of its own: it can neither trace nor signal its siblings and parent
+        if self._ruleset is not None:  # it cannot trace or signal siblings and parent
             kernel.landlock_restrict(self._ruleset)
             os.close(self._ruleset)
 
     def _install_filter(self) -> None:
-        """The system call filter; this process may signal itself alone. A candidate is process 1 of its namespace."""
+        """Install the system call filter: this process, pid 1, may signal itself alone."""
         pid = os.getpid()
         program = self._filter if pid == 1 else None
         try:
@@ -250,7 +249,7 @@ class Zygote:
                 program or kernel.seccomp_program(pid=pid, metadata=self._level != "landlock")
             )
         except OSError:
-            if self._level != "rlimits":  # which promises nothing, and takes the filter where it can have it
+            if self._level != "rlimits":  # level rlimits uses the filter where the kernel has it
                 raise
 
 
@@ -261,7 +260,7 @@ def read_text(path: str) -> str:
 
 
 def _starved(*pids: int) -> float:
-    """The longest that one of these processes waited for a core, in seconds (/proc/PID/schedstat, second field, in ns)."""
+    """Longest wait of these processes for a core, in seconds (/proc/PID/schedstat, field 2)."""
     waits = [0.0]
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -270,7 +269,7 @@ def _starved(*pids: int) -> float:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lower a limit for good; a lower one that is there already stays."""
+    """Lower a limit for good; a lower one stays."""
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
@@ -302,7 +301,7 @@ def _make_scratch() -> str:
 
 
 def _end_descendants(but: int | None) -> None:
-    """Kill and reap what a candidate left. Orphans become ours (a subreaper), so repeating finds grandchildren."""
+    """Kill and reap a candidate's processes. Orphans become children here, so repeating finds all."""
     while children := [pid for pid in _children() if pid != but]:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
@@ -313,7 +312,7 @@ def _end_descendants(but: int | None) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove a scratch folder whose program may have taken its permissions away."""
+    """Remove a scratch folder, also where the program has changed its permissions."""
     import shutil  # noqa: PLC0415
 
     for path, _, _ in os.walk(folder):

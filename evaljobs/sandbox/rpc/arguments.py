@@ -1,8 +1,8 @@
 """The mutable arguments of one request, by number.
 
-Rule: a list, dict, set, bytearray or deque that a test passes has a number for the length of one request. Both sides hold
-one object for it, however often it stands in the arguments; the answer names it by its number, and brings its new content
-if the program changed it. Called from `codec`, `link` and `candidate`.
+Rule: a list, dict, set, bytearray or deque that a test passes has a number during one request. Both
+sides hold one object for it, however often it stands in the arguments. The answer names it by its
+number, with its new content if the program changed it. Called from `codec`, `link` and `candidate`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Arguments:
-    """The mutable values of one request by number: what stands in it twice is one object on the other side, too."""
+    """The mutable values of one request by number; a repeated value is one object on both sides."""
 
     def __init__(self) -> None:
         self.values: dict[int, Any] = {}
@@ -36,11 +36,11 @@ class Arguments:
         self._numbers.clear()
 
     def remember(self) -> None:
-        """Note what the values hold now."""
+        """Store the current contents of all values."""
         self._before = {number: _held(value) for number, value in self.values.items()}
 
     def changed(self) -> list[tuple[int, Any]]:
-        """Numbers and values of those that hold something else than when `remember` was called."""
+        """Numbers and values whose contents have changed since `remember`."""
         return [
             (number, self.values[number])
             for number, then in self._before.items()
@@ -48,11 +48,11 @@ class Arguments:
         ]
 
     def change(self, changes: Any) -> None:
-        """Give values their new contents: [number, a value of the same type] each. ValueError for anything else."""
+        """Set contents from [number, value of the same type] pairs. ValueError for others."""
         for number, content in changes:
             value = self.values.get(number) if type(number) is int else None
             if value is None or type(content) is not type(value):
-                raise ValueError("a change of what was not passed, or of its kind")
+                raise ValueError("a change of an argument that was not passed, or of its type")
             _fill(value, content)
 
 
@@ -68,7 +68,7 @@ def _fill(value: Any, content: Any) -> None:
     elif isinstance(value, dict):
         pairs = list(content.items())
         value.clear()
-        for key, held in pairs:  # a Counter's update would add
+        for key, held in pairs:  # Counter.update would add
             value[key] = held
     else:
         items = list(content)
@@ -77,14 +77,16 @@ def _fill(value: Any, content: Any) -> None:
 
 
 def fill_set(value: set[Any], content: list[Any]) -> None:
-    """Fill a set in the order of these items where that can be: a literal's table may be larger than a grown set's, so
-    equal sets may differ in order, and some tests depend on it.
+    """Fill a set in the order of these items, if possible.
+
+    A literal's table may be larger than a grown set's, so equal sets may differ in order, and some
+    tests depend on it.
     """
     value.clear()
     value.update(content)
     if not _in_order(value, content):
         literal: set[Any] = set()
-        literal.update(frozenset(content))  # as a literal is made
+        literal.update(frozenset(content))  # built like a literal
         if _in_order(literal, content):
             value.clear()
             value.update(frozenset(content))

@@ -1,13 +1,13 @@
 """The untrusted side: runs the program and answers the test's requests about it.
 
-Rule: nothing here is relied upon. The program shares this process and can change all of it; what leaves is data, and
-the test's side judges it as such. This process never holds a test, an expected value or a verdict, but for a test that
+Rule: no verdict relies on this process, since the program shares it and can change all of it. What
+leaves it is data. It never holds a test, an expected value or a verdict, except for a test that
 shares the program's process. Called from `zygote`.
 
-A request is a frame: a JSON list (operation, whether to capture standard output), a newline, then the operands. An answer
-is a JSON list: "v" and a value, "stop" and null, "u" and why there is no answer, or "e" and [[module, name] of the
-exception's classes, message, arguments or null]; where there are any, then the changed arguments, [number, content] each,
-and the captured output.
+A request is a frame: a JSON list (operation, whether to capture standard output), a newline, then
+the operands. An answer is a JSON list: "v" and a value, "stop" and null, "u" and why there is no
+answer, or "e" and [[module, name] of the exception's classes, message, arguments or null]. The
+changed arguments follow if there are any, [number, content] each, and the captured output.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from evaljobs.sandbox.rpc.arguments import Arguments
 from evaljobs.sandbox.rpc.frames import FrameError, receive_frame, send_frame
 
 CHANNEL_FD: Final = 3
-_SHORT: Final = 2000  # characters of a message that an answer carries
-_NAME: Final = 200  # characters of the name of a class
+_SHORT: Final = 2000  # most characters of a message in an answer
+_NAME: Final = 200  # most characters of a class's name
 
 
 class Agent:
@@ -42,7 +42,7 @@ class Agent:
         self._encoder = codec.Encoder(self._make_handle)
         self._decoder = codec.Decoder(self._from_handle)
         self._globals: dict[str, Any] = {}
-        for name in ("exit", "quit"):  # as the site module would, which the box does without
+        for name in ("exit", "quit"):  # as the site module, which is not loaded, would set them
             setattr(builtins, name, sys.exit)
 
     def _make_handle(self, value: Any) -> int | str:
@@ -58,7 +58,7 @@ class Agent:
         return vars(builtins)[body] if isinstance(body, str) else self._handles[body]
 
     def serve(self) -> None:
-        """Answer requests until the test's side is gone."""
+        """Answer requests until the test's side closes the channel."""
         while (frame := receive_frame(self._channel)) is not None:
             head, _, operands = frame.partition(b"\n")
             operation, capture = json.loads(head)
@@ -98,7 +98,7 @@ class Agent:
         return token
 
     def _do_main(self, code: str, text: str) -> None:
-        """Run a program that reads standard input and prints; its output does not pass through here."""
+        """Run a program that reads standard input and prints; its output bypasses this side."""
         data = text.encode("utf-8", "surrogatepass")
         while data:
             data = data[os.write(0, data) :]
@@ -143,14 +143,14 @@ class Agent:
 
 
 class _StopError(Exception):
-    """An iterator's end, which is no exception of the program's."""
+    """An iterator's end, which is not an exception of the program."""
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _describe_error(error: BaseException) -> str:
-    """The answer that tells of an exception, without its end; a hostile `__str__` or class leaves the name of its built-in base."""
+    """The start of an exception's answer; for a hostile class, the name of its built-in base."""
     with contextlib.suppress(BaseException):
         kinds = [[str(kind.__module__), kind.__name__[:_NAME]] for kind in type(error).__mro__]
         plain = all(type(v) in _PLAIN for v in error.args)
@@ -160,5 +160,5 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _describe(value: Any) -> tuple[str, Any]:
-    """What a global of the program is: ("module", name) or ("value", itself)."""
+    """A global of the program: ("module", name) or ("value", the value)."""
     return ("module", value.__name__) if isinstance(value, types.ModuleType) else ("value", value)

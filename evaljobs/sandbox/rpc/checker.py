@@ -1,8 +1,9 @@
-"""The trusted side: runs the test and decides, in another process than the program that it tests.
+"""The trusted side: runs the test and decides, in another process than the program.
 
-Rule: a verdict rests on what the test concludes from data. The program's names stand in the test as handles that ask the
-program over the codec; no object of the program, no exit status, output or file of it decides, but for a program whose
-answer is its standard output. Called from `judge`; another process ends this one when time is up.
+Rule: a verdict rests on what the test concludes from data. The program's names are handles in the
+test, which call the program over the codec. No object, exit status, output or file of the program
+decides, except standard output where that is its answer. Called from `judge`; another process ends
+this one at the deadline.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 from evaljobs.sandbox.rpc import names
 from evaljobs.sandbox.rpc.link import SHORT, CandidateExitError, FaultError, Link, Outcome
 
-MAX_OUTPUT: Final = 16 << 20  # bytes of standard output that are read
+MAX_OUTPUT: Final = 16 << 20  # most bytes of standard output that are read
 
 
 # --- the three ways to judge --------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ def judge(job: dict[str, Any], channel: socket.socket, output_fd: int | None) ->
         outcome = ("memory", "out of memory")
     except BaseException as error:  # noqa: BLE001  (whatever a test raises is its verdict)
         outcome = ("fail", f"{type(error).__name__}: {_text(error)}")
-    return link.fault or outcome  # whatever the test has caught
+    return link.fault or outcome  # a fault holds even if the test has caught it
 
 
 def _text(error: BaseException) -> str:
@@ -76,7 +77,7 @@ def _judge_test(job: dict[str, Any], link: Link) -> Outcome:
 
 def _supply(scope: dict[str, Any], name: str, description: tuple[Any, Any], *, is_target: bool) -> None:
     kind, value = description
-    if not is_target:  # the program only decides that the name exists, as its own import would
+    if not is_target:  # the program only decides whether the name exists, as its import would
         scope[name] = names.library_object(name)
     elif kind == "module":
         if isinstance(value, str) and names.is_trusted_module(value):
@@ -86,8 +87,9 @@ def _supply(scope: dict[str, Any], name: str, description: tuple[Any, Any], *, i
 
 
 def _judge_in_process(job: dict[str, Any], link: Link) -> Outcome:
-    """Program and test in one process, as openai/human-eval does it. A hostile program can fool this one; the record
-    says so.
+    """Run program and test in one process, as openai/human-eval does.
+
+    A hostile program can fool this; the verdict's `isolation` shows it.
     """
     token = os.urandom(16).hex()
     setup = job["setup"] + "\n" if job["setup"] else ""
@@ -109,5 +111,5 @@ def _judge_output(job: dict[str, Any], link: Link, output_fd: int) -> Outcome:
 
 
 def lines(text: str) -> list[str]:
-    """Output as it is compared: without blanks at the ends of lines and empty lines at the end."""
+    """Output in the form that is compared: without trailing blanks and empty last lines."""
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip().split("\n")

@@ -1,12 +1,14 @@
-"""Values that cross between a test and a program: data alone, as JSON with tagged objects.
+"""Encodes values that cross between a test and a program: data alone, as JSON with tagged objects.
 
-Rule: decoding builds values of fixed, built-in types and runs nothing that the other side chose. A value that is no data
-crosses as a handle, a number that the receiver's `make_handle` turns into an object of its own. Every JSON object has
-exactly one key, its tag; lists, texts, booleans, None and ordinary numbers stand for themselves.
-Mutable arguments go by number (`arguments`), so that the answer can say what became of them.
-Called from `link` on the test's side and from `candidate` on the program's.
+Rule: decoding builds values of fixed, built-in types and runs no code of the other side. A value
+that is not data crosses as a handle, a number that the receiver's `make_handle` turns into an
+object of its own. Every JSON object has exactly one key, its tag; lists, texts, booleans, None and
+ordinary numbers stand for themselves. Mutable arguments cross by number (`arguments`), so that the
+answer can give their new contents. Called from `link` on the test's side and from `candidate` on
+the program's.
 
-Bounds: integers of more than 4,000 digits go as hexadecimal, which is linear in their length (JSON would be quadratic).
+Bounds: integers of more than 4,000 digits cross as hexadecimal, which is linear in their length
+(JSON would be quadratic).
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from typing import Any, Final, TypeVar, cast
 
 from evaljobs.sandbox.rpc.arguments import Arguments, fill_set
 
-DEEPEST: Final = 4000  # frames: some 1,000 levels of lists in lists
-MAX_NAMED_CLASSES: Final = 64  # namedtuple classes of one program
+DEEPEST: Final = 4000  # frames of recursion: some 1,000 levels of nested lists
+MAX_NAMED_CLASSES: Final = 64  # most namedtuple classes of one program
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _INT_LIMIT: Final = 1 << 13000  # about 3,900 digits, under the 4,300 at which int() refuses
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcUS]\d{1,6}")
@@ -39,14 +41,14 @@ _FACTORIES: Final = {name: CLASSES[name] for name in ("list", "dict", "set", "in
 
 
 class CodecError(Exception):
-    """What came is not a value of this codec."""
+    """The text is not a value of this codec."""
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _deep(function: _F) -> _F:
-    """Values may be nested as deeply as a program of the usual recursion limit can make them; we have several frames a level."""
+    """Let a function handle values nested as deep as a program can make them."""
 
     @functools.wraps(function)
     def deeper(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +63,7 @@ def _deep(function: _F) -> _F:
 
 
 class Encoder:
-    """Values → JSON text. `make_handle(value)` gives the body of a handle for a value that is no data, or raises."""
+    """Values → JSON text. `make_handle(value)` returns a handle's body, or raises."""
 
     def __init__(self, make_handle: Callable[[Any], int | str]) -> None:
         self._make_handle = make_handle
@@ -70,14 +72,15 @@ class Encoder:
         self._exact = False
 
     def dumps(self, value: object, arguments: Arguments | None = None, *, naming: bool = False) -> str:
-        """JSON text of a value, ASCII only. Mutable values that are among `arguments` go by number alone; with `naming` all
-        others get a number.
+        """JSON text of a value, ASCII only.
+
+        Mutable `arguments` cross by number alone; with `naming` all others get a number.
         """
         self._arguments, self._naming = arguments or Arguments(), naming
         return self._text(lambda: self._tree(value))
 
     def dumps_changes(self, arguments: Arguments) -> str:
-        """JSON text of [number, content] for every argument that has changed."""
+        """JSON text of [number, content] for every changed argument."""
         if not (changed := arguments.changed()):
             return "[]"
         self._arguments, self._naming = arguments, False
@@ -91,7 +94,8 @@ class Encoder:
         except ValueError:  # an integer with too many digits stood in a plain list
             text = None
         if text is None or "\\ud" in text:
-            # Or a lone surrogate, or merely a character past U+FFFF: only JSON's own pairs are safe.
+            # Or a lone surrogate, or merely a character past U+FFFF: only JSON's own pairs are
+            # safe.
             self._exact = True
             if self._naming:
                 self._arguments.clear()
@@ -108,7 +112,7 @@ class Encoder:
                 return {"m": number}
             if not self._naming:
                 return self._content(x)
-            content = self._content(x)  # first: the number of what holds itself would come before its content
+            content = self._content(x)  # first, so that a value that holds itself is refused
             return {"m": [self._arguments.add(x), content]}
         return {"t": self._items(x)} if kind is tuple else self._other(x)
 
@@ -144,7 +148,7 @@ class Encoder:
         return x
 
     def _other(self, x: Any) -> Any:
-        """Subclasses of immutable data cross as what they hold, IntEnum among them; their methods are not asked."""
+        """Subclasses of immutable data, IntEnum too, cross as their data, without their methods."""
         if type(x).__module__.partition(".")[0] == "numpy":
             return self._numpy(x)
         if isinstance(x, str):
@@ -210,7 +214,7 @@ def _moment(x: Any, name: str) -> Any:
 
 
 class Decoder:
-    """JSON text → values. `make_handle(body)` gives the receiver's object for a handle."""
+    """JSON text → values. `make_handle(body)` returns the receiver's object for a handle."""
 
     def __init__(self, make_handle: Callable[[Any], Any]) -> None:
         self._make_handle = make_handle
@@ -219,8 +223,9 @@ class Decoder:
 
     @_deep
     def loads(self, text: str | bytes, arguments: Arguments | None = None, *, naming: bool = False) -> Any:
-        """The value of one JSON text. With `naming` the text may number its mutable values, else it may only name
-        `arguments`. CodecError for anything that is not of this codec, whatever is wrong with it.
+        """The value of one JSON text; CodecError for anything else.
+
+        With `naming` the text may number its mutable values, else it may only name `arguments`.
         """
         self._arguments, self._naming = arguments or Arguments(), naming
         try:
@@ -284,7 +289,7 @@ def _timed(body: Any) -> Any:
         return dt.timedelta(*value)
     _require(kind in ("date", "time", "datetime"))
     moment = getattr(dt, kind).fromisoformat(value)
-    _require(getattr(moment, "tzinfo", None) is None)  # what is decoded can always be encoded again
+    _require(getattr(moment, "tzinfo", None) is None)  # so that it can be encoded again
     return moment
 
 
@@ -332,7 +337,7 @@ def _named(body: Any) -> Any:
 
 
 def forget() -> None:
-    """Drop what was kept for one program's values."""
+    """Drop the classes kept for one program's values."""
     _named_classes.clear()
 
 
@@ -368,4 +373,4 @@ _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 if hasattr(sys, "set_int_max_str_digits") and sys.get_int_max_str_digits() == 0:
-    sys.set_int_max_str_digits(4300)  # an environment may have switched the bound off
+    sys.set_int_max_str_digits(4300)  # an environment variable may have removed the bound

@@ -1,6 +1,6 @@
 """Messages on a stream socket: a length, then so many bytes.
 
-Rule: what is too long is refused before it is read. Called from `link` and `candidate`.
+Rule: a message that is too long is refused before it is read. Called from `link` and `candidate`.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ import socket
 import struct
 from typing import Final
 
-MAX_FRAME: Final = 32 << 20  # bytes; the longest honest answers seen are below 1 MiB
+MAX_FRAME: Final = 32 << 20  # bytes; the longest honest answers are below 1 MiB
 _LENGTH: Final = struct.Struct("!I")
 
 
 class FrameError(Exception):
-    """What came, or is to go, is no frame."""
+    """A message that is not a valid frame."""
 
 
 def send_frame(sock: socket.socket, body: bytes) -> None:
-    """One frame: its length in 4 bytes, big-endian, then its bytes. FrameError above MAX_FRAME."""
+    """Send one frame: 4 bytes of length, big-endian, then the bytes; FrameError if too long."""
     if len(body) > MAX_FRAME:
         raise FrameError(f"{len(body)} bytes are more than a frame holds")
     sock.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive_frame(sock: socket.socket) -> bytes | None:
-    """The next frame, None at the end of the stream; FrameError for one that is too long. Blocks: its caller's
-    process has a deadline that another process keeps.
+    """The next frame, None at the end of the stream; FrameError for one that is too long.
+
+    Blocks: another process keeps the deadline of the caller's process.
     """
     head = receive_exactly(sock, _LENGTH.size)
     if head is None:

@@ -1,9 +1,9 @@
-"""Objects of the program as the test meets them: opaque handles.
+"""Opaque handles: the program's objects as the test sees them.
 
-Rule: a test may call a handle, get its attributes, iterate over it and take its length, truth and texts; each is a
-question to the program, and what comes back is data or another handle. Two handles may be compared with `==`. Everything
-else ends the test as unsupported, because the program's word about an expected value (`==` with data, `<`, `+`, `float`)
-must not decide a verdict. Made by `link`.
+Rule: a test may call a handle, get its attributes, iterate over it and take its length, truth and
+texts. Each is a request to the program, and the answer is data or another handle. Two handles may
+be compared with `==`. All else ends the test as unsupported, since the program's answer about an
+expected value (`==` with data, `<`, `+`, `float`) must not decide a verdict. Made by `link`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROTOCOLS: Final = frozenset({"__name__", "__qualname__", "__dict__"})
 
 
 class Handle:  # noqa: PLW1641  (`__hash__` is among the unsupported operations below)
-    """An object of the program, of which the test's side holds the number alone."""
+    """An object of the program; the test's side has only its number."""
 
     __slots__ = ("__link", "__number")
 
@@ -31,7 +31,7 @@ class Handle:  # noqa: PLW1641  (`__hash__` is among the unsupported operations 
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _PROTOCOLS:
-            raise AttributeError(name)  # a protocol that a library looks for
+            raise AttributeError(name)  # an optional protocol that a library probes
         return self.__link.ask("get", self, name)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,8 +1,9 @@
-"""The checker's process: takes one job after another, and is replaced after anything unusual.
+"""The checker's process: it judges one job after another, and is replaced after anything unusual.
 
-Rule: no sample can change how a later one is judged. A checker's process ends after a job that was ended by its deadline,
-sent what is no answer, ran out of memory, grew, left threads, or ran a test that may have changed the interpreter.
-The processes of programs are not its children, so they inherit no test. Called from `zygote`.
+Rule: no sample can change how a later one is judged. The process ends after a job that reached its
+deadline, sent an invalid answer, ran out of memory, grew or left threads. It also ends after a test
+that may have changed the interpreter. Programs' processes are not its children, so they inherit no
+test. Called from `zygote`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from evaljobs.sandbox.rpc import checker, codec
 from evaljobs.sandbox.rpc.frames import receive_exactly
 from evaljobs.sandbox.rpc.link import Outcome
 
-# What it sends to the zygote: job read; verdict sent; verdict sent, and this process ends.
+# Messages to the zygote: job read; verdict sent; verdict sent, and this process ends.
 READ, DONE, WORN = b"r", b"d", b"w"
 _LENGTH: Final = struct.Struct("!I")
-_JOBS: Final = 200
+_JOBS: Final = 200  # most jobs of one process
 _GROWN_KIB: Final = 300 << 10
-# A test's text that holds one of these may leave traces in the interpreter that runs it.
+# A test with one of these texts may change the interpreter that runs it.
 _TRACES: Final = (
     *(
         "sys",
@@ -54,28 +55,26 @@ class Judge:
         self.control = control
 
     def give(self, length: int, channel: socket.socket, output: int) -> None:
-        """Let it read a job of `length` bytes and judge it: the channel to its candidate, and the read end of that one's
-        output if it prints.
-        """
+        """Send a job of `length` bytes, its candidate's channel, and the output's read end."""
         socket.send_fds(
             self.control, [_LENGTH.pack(length)], [channel.fileno(), *([output] if output >= 0 else [])]
         )
 
     def receive(self) -> bytes:
-        """Its next byte; empty if it is dead."""
+        """The next message, one byte; empty if the process has ended."""
         try:
             return self.control.recv(1)
         except OSError:
             return b""
 
     def close(self) -> None:
-        """Reap it. It must have ended, or been killed."""
+        """Reap the process, which must have ended or been killed."""
         self.control.close()
         os.waitpid(self.pid, 0)
 
 
 def serve(control: socket.socket, job: socket.socket, verdict: socket.socket) -> None:
-    """Judge jobs until worn, or until the supervisor or the zygote is gone. `job` and `verdict` are the lane's sockets."""
+    """Judge jobs until worn, or until the supervisor or zygote ends."""
     state = random.getstate()
     for left in range(_JOBS - 1, -1, -1):
         length, fds, _, _ = socket.recv_fds(control, _LENGTH.size, 2)

@@ -1,7 +1,8 @@
-"""The test's end of the line to the program: requests out, answers in, both as data.
+"""The test's connection to the program: requests out, answers in, both as data.
 
-Rule: every answer is parsed, bounded and typed before the test sees it. What is no answer, and what the test asks of an
-object that a handle cannot do, is a fault that outlasts whatever the test catches. Called from `checker` and from handles.
+Rule: every answer is parsed, bounded and typed before the test sees it. An invalid answer, or an
+operation that a handle does not allow, is a fault that holds whatever the test catches. Called from
+`checker` and from handles.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from evaljobs.sandbox.rpc.frames import FrameError, receive_frame, send_frame
 from evaljobs.sandbox.rpc.handle import Handle, is_handle, number_of
 
 Outcome = tuple[str, str]  # verdict, reason
-SHORT: Final = 200  # characters of a text that a reason quotes
-_MESSAGE: Final = 2000  # characters of an exception's message
+SHORT: Final = 200  # most characters of a text that a reason quotes
+_MESSAGE: Final = 2000  # most characters of an exception's message
 
 
 class FaultError(BaseException):
-    """The test cannot go on; `Link.fault` has the verdict. BaseException: tests catch Exception."""
+    """The test cannot go on; `Link.fault` has the verdict. A BaseException: tests catch Exception."""
 
 
 class CandidateExitError(BaseException):
-    """The program raised SystemExit, KeyboardInterrupt or another exception that is not an Exception."""
+    """The program raised SystemExit, KeyboardInterrupt or another BaseException."""
 
 
 class Link:
-    """Asks the program's process."""
+    """Sends requests to the program's process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._encoder = codec.Encoder(self._to_handle)
         self._decoder = codec.Decoder(self._from_handle)
         self._handles: dict[int, Handle] = {}
-        self._arguments = Arguments()  # of the request that waits for its answer
+        self._arguments = Arguments()  # arguments of the pending request
         self._stdout = sys.stdout
-        self.fault: Outcome | None = None  # set once the verdict is certain, whatever the test does
+        self.fault: Outcome | None = None  # set once the verdict is final
 
     def _to_handle(self, value: Any) -> int | str:
         if is_handle(value):
@@ -62,7 +63,7 @@ class Link:
         return self._handles[body]
 
     def unsupported(self, what: str) -> FaultError:
-        """Fail the program, with a reason of its own, for what crosses no boundary."""
+        """Fail the program with its own reason, where an operation cannot cross."""
         return self._fail("fail", f"unsupported: {what}")
 
     def _fail(self, verdict: str, reason: str) -> FaultError:
@@ -72,7 +73,7 @@ class Link:
     # --- questions
 
     def ask(self, operation: str, *operands: object) -> Any:
-        """One request and its answer's value; exceptions of the program as local ones."""
+        """Send one request and return its answer; the program's exceptions are raised here."""
         self.send(operation, *operands)
         return self.receive(is_next=operation == "next")
 
@@ -91,7 +92,7 @@ class Link:
             raise self.unsupported(f"request refused: {error}") from None
 
     def receive(self, *, is_next: bool = False) -> Any:
-        """The value of a good answer; raises what the program raised. Arguments then hold what the program left in them."""
+        """The value of a good answer, or the program's exception. Updates changed arguments."""
         tag, body, changes, output = self._answer()
         try:
             self._arguments.change(changes)
@@ -135,8 +136,10 @@ class Link:
 
 
 def _exception_class(kinds: Any) -> type[BaseException]:
-    """The first exception class of the standard library among these pairs of module and name, most derived first;
-    BaseException if there is none. A class of the program's own is so its nearest base that the test can name, too.
+    """The first standard exception class among these (module, name) pairs, most derived first.
+
+    BaseException if there is none. A class of the program becomes the nearest base that a test can
+    name.
     """
     for pair in kinds if type(kinds) is list else ():
         if type(pair) is list and len(pair) == 2 and all(type(text) is str for text in pair):

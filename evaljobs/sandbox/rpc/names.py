@@ -1,9 +1,9 @@
-"""What a test's text says: which names the program may supply, and whether the two must share a process.
+"""Analyses a test's text: names for the program to supply, and whether they must share a process.
 
-Rule: decided from the test's text alone, so a program cannot choose what it replaces or how it is judged. Names that the
-test binds, and built-ins, are the test's own; names of well-known library functions come from the library as soon as
-another name is there to be tested. What is left are the targets. Called from `records` before anything runs, and from
-`checker` and `code_eval`.
+Rule: decided from the test's text alone, so a program cannot choose what it replaces or how it is
+judged. Names that the test binds, and built-ins, are the test's own. Names of well-known library
+functions come from the library, if there is another name to test. The rest are the targets. Called
+from `records` before anything runs, and from `checker` and `code_eval`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ALIASES: Final = {"np": "numpy"}
 
 
 class Needs(NamedTuple):
-    """`targets` are served by the candidate; `library` are library names that it must have imported, or NameError."""
+    """`targets` come from the candidate; `library` are library names it must have imported."""
 
     targets: frozenset[str]
     library: frozenset[str]
 
 
 def free_globals(source: str) -> frozenset[str]:
-    """Global names that `source` reads and never binds. SyntaxError and ValueError as compile() raises them."""
+    """Global names that `source` reads and never binds. Raises as compile() does."""
     table = symtable.symtable(source, "<test>", "exec")
     read: set[str] = set()
     bound: set[str] = set()
@@ -62,12 +62,12 @@ def free_globals(source: str) -> frozenset[str]:
 
 
 def unbound(source: str) -> frozenset[str]:
-    """Names that a test reads and that neither it, nor Python, nor a well-known library binds. Raises as `free_globals`."""
+    """Names that a test reads and that neither it, Python nor a well-known library binds."""
     return frozenset(n for n in free_globals(source) - _BUILTINS if not is_library(n))
 
 
 def bound_by_prompt(prompt: str, entry_point: str) -> frozenset[str]:
-    """Names that `prompt_helpers` binds. SyntaxError, ValueError, RecursionError or MemoryError where it is no program."""
+    """Names that `prompt_helpers` binds. Raises as compile() does where it is no program."""
     found: set[str] = set()
     for node in _helpers(ast.parse(prompt), entry_point):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -82,7 +82,7 @@ def bound_by_prompt(prompt: str, entry_point: str) -> frozenset[str]:
 
 
 def code_names(code: types.CodeType) -> set[str]:
-    """All names that compiled code mentions, attributes and its own among them."""
+    """All names in compiled code, with its attributes."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -91,16 +91,16 @@ def code_names(code: types.CodeType) -> set[str]:
 
 
 def needs(source: str, code: types.CodeType, entry_point: str | None) -> Needs:
-    """What a test, as text and compiled, needs of a candidate. With an entry point that is the only target."""
+    """What a test needs of a candidate. An entry point is the only target."""
     if entry_point is not None:
-        # A test may also use helpers of the prompt; they come from the prompt. Names that the test binds itself may be
-        # among these: it then binds them over what it is given.
+        # A test may also use helpers of the prompt; they come from the prompt. Names that the test
+        # binds itself may be among these: it then binds them over what it is given.
         library = {name for name in code_names(code) if is_library(name)}
         return Needs(targets=frozenset({entry_point}), library=frozenset(library - {entry_point}))
     free = free_globals(source)
     library = {name for name in free if name not in _BUILTINS and is_library(name)}
     targets = free - _BUILTINS - library
-    if not targets:  # a task may be named after a library function (gcd) or a built-in (sum)
+    if not targets:  # a task may have the name of a library function (gcd) or a built-in (sum)
         objects = {name for name in library if name not in sys.stdlib_module_names and name not in _ALIASES}
         targets = frozenset(objects) or free & _BUILTINS
         library -= objects
@@ -125,11 +125,10 @@ def is_trusted_module(name: str) -> bool:
 
 
 def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
-    """The prompt's own imports and finished functions.
+    """The prompt's imports and finished functions; empty if it has no name of `used`, the test's.
 
-    A test may call them (HumanEval/32, /38, /50): taken from the prompt, not from the program, which could redefine
-    them. Functions of which the prompt has the docstring only, and the entry point, are left out. Empty if the prompt
-    mentions no name of `used`, the test's.
+    A test may call them (HumanEval/32, /38, /50): they come from the prompt, since the program
+    could redefine them. The entry point, and functions with a docstring only, are left out.
     """
     if not any(name in prompt for name in used - _BUILTINS - {entry_point}):
         return ast.Module(body=[], type_ignores=[])
@@ -158,29 +157,33 @@ _IN_PROCESS_MODULES: Final = frozenset(
     {"asyncio", "inspect", "unittest", "pytest", "ast", "dis", "tempfile", "pathlib", "shutil"}
 )
 _IN_PROCESS_NAMES: Final = frozenset({"globals", "exec", "open"})
-_MAKERS: Final = frozenset({"map", "filter", "zip", "enumerate", "iter", "reversed"})  # of what is no data
+_MAKERS: Final = frozenset(
+    {"map", "filter", "zip", "enumerate", "iter", "reversed"}
+)  # they return objects that are not data
 _LIBRARIES: Final = frozenset({*_LIBRARY_OBJECTS.values(), "operator"})
 _DATA: Final = (str, bytes, list, tuple, dict, set, collections.deque)
 
 
 class _Names(NamedTuple):
-    """What the names of a test stand for."""
+    """The meaning of a test's names."""
 
-    program: frozenset[str]  # something of the program, maybe
+    program: frozenset[str]  # may be an object of the program
     objects: frozenset[str]  # functions, classes and objects of the test or a library
-    makers: frozenset[str]  # callables that give an object that is no data
+    makers: frozenset[str]  # callables that return an object that is not data
 
 
 @functools.lru_cache(maxsize=1024)
 def needs_shared_process(test: str) -> bool:
-    """Whether a test needs the program's objects or files themselves: it inspects objects, awaits them, inherits from,
-    catches or asks for their classes, hands over functions or objects of its own, opens files, or feeds standard input.
+    """Whether a test needs the program's objects or files themselves.
+
+    It does where it inspects or awaits objects, uses their classes, passes functions or objects of
+    its own, opens files, or feeds standard input.
     """
     try:
         nodes = list(ast.walk(ast.parse(test)))
         free = unbound(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # the run says what is wrong with it
+        return False  # the run reports the error
     classes = frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef))
     functions = frozenset(n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
     parameters = frozenset(node.arg for node in nodes if isinstance(node, ast.arg))
@@ -217,7 +220,7 @@ def _uses_files(node: ast.AST) -> bool:
 
 
 def _needs_class(node: ast.AST, known: _Names) -> bool:
-    """Whether a node needs a class itself that the program supplies, not only what calling it gives."""
+    """Whether a node needs a class of the program itself, not only its instances."""
     match node:
         case ast.ClassDef(bases=bases):
             own = known.objects | _BUILTINS
@@ -235,7 +238,7 @@ def _needs_class(node: ast.AST, known: _Names) -> bool:
 
 
 def _hands_over(node: ast.AST, known: _Names) -> bool:
-    """Whether a node calls something of the program with an argument that is no data."""
+    """Whether a node calls the program with an argument that is not data."""
     match node:
         case ast.Call(func=ast.Name(id=name)):
             calls_program = name in known.program
@@ -249,7 +252,7 @@ def _hands_over(node: ast.AST, known: _Names) -> bool:
 
 
 def _is_object(node: ast.AST, known: _Names) -> bool:
-    """Whether an expression gives, or holds, a function or an object that is no data: the test's own, or a library's."""
+    """Whether an expression is, or holds, a function or object that is not data."""
     match node:
         case ast.Lambda() | ast.GeneratorExp():
             return True

@@ -1,11 +1,10 @@
-"""MT-Bench: questions, the judge's prompts, and what its replies count.
+"""MT-Bench: questions, the judge's prompts, and metrics of its replies.
 
-Rule: prompts, their choice and the order of answers are FastChat's (fastchat/llm_judge/common.py and gen_judgment.py;
-Zheng et al. 2023, arXiv:2306.05685): each turn is judged by itself, the second one with the whole conversation before
-the judge; questions on math, reasoning and coding show reference answers, and a pair is judged twice with swapped
-order. As there, what has no judgement counts in no mean; `judged` says how many documents have all of theirs.
-
-It does not know: which model judges, or how it is asked.
+Rule: prompts, their choice and the order of answers are FastChat's (fastchat/llm_judge/common.py
+and gen_judgment.py; Zheng et al. 2023, arXiv:2306.05685). Each turn is judged separately, the
+second one with the whole conversation in view. Questions on math, reasoning and coding show
+reference answers. A pair is judged twice, in swapped order. As there, a turn without a judgement
+counts in no mean; `judged` is the share of documents that have all.
 """
 
 from __future__ import annotations
@@ -33,9 +32,11 @@ TURNS = 2
 
 
 def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> dict[str, datasets.Dataset]:
-    """One row a conversation; with `baseline` (a file of FastChat's model answers) only those that it has.
+    """One row a conversation; with `baseline` (a file of FastChat's model answers) only those that
+    it has.
 
-    Rows: question_id, category, question_1, question_2; reference and baseline: both turns' answers, or none.
+    Rows: question_id, category, question_1, question_2; reference and baseline: both turns'
+    answers, or none.
     """
     references = _answers(REFERENCES)
     others = _answers(baseline) if baseline is not None else {}
@@ -45,7 +46,7 @@ def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> d
         number = int(row["question_id"])
         if baseline is not None and number not in others:
             continue
-        # what is compared with the reference itself is not shown it: the judge would have only to find its copy
+        # a baseline that is the reference is not shown as reference: the judge could find its copy
         shown = references.get(number, []) if row["category"] in NEED_REFERENCE and not itself else []
         rows.append(
             {
@@ -77,7 +78,9 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """`judge_score`: mean of both turns' ratings, 1 to 10; `judge_score_turn1` and `…_turn2`: that turn's."""
+    """`judge_score`: mean of both turns' ratings, 1 to 10; `judge_score_turn1` and `…_turn2`: that
+    turn's.
+    """
     said = turns(results[0])
     first = _ask("single", "rating", doc, turn=1, answer=said[0])
     second = _ask("single", "rating", doc, turn=2, answer_1=said[0], answer_2=said[1])
@@ -86,8 +89,8 @@ def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
 
 
 def pair(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """`win_rate` against the baseline's answers, mean of both turns: 1 won in both orders, 0 lost in both, else 0.5 (a
-    tie, as FastChat counts); `win_rate_turn1` and `…_turn2`: that turn's.
+    """`win_rate` against the baseline's answers, mean of both turns: 1 won in both orders, 0 lost
+    in both, else 0.5 (a tie, as FastChat counts); `win_rate_turn1` and `…_turn2`: that turn's.
     """
     own, other = turns(results[0]), doc["baseline"]
     asks = [_compare(doc, turn, a, b) for turn in (1, 2) for a, b in ((own, other), (other, own))]
@@ -111,7 +114,9 @@ def _outcome(winners: Sequence[Any]) -> float | None:
 
 
 def _metrics(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """The mean of all turns' values where all have one, a turn's where it has, and whether all have."""
+    """The mean of all turns' values where all have one, a turn's where it has, and whether all
+    have.
+    """
     known = {f"{name}_turn{turn}": value for turn, value in enumerate(values, 1) if value is not None}
     whole = len(known) == len(values)
     mean = {name: sum(known.values()) / len(known)} if whole else {}

@@ -1,10 +1,9 @@
 """The code metric of `quickstart_humaneval`: pass@k of completed functions.
 
-Rule: the same metric as lm-eval's `humaneval`, but its checker is loaded when the first score is asked for. Reading
-the task, building its requests and generating therefore execute nothing and need no hub.
-
-It does not know: how programs are run. That is whatever `evaluate.load("code_eval")` returns: evalspan's executor in
-an evalspan job; under plain `lm_eval` the hub's metric, which wants HF_ALLOW_CODE_EVAL=1 and a network.
+Rule: the metric of lm-eval's `humaneval`, but its checker is loaded at the first score. Reading the
+task, building its requests and generating therefore run no program and need no hub.
+`evaluate.load("code_eval")` is evalspan's executor in an evalspan job; under plain `lm_eval` it is
+the hub's metric, which needs HF_ALLOW_CODE_EVAL=1 and a network.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import evaluate
 
 
 def pass_at_k(references: list[str], predictions: list[list[str]], k: int | list[int]) -> dict[str, float]:
-    """pass@k of one document: `predictions[0]` are its programs, `references[0]` the test that is appended.
+    """pass@k of one document: `predictions[0]` are its programs, `references[0]` the test that is
+    appended.
 
     Returns e.g. {"pass@1": 1.0}; the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374).
     """

@@ -1,9 +1,7 @@
 """Rows of the quickstart tasks, read from the files beside this one.
 
-Rule: paths are taken from this file's own place, so the tasks work from any current folder and wherever the package
-is installed, for `lm_eval --include_path` as well as for evalspan. Nothing is written: no data set cache, no hub.
-
-It does not know: prompts, metrics, models.
+Rule: paths are relative to this file, so the tasks work from any folder and installation, with
+`lm_eval --include_path` as with evalspan. Nothing is written: no data set cache, no hub.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ HERE = Path(__file__).resolve().parent
 def load(*, data_files: dict[str, str], **_metadata: Any) -> dict[str, datasets.Dataset]:
     """Data set of a task: split name -> rows of a JSON-lines file, named relative to this folder.
 
-    lm-eval hands over a task's `metadata` and `dataset_kwargs` (`custom_dataset`, lm_eval/api/task.py).
+    lm-eval hands over a task's `metadata` and `dataset_kwargs` (`custom_dataset`,
+    lm_eval/api/task.py).
     """
     return {split: datasets.Dataset.from_list(_read(HERE / name)) for split, name in data_files.items()}
 
@@ -32,7 +31,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def hellaswag(rows: datasets.Dataset) -> datasets.Dataset:
-    """Query, choices and gold index as lm-eval's own `hellaswag` task makes them (tasks/hellaswag/utils.py)."""
+    """Query, choices and gold index as lm-eval's own `hellaswag` task makes them
+    (tasks/hellaswag/utils.py).
+    """
     return rows.map(_hellaswag)
 
 

@@ -31,7 +31,7 @@ def with_prompt(resps: list[list[str]], docs: list[dict]) -> list[list[str]]:
 
 
 def hostile(doc: dict[str, str], results: list[str]) -> dict[str, float]:
-    """Kills its process on one question and hangs on another; HOSTILE=worker: its parent, a metric worker, goes first."""
+    """Kills its process on one question (HOSTILE=worker: its parent), hangs on another."""
     number = int(doc["number"])
     if number == 2 and "HOSTILE" in os.environ:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")

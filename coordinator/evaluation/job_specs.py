@@ -1,22 +1,24 @@
-"""From state to jobs: what is submitted, with which argv, memory and specs. Pure.
+"""Jobs and their specs, made from the state: names, argv, memory, time limits, paths.
 
-Rule: every name and path that a job is given is decided here and nowhere else.
-It does not know: when a job is due (machine) or how it is submitted (cluster).
+Rule: every name and path that a job is given is decided here and nowhere else. Called from: the subjects' rules, which
+decide when a job is due; `coordinator.runtime.effects`, which writes the specs and submits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TypedDict
 
 from coordinator.cluster import Job, Purpose
-from coordinator.evaluation.records import EvaluationRecord, RunOptions, job_detail, job_token
-from coordinator.evaluation.state import EntryState, JobInfo, LeafState, NodeUse, State
+from coordinator.evaluation.events import JobIntended
+from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
+from coordinator.evaluation.state import EntryState, JobInfo, LeafState, NodeUse, Prefetch, State
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
+    CheckpointSpec,
     ConvertSpec,
     ExecuteSpec,
     FrameRef,
@@ -41,19 +43,14 @@ class Site:
     """Where jobs run: interpreters, folders and rungs of one work folder. Config turned into values."""
 
     work_dir: str
-    trial_command: tuple[str, ...]  # interpreter of builds, holders and trials, e.g. (".../python",)
+    trial_command: tuple[str, ...]  # interpreter of builds, precursors and trials, e.g. (".../python",)
     worker_command: tuple[str, ...]  # interpreter of metric workers: ours
     trial_env: dict[str, str] = field(default_factory=dict)
     stage_roots: tuple[str, ...] = ("/dev/shm",)
     redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
     lease_seconds: float = 900.0
     readers: int = 16
-    prefetch: float = (
-        0.5  # share of a node's free memory that weights staged ahead of GPUs may take; 0: none are
-    )
-    linger_seconds: float = (
-        60.0  # that a released holder keeps its pages where one waits that may take them over
-    )
+    prefetch: float = 0.5  # share of a node's free memory that prefetched weights may take; 0: no prefetch
     offline: bool = True
 
     @property
@@ -79,7 +76,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
-    holder = int(checkpoint_bytes * options.holder_memory_slack / MIB) + options.requests_mb + 512
+    precursor = int(checkpoint_bytes * options.precursor_memory_slack / MIB) + 512
     match purpose:
         case "build":
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
@@ -87,12 +84,12 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
             memory_mb = options.convert_memory_mb or checkpoint_bytes * 2 // MIB + 4096
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=memory_mb, time_limit_seconds=4 * 3600)
         case "stage":
-            return Asked(gpus=0, cpus=1, memory_mb=holder, time_limit_seconds=seconds + 1800)
+            return Asked(gpus=0, cpus=1, memory_mb=precursor, time_limit_seconds=seconds + 1800)
         case "host":
             return Asked(
                 gpus=options.gpus_per_trial * lanes,
                 cpus=options.trial_cpus * lanes,
-                memory_mb=trial * lanes + holder,
+                memory_mb=trial * lanes + precursor,
                 time_limit_seconds=seconds,
             )
         case "metric":
@@ -113,17 +110,12 @@ def _asked(state: State, purpose: Purpose, lanes: int = 1) -> Asked:
     return asked(purpose, state.record.options, state.record.checkpoint.bytes, lanes)
 
 
-def _info(job: Job, specs: dict[str, Spec], **more: tuple[str, ...] | tuple[int, ...]) -> JobInfo:
-    info = JobInfo(job=job, specs=specs, **more)  # type: ignore[arg-type]
-    info.members = dict.fromkeys(range(job.count), "pending")
-    return info
-
-
-def _new_name(state: State, kind: str, detail: str) -> str:
-    """A name that no job of the evaluation has had: attempts are counted by the text that stands in it."""
-    attempt = state.next_attempt(kind, job_detail(detail))
-    name = job_token(state.evaluation_id, kind, detail, attempt)
-    assert name not in state.jobs, f"two jobs of one name: {name}"
+def _new_name(state: State, purpose: Purpose, detail: str) -> str:
+    """A name that no job of the evaluation has had. Attempts are counted by the text that stands in the name."""
+    short = job_detail(detail)
+    attempt = state.jobs.attempts.get((purpose, short), 0)
+    name = str(JobName.of(state.evaluation_id, purpose, short, attempt))
+    assert name not in state.jobs.by_name, f"two jobs of one name: {name}"
     return name
 
 
@@ -138,60 +130,38 @@ def _source(state: State, entry: int) -> str:
     return inputs.entries[entry].files if inputs is not None else ""
 
 
-def build_job(state: State, site: Site, entries: Sequence[EntryState]) -> JobInfo:
+def build_job(state: State, site: Site, entries: Sequence[EntryState], now: float) -> JobIntended:
     """One CPU job that builds the request sets of these entries, one after the other."""
     paths = site.of(state)
-    detail = slug_of(entries[0].name)
-    name = _new_name(state, "build", detail)
-    specs: dict[str, Spec] = {}
-    for entry in entries:
-        spec_name = f"{name}.{entry.index}"
-        specs[spec_name] = BuildSpec(
-            name=spec_name,
-            evaluation_dir=str(paths.root),
-            suite=state.record.suite,
-            entry=entry.index,
-            batch_size=state.batch_size,
-            model_dir=state.record.checkpoint.source,
-            model=state.record.model,
-            out_dir=entry.folder,
-            offline=site.offline,
-            source=_source(state, entry.index),
-        )
+    name = _new_name(state, "build", slug_of(entries[0].name))
     job = Job(
         name=name,
-        argv=_argv(site.trial_command, "build", paths, list(specs)),
+        argv=_argv(site.trial_command, "build", paths, [f"{name}.{e.index}" for e in entries]),
         log=str(paths.log(name)),
         **_asked(state, "build"),
         comment=state.evaluation_id,
-        env=site.trial_env,
         purpose="build",
     )
-    return _info(job, specs, entries=tuple(e.index for e in entries))
+    return JobIntended(at=now, job=job, entries=tuple(e.index for e in entries))
 
 
-def convert_job(state: State, site: Site) -> JobInfo:
+def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
-    source = state.announced or state.record.checkpoint
     paths = site.of(state)
     name = _new_name(state, "convert", "checkpoint")
-    spec = ConvertSpec(
-        name=name,
-        evaluation_dir=str(paths.root),
-        source=source,
-        command=state.record.convert or "",
-        out_dir=str(site.paths.converted / source.digest),
-    )
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "convert", paths, [name]),
         log=str(paths.log(name)),
-        **asked("convert", state.record.options, source.bytes),
+        **asked("convert", state.record.options, _announced(state).bytes),
         comment=state.evaluation_id,
-        env=site.trial_env,
         purpose="convert",
     )
-    return _info(job, {name: spec})
+    return JobIntended(at=now, job=job)
+
+
+def _announced(state: State) -> CheckpointSpec:
+    return state.conversion.announced or state.record.checkpoint
 
 
 def slug_of(name: str) -> str:
@@ -199,30 +169,13 @@ def slug_of(name: str) -> str:
     return name.rsplit("/", 1)[-1][:24]
 
 
-def stage_spec(state: State, site: Site, node: NodeUse, name: str) -> StageSpec:
-    return StageSpec(
-        name=name,
-        evaluation_dir=str(site.of(state).root),
-        node=node.name,
-        checkpoint=state.record.checkpoint,
-        roots=site.stage_roots if state.record.options.stage else (),
-        lease_file=str(site.paths.lease),
-        lease_seconds=site.lease_seconds,
-        readers=site.readers,
-        share=None if node.lanes else site.prefetch,
-        requests_mb=state.record.options.requests_mb,
-        request_sets_file=str(site.of(state).request_sets),
-        preimport=state.record.model.engine,
-    )
-
-
-def holder_memory_mb(record: EvaluationRecord) -> int:
+def precursor_memory_mb(record: EvaluationRecord) -> int:
     """What a precursor asks of a node."""
     return asked("stage", record.options, record.checkpoint.bytes)["memory_mb"]
 
 
-def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
-    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when told."""
+def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:
+    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released."""
     paths = site.of(state)
     name = _new_name(state, "stage", node.name)
     job = Job(
@@ -232,36 +185,10 @@ def holder_job(state: State, site: Site, node: NodeUse) -> JobInfo:
         node=node.name,
         **_asked(state, "stage"),
         comment=state.evaluation_id,
-        env=site.trial_env,
-        best_effort=node.best_effort,
+        best_effort=isinstance(node, NodeUse) and node.best_effort,
         purpose="stage",
     )
-    return _info(job, {name: stage_spec(state, site, node, name)})
-
-
-def trial_spec(
-    state: State, site: Site, node: NodeUse, name: str, lanes: Sequence[str], *, path: str
-) -> TrialSpec:
-    record = state.record
-    paths = site.of(state)
-    probing = not state.leaves
-    return TrialSpec(
-        name=name,
-        evaluation_dir=str(paths.root),
-        evaluation_id=state.evaluation_id,
-        node=node.name,
-        model_path=path,
-        model=record.model,
-        batch_size=state.batch_size,
-        request_sets={t: leaf.planned.folder for t, leaf in state.leaves.items()},
-        request_sets_file=str(paths.request_sets) if probing else None,
-        seed=record.suite.seed if record.suite.seed is not None else 1234,
-        redis_file=str(site.paths.redis_address),
-        redis_patience_seconds=site.redis_patience_seconds,
-        lanes=tuple(LaneSpec(lane=lane, trial=f"{name}.{i}") for i, lane in enumerate(lanes)),
-        idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
-        sampled_tasks=tuple(t for t, leaf in state.leaves.items() if leaf.planned.sampled),
-    )
+    return JobIntended(at=now, job=job, node_lanes=node.lanes if isinstance(node, NodeUse) else 0)
 
 
 def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
@@ -272,18 +199,18 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     settings' limit, which stands where nothing was predicted (a trial that probes for the batch size).
     """
     most = state.record.options.trial_time_limit_seconds
-    if not state.work_seconds_95:
+    plan = state.plan
+    if not plan.work_seconds_95:
         return most
-    asked = state.load_seconds_95 + state.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
+    asked = plan.load_seconds_95 + plan.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
     attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
     return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
 
 
-def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
+def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """An array of trials on one node, a member per lane."""
     paths = site.of(state)
     name = _new_name(state, "trial", node.name)
-    spec = trial_spec(state, site, node, name, lanes, path=node.path)
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "trial", paths, [name]),
@@ -292,25 +219,23 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> 
         node=node.name,
         **_asked(state, "trial") | {"time_limit_seconds": trial_limit_seconds(state, lanes)},
         comment=state.evaluation_id,
-        env=site.trial_env,
         best_effort=node.best_effort,
         purpose="trial",
     )
-    trials = tuple(lane.trial for lane in spec.lanes)
-    return _info(job, {name: spec}, lanes=tuple(lanes), trials=trials)
+    return JobIntended(
+        at=now,
+        job=job,
+        lanes=tuple(lanes),
+        trials=_trials(name, lanes),
+        precursor=node.precursor,
+        node_lanes=node.lanes,
+    )
 
 
-def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> JobInfo:
-    """Rung 2: one long job that stages into its own memory and runs the node's trials as its children."""
-    options = state.record.options
+def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
+    """One long job that stages into its own memory and runs the node's trials as its children."""
     paths = site.of(state)
     name = _new_name(state, "host", node.name)
-    spec = HostSpec(
-        name=name,
-        stage=stage_spec(state, site, node, name),
-        trial=trial_spec(state, site, node, name, lanes, path=""),
-        gpus_per_trial=options.gpus_per_trial,
-    )
     job = Job(
         name=name,
         argv=_argv(site.trial_command, "host", paths, [name]),
@@ -318,45 +243,138 @@ def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str]) -> J
         node=node.name,
         **_asked(state, "host", len(lanes)),
         comment=state.evaluation_id,
-        env=site.trial_env,
         best_effort=node.best_effort,
         purpose="host",
     )
-    trials = tuple(lane.trial for lane in spec.trial.lanes)
-    return _info(job, {name: spec}, lanes=tuple(lanes), trials=trials)
+    return JobIntended(
+        at=now, job=job, lanes=tuple(lanes), trials=_trials(name, lanes), node_lanes=len(lanes)
+    )
 
 
-def worker_job(state: State, site: Site, count: int) -> JobInfo:
+def _trials(job: str, lanes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{job}.{member}" for member in range(len(lanes)))
+
+
+def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     """CPU jobs that score: an array of `count` RQ workers."""
     paths = site.of(state)
     name = _new_name(state, "metric", "workers")
+    options = {
+        "--redis-file": site.paths.redis_address,
+        "--work-dir": site.work_dir,
+        "--queue": state.evaluation_id,
+        "--stop-file": workers_stop_file(paths),
+        "--lease-file": site.paths.lease,
+        "--lease-seconds": site.lease_seconds,
+    }
+    words = [word for name, value in options.items() for word in (name, str(value))]
     job = Job(
         name=name,
-        argv=(
-            *site.worker_command,
-            "-m",
-            "evaljobs",
-            "worker",
-            "--redis-file",
-            str(site.paths.redis_address),
-            "--work-dir",
-            site.work_dir,
-            "--queue",
-            state.evaluation_id,
-            "--stop-file",
-            str(workers_stop_file(paths)),
-            "--lease-file",
-            str(site.paths.lease),
-            "--lease-seconds",
-            str(site.lease_seconds),
-        ),
+        argv=(*site.worker_command, "-m", "evaljobs", "worker", *words),
         log=str(paths.logs / f"{name}.%i.log"),
         count=count,
         **_asked(state, "metric"),
         comment=state.evaluation_id,
         purpose="metric",
     )
-    return _info(job, {})
+    return JobIntended(at=now, job=job)
+
+
+# --- what the performer writes and submits for an intended job -----------------------------------------------------------
+
+
+def environment(site: Site, purpose: Purpose) -> Mapping[str, str]:
+    """Environment of a job. It stands in no journal: it may hold tokens."""
+    return {} if purpose == "metric" else site.trial_env
+
+
+def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:
+    """The specs of an intended job, by spec name, from what is known when it is submitted."""
+    name = info.job.name
+    match info.job.purpose:
+        case "build":
+            specs = [_build_spec(state, site, f"{name}.{i}", state.entries[i]) for i in info.entries]
+            return {spec.name: spec for spec in specs}
+        case "convert":
+            return {name: _convert_spec(state, site, name)}
+        case "stage":
+            return {name: _stage_spec(state, site, info)}
+        case "host":
+            trial = _trial_spec(state, site, info, path="")
+            gpus = state.record.options.gpus_per_trial
+            stage = _stage_spec(state, site, info)
+            return {name: HostSpec(name=name, stage=stage, trial=trial, gpus_per_trial=gpus)}
+        case "trial":
+            node = state.nodes.by_name[info.job.node or ""]
+            return {name: _trial_spec(state, site, info, path=node.path)}
+        case _:
+            return {}
+
+
+def _build_spec(state: State, site: Site, name: str, entry: EntryState) -> BuildSpec:
+    return BuildSpec(
+        name=name,
+        evaluation_dir=str(site.of(state).root),
+        suite=state.record.suite,
+        entry=entry.index,
+        batch_size=state.batch_size,
+        model_dir=state.record.checkpoint.source,
+        model=state.record.model,
+        out_dir=entry.folder,
+        offline=site.offline,
+        source=_source(state, entry.index),
+    )
+
+
+def _convert_spec(state: State, site: Site, name: str) -> ConvertSpec:
+    source = _announced(state)
+    return ConvertSpec(
+        name=name,
+        evaluation_dir=str(site.of(state).root),
+        source=source,
+        command=state.record.convert or "",
+        out_dir=str(site.paths.converted / source.digest),
+    )
+
+
+def _stage_spec(state: State, site: Site, info: JobInfo) -> StageSpec:
+    node = info.job.node or ""
+    return StageSpec(
+        name=info.job.name,
+        evaluation_dir=str(site.of(state).root),
+        node=node,
+        checkpoint=state.record.checkpoint,
+        roots=site.stage_roots if state.record.options.stage else (),
+        lease_file=str(site.paths.lease),
+        lease_seconds=site.lease_seconds,
+        readers=site.readers,
+        share=site.prefetch if node in state.nodes.prefetches else None,
+        preimport=state.record.model.engine,
+    )
+
+
+def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialSpec:
+    record = state.record
+    paths = site.of(state)
+    leaves = state.shards.leaves
+    lanes = zip(info.lanes, info.trials, strict=True)
+    return TrialSpec(
+        name=info.job.name,
+        evaluation_dir=str(paths.root),
+        evaluation_id=state.evaluation_id,
+        node=info.job.node or "",
+        model_path=path,
+        model=record.model,
+        batch_size=state.batch_size,
+        request_sets={t: leaf.planned.folder for t, leaf in leaves.items()},
+        request_sets_file=None if leaves else str(paths.request_sets),
+        seed=record.suite.seed if record.suite.seed is not None else 1234,
+        redis_file=str(site.paths.redis_address),
+        redis_patience_seconds=site.redis_patience_seconds,
+        lanes=tuple(LaneSpec(lane=lane, trial=trial) for lane, trial in lanes),
+        idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
+        sampled_tasks=tuple(t for t, leaf in leaves.items() if leaf.planned.sampled),
+    )
 
 
 def workers_stop_file(paths: EvaluationPaths) -> str:
@@ -364,7 +382,7 @@ def workers_stop_file(paths: EvaluationPaths) -> str:
 
 
 def _frames(state: State, leaf: LeafState) -> tuple[FrameRef, ...]:
-    return tuple(f for s in leaf.planned.shards if (f := state.shards[s].frame) is not None)
+    return tuple(f for s in leaf.planned.shards if (f := state.shards.by_name[s].frame) is not None)
 
 
 def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
@@ -384,7 +402,7 @@ def execute_spec(
     """Programs of these whole documents; only the records that hold them are named."""
     record = state.record
     places = sorted({place for document in documents for place in leaf.places[document]})
-    frames = [state.shards[leaf.planned.shards[place]].frame for place in places]
+    frames = [state.shards.by_name[leaf.planned.shards[place]].frame for place in places]
     return ExecuteSpec(
         name=name,
         evaluation_dir=str(site.of(state).root),
@@ -410,7 +428,7 @@ def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreS
         suite=record.suite,
         entry=entry.index,
         request_sets=dict(entry.sets),
-        frames={t: _frames(state, state.leaves[t]) for t in entry.sets},
+        frames={t: _frames(state, state.shards.leaves[t]) for t in entry.sets},
         model_dir=record.checkpoint.source,
         model=record.model,
         source=_source(state, entry.index),

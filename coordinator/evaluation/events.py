@@ -1,14 +1,11 @@
-"""Events in (past tense) and actions out (imperative): all that the pure machine hears and says.
+"""Events of one evaluation: facts in the past tense, each with the time at which the coordinator learned of it.
 
-Rule: an event is a fact with its time, and is journalled before anything is done about it; an action asks for exactly
-one effect, and whatever comes of it returns as an event. Events are pydantic records because the journal is read by
-later processes; actions live only between `step` and `perform`.
+Rule: an event is in the journal before any effect of it. A later process reads the journal, so events are pydantic
+records. Called from: `step`, which looks up the subject of an event; `coordinator.runtime`, which makes most of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -16,7 +13,7 @@ from pydantic import Field, TypeAdapter
 from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
 from evaljobs.contract.outcomes import Outcome
-from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record, Spec
+from evaljobs.contract.specs import CheckpointSpec, FrameRef, Record
 
 
 class Event(Record):
@@ -24,8 +21,11 @@ class Event(Record):
 
 
 class Accepted(Event):
+    """The first event of a journal."""
+
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord
+    journal_format: Literal[1] = 1  # absent in journals of versions that did not write `JobIntended`
 
 
 class CheckpointConverted(Event):
@@ -61,18 +61,18 @@ class NodesOffered(Event):
 
 
 class MemoryOffered(Event):
-    """Nodes whose GPUs are others' still, and whose memory has room: the weights may be staged there ahead."""
+    """Nodes whose GPUs are busy with other jobs and whose memory has room: weights may be prefetched there."""
 
     kind: Literal["memory-offered"] = "memory-offered"
     nodes: tuple[str, ...]
 
 
-class RestOver(Event):
-    """The time is over for which these nodes were set aside, no metric workers were sent for, or jobs were held back by
-    a limit.
+class BackOffOver(Event):
+    """A time is over: the back-off of these nodes, the pause between metric worker jobs (`workers`), or the pause of jobs
+    that a limit on jobs keeps out (`held`).
     """
 
-    kind: Literal["rest-over"] = "rest-over"
+    kind: Literal["back-off-over"] = "back-off-over"
     nodes: tuple[str, ...] = ()
     workers: bool = False
     held: bool = False
@@ -84,6 +84,30 @@ class NodeWithdrawn(Event):
     kind: Literal["node-withdrawn"] = "node-withdrawn"
     node: str
     reason: str
+
+
+class JobIntended(Event):
+    """The evaluation decided to submit this job. A replay makes the job from this event and decides nothing anew.
+
+    `entries`: of a build job; `lanes`, `trials`: of a trial or host job, one a member; `precursor`: the job whose staged
+    weights the trials read; `node_lanes`: the lanes that the evaluation uses on the job's node from now on, 0 for a
+    prefetch or a job without a node.
+    """
+
+    kind: Literal["job-intended"] = "job-intended"
+    job: Job
+    entries: tuple[int, ...] = ()
+    lanes: tuple[str, ...] = ()
+    trials: tuple[str, ...] = ()
+    precursor: str | None = None
+    node_lanes: int = 0
+
+
+class ShardsDealt(Event):
+    """The evaluation moved shards of lanes that it lost: shard -> its lane from now on. A replay decides nothing anew."""
+
+    kind: Literal["shards-dealt"] = "shards-dealt"
+    lanes: dict[str, str]
 
 
 class JobSubmitted(Event):
@@ -289,8 +313,10 @@ AnyEvent = (
     | RequestSetsFound
     | NodesOffered
     | MemoryOffered
-    | RestOver
+    | BackOffOver
     | NodeWithdrawn
+    | JobIntended
+    | ShardsDealt
     | JobSubmitted
     | JobNotSubmitted
     | JobStarted
@@ -314,140 +340,3 @@ AnyEvent = (
     | ResultsWritten
 )
 EVENT: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="kind")])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindRequestSets:
-    """Look which request sets are on disk -> RequestSetsFound."""
-
-    record: EvaluationRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectConverted:
-    """Look at the folder that a conversion left -> CheckpointConverted."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitJob:
-    """Write the job's specs, then submit it -> JobSubmitted | JobNotSubmitted."""
-
-    job: Job
-    specs: Mapping[str, Spec]  # spec name -> spec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob:
-    job_id: str
-    index: int | None = None  # a member only
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindResponses:
-    """Look for responses of earlier evaluations before GPUs are asked for -> ResponsesFound."""
-
-    sets: Mapping[int, Mapping[str, str]]
-    batch_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakePlan:
-    """Read batch indexes and priors, plan -> Planned | PlanFailed."""
-
-    sets: Mapping[int, Mapping[str, str]]
-    batch_size: int
-    lanes: tuple[tuple[str, str], ...]  # (lane, node)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FillQueue:
-    """Replace all that is unclaimed in the work queue by these lanes."""
-
-    lanes: Mapping[str, tuple[tuple[str, float, float], ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueShards:
-    lane: str
-    shards: tuple[tuple[str, float, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithdrawShards:
-    shards: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseClaims:
-    """Return what a dead trial had claimed to the queue."""
-
-    trial: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkSlow:
-    """Tell the queue which trials are slow, and how many times as long as others they take."""
-
-    trials: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueueMetric:
-    name: str
-    spec: Spec
-    seconds: float = 0.0  # that it is predicted to take: the longest go first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishSets:
-    """Tell probing trials and holders where the request sets lie."""
-
-    batch_size: int
-    sets: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseHolder:
-    """Tell a node's holder to clear its memory and end."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopWorkers:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResults:
-    """Merge the entries' scores into results.json, write the report, learn priors -> ResultsWritten."""
-
-    failed: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveQueue:
-    """Take this evaluation's keys out of Redis."""
-
-
-Action = (
-    FindRequestSets
-    | InspectConverted
-    | SubmitJob
-    | CancelJob
-    | FindResponses
-    | MakePlan
-    | FillQueue
-    | QueueShards
-    | WithdrawShards
-    | ReleaseClaims
-    | MarkSlow
-    | EnqueueMetric
-    | PublishSets
-    | ReleaseHolder
-    | StopWorkers
-    | WriteResults
-    | RemoveQueue
-)

@@ -1,0 +1,117 @@
+"""Builds: request sets of the suite's entries, found on disk or built by CPU jobs.
+
+Rule: a build job makes its entries one after the other, so the first that is not built was at work when the job ended;
+it has an attempt less, the others have not. Called from: `step`, `job_ends`.
+"""
+
+from __future__ import annotations
+
+from coordinator.evaluation import indexes, jobs, shards
+from coordinator.evaluation.actions import Action
+from coordinator.evaluation.events import JobIntended, RequestSetsFound
+from coordinator.evaluation.job_specs import Site, build_job
+from coordinator.evaluation.jobs import NO_FAULT_OF_A_JOB, Due
+from coordinator.evaluation.state import IllegalEventError, JobInfo, State
+from evaljobs.contract.outcomes import Built, Failed, Probed
+
+MAX_BUILDS = 3  # attempts of one entry
+MAX_DEATHS = (
+    6  # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
+)
+
+
+def found(state: State, event: RequestSetsFound) -> list[Action]:
+    if event.folders.keys() != set(range(len(state.entries))):
+        raise IllegalEventError("request sets were looked up for other entries")
+    for entry in state.entries:
+        entry.folder = event.folders[entry.index]
+        if entry.index in event.sets and not entry.terminal:
+            entry.sets = event.sets[entry.index]
+            entry.status = "built"
+            indexes.file_entry(state, entry)
+    state.builds.looked_up = True
+    state.batch_size = event.batch_size
+    return []
+
+
+def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+    unbuilt = state.index.entries.get("unbuilt")
+    if not unbuilt or not submits:
+        return []
+    waiting = [unbuilt[i] for i in sorted(unbuilt)]
+    parts = min(state.record.options.build_jobs, len(waiting))
+    actions: Due = []
+    for part in range(parts):
+        event = build_job(state, site, waiting[part::parts], now)
+        intended(state, event)
+        actions += jobs.submission(event)
+    return actions
+
+
+def intended(state: State, event: JobIntended) -> list[Action]:
+    jobs.intended(state, event)
+    for index in event.entries:
+        entry = state.entries[index]
+        entry.status, entry.build_job = "building", event.job.name
+        indexes.file_entry(state, entry)
+    return []
+
+
+def built(state: State, outcome: Built, _at: float) -> list[Action]:
+    entry = state.entries[outcome.entry]
+    if entry.terminal or outcome.batch_size != state.batch_size:
+        return []
+    entry.sets = outcome.sets
+    entry.status = "built"
+    entry.error = ""
+    indexes.file_entry(state, entry)
+    state.builds.deaths_without_progress = 0
+    return []
+
+
+def probed(state: State, outcome: Probed, _at: float) -> list[Action]:
+    """The batch size is known: requests are there, and the batches of this size are added."""
+    if state.batch_size != "auto":
+        return []
+    state.batch_size = outcome.batch_size
+    for entry in state.entries:
+        if entry.status == "built":
+            entry.status = "unbuilt"
+            entry.build_attempts = 0
+            indexes.file_entry(state, entry)
+    return []
+
+
+def failed(state: State, outcome: Failed, _at: float) -> list[Action]:
+    if outcome.entry is None:
+        return []
+    entry = state.entries[outcome.entry]
+    if entry.status != "building":
+        return []
+    entry.build_attempts += 1
+    state.builds.deaths_without_progress = 0
+    if outcome.blame == "operator" or entry.build_attempts >= MAX_BUILDS:
+        return shards.fail_entry(state, entry, outcome.error)
+    entry.status = "unbuilt"
+    indexes.file_entry(state, entry)
+    return []
+
+
+def job_over(state: State, info: JobInfo, word: str) -> None:
+    """Where jobs end again and again and nothing is built in between, the entries are not the reason: all of them fail."""
+    mine = (state.entries[i] for i in info.entries)
+    left = [e for e in mine if e.build_job == info.job.name and e.status == "building"]
+    for entry in left:
+        entry.status = "unbuilt"
+        indexes.file_entry(state, entry)
+    if not left or word in NO_FAULT_OF_A_JOB:
+        return
+    first, builds = left[0], state.builds
+    first.build_attempts += 1
+    builds.deaths_without_progress += 1
+    hopeless = builds.deaths_without_progress >= MAX_DEATHS * state.record.options.build_jobs
+    lost = left if hopeless else left[:1]
+    if first.build_attempts >= MAX_BUILDS or len(lost) > 1:
+        for entry in lost:
+            why = f"its build job ended {first.build_attempts} times ({word}); see {info.job.log}"
+            shards.fail_entry(state, entry, why)

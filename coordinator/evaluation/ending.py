@@ -1,0 +1,115 @@
+"""Ending: why and how far an evaluation ends, and its new beginning by a retry.
+
+Rule: the phases are those of `state.Phase`. A reason closes open entries (all, or those that still need a GPU); once
+every entry is scored or has failed the results are written; it has ended when no job of it is left. Called from: `step`.
+"""
+
+from __future__ import annotations
+
+from coordinator.evaluation import conversion, indexes, jobs, nodes, scoring, shards
+from coordinator.evaluation.actions import Action, RemoveQueue, StopWorkers, WriteResults
+from coordinator.evaluation.events import CancelAsked, ResultsWritten, RetryAsked
+from coordinator.evaluation.state import Phase, State
+
+RELEASED = ("stage", "metric")  # purposes of jobs that end by themselves once released
+
+
+def cancel(state: State, event: CancelAsked) -> list[Action]:
+    ending = state.ending
+    ending.retry_waits = False
+    if ending.phase < Phase.LEAVING:  # else its scores stand
+        ending.cancelled = ending.cancelled or event.reason
+        ending.phase = max(ending.phase, Phase.CLOSING)
+    return []
+
+
+def results_written(state: State, _event: ResultsWritten) -> list[Action]:
+    if state.ending.phase == Phase.WRITING:
+        state.ending.phase = Phase.LEAVING
+    return []
+
+
+def retry(state: State, _event: RetryAsked) -> list[Action]:
+    """In a running evaluation, what has failed is tried again beside the rest. One that is ending ends first: its jobs are
+    told to end, and other jobs may have its nodes by then.
+    """
+    if not state.failed_entries() and not state.unscored_items:
+        return []
+    if state.winding_down and state.ending.phase != Phase.ENDED:
+        state.ending.retry_waits = True
+        return []
+    return begin_again(state) if state.ending.phase == Phase.ENDED else _reopen(state)
+
+
+def begin_again(state: State) -> list[Action]:
+    """Go on with an evaluation that has ended: it has no job, no staged weights and no queue."""
+    state.ending.cancelled, state.ending.ended_at = "", None
+    state.ending.retried, state.ending.retry_waits = True, False
+    conversion.again(state)
+    nodes.withdraw_all(state)
+    return _reopen(state)
+
+
+def _reopen(state: State) -> list[Action]:
+    state.ending.phase, state.ending.reason, state.ending.inference_only = Phase.RUNNING, "", False
+    state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
+    state.scoring.worker_attempts = state.builds.deaths_without_progress = 0
+    for entry in state.entries:
+        if entry.status == "scored" and entry.unscored:
+            entry.status, entry.unscored = "built", {}  # its responses are there: it is scored once more
+            entry.score_attempts_before = entry.score_attempts
+            indexes.file_entry(state, entry)
+    failed = [entry for entry in state.entries if entry.status == "failed"]
+    return [action for entry in failed for action in shards.reopen_entry(state, entry)]
+
+
+def close_due(state: State) -> list[Action]:
+    """Entries that the reason to end concerns fail with it."""
+    ending = state.ending
+    if ending.phase != Phase.CLOSING or state.all_terminal:
+        return []
+    spared = not ending.cancelled and ending.inference_only
+    why = ending.reason or f"cancelled: {ending.cancelled}"
+    actions: list[Action] = []
+    for entry in state.entries:
+        if entry.terminal or (spared and scoring.needs_no_gpu(state, entry)):
+            continue
+        if spared:
+            actions += shards.fail_entry(state, entry, why)
+        else:
+            entry.status, entry.error = "failed", why  # its shards go with the queue
+            indexes.file_entry(state, entry)
+    return actions
+
+
+def due(state: State, now: float) -> list[Action]:
+    """Write the results once no entry is open; end once no job is left."""
+    ending = state.ending
+    if not state.all_terminal:
+        return []
+    actions: list[Action] = []
+    if ending.phase < Phase.WRITING:
+        ending.phase = Phase.WRITING
+        live = [state.jobs.by_name[name] for name in sorted(state.jobs.live)]
+        actions.append(StopWorkers())
+        actions += jobs.end(state, [i for i in live if i.job.purpose not in RELEASED], now)
+        actions += [WriteResults(failed=state.failed_entries()), RemoveQueue()]
+        for info in [*state.live_jobs("stage"), *state.live_jobs("metric")]:
+            if info.released_at is None:
+                actions += jobs.release(state, info, now)
+    if ending.phase == Phase.LEAVING and not state.jobs.live:
+        ending.phase, ending.ended_at = Phase.ENDED, now
+    return actions
+
+
+def restarted(state: State, now: float) -> list[Action]:
+    """Results that were not written are due again; jobs that were told to end are told once more."""
+    ending = state.ending
+    if ending.phase == Phase.WRITING:
+        ending.phase = Phase.CLOSING if ending.reason or ending.cancelled else Phase.RUNNING
+    live = (state.jobs.by_name[name] for name in sorted(state.jobs.live))
+    told = [info for info in live if info.released_at is not None]
+    actions: list[Action] = [StopWorkers()] if state.winding_down else []
+    for info in told:
+        actions += jobs.release(state, info, now) if info.job.purpose in RELEASED else []
+    return actions + jobs.end(state, [i for i in told if i.job.purpose not in RELEASED], now)

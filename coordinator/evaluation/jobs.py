@@ -1,0 +1,148 @@
+"""Jobs, first part: a job from its intent until it is told to end. `job_ends` has what its end means.
+
+Rule: a job is known by our name for it, unique per attempt. An intent is journalled before the job is submitted; after a
+crash or a submission in doubt the job is looked up by name first. Called from: `step`, and the subjects that own jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.cluster import COORDINATOR_ENDED
+from coordinator.evaluation import indexes
+from coordinator.evaluation.actions import Action, CancelJob, ReleasePrecursor, SubmitJob
+from coordinator.evaluation.events import JobIntended, JobStarted, JobSubmitted, ShardsDealt
+from coordinator.evaluation.records import JobName
+from coordinator.evaluation.state import HeldJob, IllegalEventError, JobInfo, State
+
+Due = list[Action | JobIntended | ShardsDealt]  # the events are the intents of `step.Step`
+
+PREEMPTED = "PREEMPTED"  # the clusters' word for a job whose place went to a job of higher priority
+# words for the end of a job that is no fault of its own
+NO_FAULT_OF_A_JOB = frozenset({PREEMPTED, "NODE_FAIL", COORDINATOR_ENDED})
+HELD_SECONDS = 30.0  # pause before a job that a limit on jobs kept out is submitted again; doubled each time
+MAX_HELD_SECONDS = 1800.0  # the longest such pause
+
+
+def known(state: State, name: str) -> JobInfo:
+    """The job of this name. IllegalEventError where none was ever intended."""
+    info = state.jobs.by_name.get(name)
+    if info is None:
+        raise IllegalEventError(f"no job {name} was ever intended")
+    return info
+
+
+def intended(state: State, event: JobIntended) -> JobInfo:
+    """The job exists from now on, in the state if not on the cluster; its trials live, each on its lane."""
+    name = JobName.parse(event.job.name)
+    kind = (name.kind, name.detail)
+    state.jobs.attempts[kind] = max(state.jobs.attempts.get(kind, 0), name.attempt + 1)
+    info = JobInfo(
+        job=event.job,
+        entries=event.entries,
+        lanes=event.lanes,
+        trials=event.trials,
+        precursor=event.precursor,
+        changed_at=event.at,
+    )
+    info.members = dict.fromkeys(range(info.job.count), "pending")
+    state.jobs.by_name[info.job.name] = info
+    indexes.begin_trials(state, info)
+    indexes.file_job(state, info)
+    return info
+
+
+def submission(event: JobIntended) -> Due:
+    """The intent for the journal, then the order to submit."""
+    return [event, SubmitJob(job=event.job)]
+
+
+def submitted(state: State, event: JobSubmitted) -> list[Action]:
+    info = known(state, event.job)
+    state.jobs.held.pop(event.job, None)
+    if info.phase == "ended":
+        return [CancelJob(job_id=event.job_id)]
+    if info.phase == "submitted" and info.job_id != event.job_id:
+        # a submission that timed out had happened after all: the later twin goes
+        return [CancelJob(job_id=event.job_id)]
+    info.phase, info.job_id, info.changed_at = "submitted", event.job_id, event.at
+    indexes.file_job(state, info)
+    return end(state, [info], event.at) if info.released_at is not None else []
+
+
+def started(state: State, event: JobStarted) -> list[Action]:
+    info = known(state, event.job)
+    if info.members.get(event.index) == "pending":
+        info.members[event.index] = "running"
+        info.changed_at = event.at
+        indexes.file_job(state, info)
+    return []
+
+
+def hold(state: State, info: JobInfo, why: str, now: float) -> None:
+    """A limit on jobs keeps this one out: `due` submits it again after a pause."""
+    info.phase = "intended"
+    pause = min(HELD_SECONDS * 2 ** min(info.refusals, 20), MAX_HELD_SECONDS)
+    info.refusals += 1
+    state.jobs.held[info.job.name] = HeldJob(why=why, due_at=now + pause)
+
+
+def due(state: State, now: float) -> list[Action]:
+    """Jobs whose pause is over. A job that shall end has no pause: its submission is answered by "nothing needs it"."""
+    jobs, held = state.jobs.by_name, state.jobs.held
+    over = [n for n, h in held.items() if now >= h.due_at or jobs[n].released_at is not None]
+    for name in over:
+        del held[name]
+    return [SubmitJob(job=jobs[name].job) for name in over]
+
+
+def end(state: State, jobs: Iterable[JobInfo], now: float) -> list[Action]:
+    """These shall end. A job whose submission is in doubt is cancelled once it is known to be there: on a drained node it
+    would wait for ever. Members whose trials have left their outcomes are not cancelled: they exit by themselves, and a
+    cancelled job looks failed in the site's accounting. What is still there after `Grace.overdue` is cancelled then.
+    """
+    actions: list[Action] = []
+    for info in jobs:
+        info.released_at = now if info.released_at is None else info.released_at
+        for trial in info.trials:
+            indexes.mark_cancelled(state, trial)
+        if not info.job_id:
+            continue
+        left = [member for member in info.members if not _accounted(state, info, member)]
+        if len(left) == len(info.members):
+            actions.append(CancelJob(job_id=info.job_id))
+        else:
+            actions += [CancelJob(job_id=info.job_id, index=member) for member in left]
+    return actions
+
+
+def _accounted(state: State, info: JobInfo, member: int) -> bool:
+    """Have all trials of this member of a job left their outcomes?"""
+    trials = info.trials if info.job.purpose == "host" else info.trials[member : member + 1]
+    return bool(trials) and not any(trial in state.trials.live for trial in trials)
+
+
+def release(state: State, info: JobInfo, now: float) -> list[Action]:
+    """A precursor, or a job of workers, is needed no more. Running members end by themselves. Pending ones are cancelled:
+    they would wait for their turn only to end.
+    """
+    info.released_at = now if info.released_at is None else info.released_at
+    actions: list[Action] = [ReleasePrecursor(job=info.job.name)] if info.job.purpose == "stage" else []
+    if ("staged", info.job.name) in state.seen:
+        return actions  # it runs, whether or not a listing has shown it
+    waiting = [member for member, phase in info.members.items() if phase == "pending"]
+    if info.job_id and len(waiting) == len(info.members):
+        actions.append(CancelJob(job_id=info.job_id))
+    elif info.job_id:
+        actions += [CancelJob(job_id=info.job_id, index=member) for member in waiting]
+    return actions
+
+
+def restarted(state: State, now: float) -> None:
+    """Submissions that may have happened are in doubt; times of a clock that was set back meanwhile are mended."""
+    for name in state.jobs.live:
+        info = state.jobs.by_name[name]
+        if info.phase == "intended" and name not in state.jobs.held:
+            info.phase, info.changed_at = "uncertain", 0.0
+        info.changed_at = min(info.changed_at, now)
+        info.released_at = info.released_at and min(info.released_at, now)

@@ -1,0 +1,403 @@
+"""Nodes: offered, staged on, ready for trials, in back-off after failures, withdrawn; and prefetches.
+
+Rule: weights are staged on a node before any GPU of it is held. A node that fails is left alone for a minute, then two,
+then four ... up to an hour. Where every node is in back-off the evaluation waits for the first to return; not for ever.
+Called from: `step`; the subjects that see a node fail.
+"""
+
+from __future__ import annotations
+
+from coordinator.cluster import COORDINATOR_ENDED
+from coordinator.evaluation import indexes, jobs
+from coordinator.evaluation.actions import Action, ReleasePrecursor
+from coordinator.evaluation.events import (
+    BackOffOver,
+    JobIntended,
+    MemoryOffered,
+    NodesOffered,
+    NodeWithdrawn,
+    Offer,
+)
+from coordinator.evaluation.job_specs import Site, host_job, precursor_job
+from coordinator.evaluation.jobs import Due
+from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State
+from evaljobs.contract.names import LaneId
+from evaljobs.contract.outcomes import Failed, Staged
+
+BACK_OFF_SECONDS = 60.0  # of a failing node's first back-off; doubled each time
+MAX_BACK_OFF_SECONDS = 3600.0
+MAX_FAILURES = 3  # trials that die on a node for no shard's fault before it is in back-off
+MAX_ALL_BACKED_OFF = (
+    5  # times that every node was in back-off without a shard done in between: 31 minutes in all
+)
+MAX_PRECURSORS = (
+    3  # precursor jobs on one node before its trials read storage, or host jobs before a back-off
+)
+IN_USE = ("offered", "staging", "ready")
+
+
+# --- events and outcomes -------------------------------------------------------------------------------------------------
+
+
+def offered(state: State, event: NodesOffered) -> list[Action]:
+    for offer in event.offers:
+        lanes = offer.gpus // state.record.options.gpus_per_trial
+        node = state.nodes.by_name.get(offer.node)
+        if node is None and lanes > 0:
+            node = state.nodes.by_name[offer.node] = _taken(state, offer, lanes)
+        elif node is not None and node.status == "withdrawn" and lanes > 0:
+            node.status, node.lanes, node.precursor = "offered", lanes, None
+            node.attempts, node.failures, node.doubts = 0, 0, {}
+            node.gpu_type, node.memory_mb, node.best_effort = (
+                offer.gpu_type,
+                offer.memory_mb,
+                offer.best_effort,
+            )
+        elif node is not None and lanes > node.lanes:
+            node.lanes = lanes
+        if node is not None:
+            indexes.file_node(state, node)
+    return []
+
+
+def _taken(state: State, offer: Offer, lanes: int) -> NodeUse:
+    """A node's GPUs become free; what was prefetched there, or is being staged, is used."""
+    node = NodeUse(
+        name=offer.node,
+        lanes=lanes,
+        gpu_type=offer.gpu_type,
+        memory_mb=offer.memory_mb,
+        best_effort=offer.best_effort,
+    )
+    ahead = state.nodes.prefetches.pop(offer.node, None)
+    if ahead is not None and ahead.status in ("staging", "ready"):
+        node.status = "ready" if ahead.status == "ready" else "staging"
+        node.path, node.rung, node.precursor, node.why = ahead.path, ahead.rung, ahead.precursor, ahead.why
+    return node
+
+
+def memory_offered(state: State, event: MemoryOffered) -> list[Action]:
+    for name in event.nodes:
+        if name not in state.nodes.by_name and name not in state.nodes.prefetches:
+            state.nodes.prefetches[name] = Prefetch(name=name)
+    return []
+
+
+def back_off_over(_state: State, _event: BackOffOver) -> list[Action]:
+    """`due` takes nodes back at any event; this event says that time has passed though nothing else happened."""
+    return []
+
+
+def withdrawn(state: State, event: NodeWithdrawn) -> list[Action]:
+    if event.node not in state.nodes.by_name and event.node not in state.nodes.prefetches:
+        raise IllegalEventError(f"node {event.node} is not used")
+    return withdraw(state, event.node, event.reason, event.at)
+
+
+def staged(state: State, outcome: Staged, at: float) -> list[Action]:
+    info = state.jobs.by_name.get(outcome.name)
+    if info is None:
+        return []
+    place = _place(state, info)
+    if place is None or state.winding_down:
+        return jobs.release(state, info, at) if info.live and info.job.purpose == "stage" else []
+    place.path, place.why = outcome.path, outcome.why or place.why
+    if place.status != "back-off":  # a node whose back-off began meanwhile stays there
+        place.status = "ready"
+    if info.job.purpose == "stage":
+        place.rung = outcome.rung
+    _file(state, place)
+    if outcome.rung == "storage":
+        state.warnings.append(f"{place.name} reads the weights from storage: {outcome.why}")
+    return []
+
+
+def stage_failed(state: State, outcome: Failed, _at: float) -> list[Action]:
+    info = state.jobs.by_name.get(outcome.name)
+    place = _place(state, info) if info is not None else None
+    if outcome.blame == "operator":
+        state.ending.close(outcome.error)
+    elif place is not None:
+        place.why = outcome.error
+        if isinstance(place, NodeUse):  # a prefetch is only an attempt
+            state.warnings.append(f"staging on {place.name} failed: {outcome.error}")
+    return []
+
+
+def _place(state: State, info: JobInfo) -> NodeUse | Prefetch | None:
+    """The node or prefetch that this job is the precursor (or host) of."""
+    name = info.job.node or ""
+    place = state.nodes.by_name.get(name) or state.nodes.prefetches.get(name)
+    return place if place is not None and place.precursor == info.job.name else None
+
+
+def _file(state: State, place: NodeUse | Prefetch) -> None:
+    if isinstance(place, NodeUse):
+        indexes.file_node(state, place)
+
+
+def intended(state: State, event: JobIntended) -> list[Action]:
+    """A precursor or host job is on its way to its node."""
+    jobs.intended(state, event)
+    name = event.job.node or ""
+    place = state.nodes.by_name.get(name) or state.nodes.prefetches.get(name)
+    if place is None:
+        raise IllegalEventError(f"{event.job.name} is for the node {name}, which is not used")
+    place.status, place.precursor = "staging", event.job.name
+    if isinstance(place, NodeUse):
+        place.attempts += 1
+        place.lanes = event.node_lanes
+        if event.job.purpose == "host":
+            place.rung, place.why = "host", state.record.options.host_why or place.why
+    _file(state, place)
+    return []
+
+
+# --- what befalls a node ---------------------------------------------------------------------------------------------------
+
+
+def job_over(state: State, info: JobInfo, word: str) -> None:
+    """A precursor or host job has ended."""
+    place = _place(state, info)
+    if place is None or place.status not in ("staging", "ready"):
+        return
+    place.precursor, place.why = None, f"{info.job.name} ended ({word})"
+    if isinstance(place, Prefetch):
+        place.status = "over"
+        return
+    place.attempts -= word == COORDINATOR_ENDED
+    again = place.attempts < MAX_PRECURSORS or info.job.purpose == "stage"
+    place.status = "offered" if again else "back-off"
+    indexes.file_node(state, place)
+    if not again:
+        _check_all_backed_off(state, f"{place.why}, see {info.job.log}")
+
+
+def withdraw(state: State, name: str, why: str, now: float) -> list[Action]:
+    """The node is used no more; it may be offered again. What is still being staged there is no reason to use it again."""
+    node = state.nodes.by_name.get(name)
+    if node is not None:
+        node.status, node.why, node.back_off_until = "withdrawn", why, None
+        node.precursor, node.path = None, ""
+        indexes.file_node(state, node)
+    if (ahead := state.nodes.prefetches.get(name)) is not None:
+        ahead.status, ahead.why, ahead.precursor, ahead.path = "over", why, None, ""
+    there = sorted(state.index.jobs_on.get(name, {}).items())
+    return jobs.end(state, [info for _, info in there], now)
+
+
+def withdraw_all(state: State) -> None:
+    """A new attempt of the evaluation begins: other jobs may have these nodes by now, and what is free is offered."""
+    for node in state.nodes.by_name.values():
+        node.status, node.precursor, node.back_off_until = "withdrawn", None, None
+        indexes.file_node(state, node)
+    for ahead in state.nodes.prefetches.values():
+        ahead.status, ahead.precursor = "over", None
+
+
+def preempted(state: State, info: JobInfo, now: float) -> list[Action]:
+    """A member of a node's job was preempted: the node has a lane less. Without any it is withdrawn until it is free."""
+    name = info.job.node or ""
+    place = state.nodes.by_name.get(name) or state.nodes.prefetches.get(name)
+    if place is None or place.status not in ("staging", "ready"):
+        return []
+    if isinstance(place, NodeUse) and info.job.purpose == "trial" and place.lanes > 1:
+        place.lanes -= 1
+        indexes.file_node(state, place)
+        return []
+    return withdraw(state, name, "a job of higher priority took it", now)
+
+
+def back_off(state: State, node: NodeUse, why: str) -> None:
+    """Leave a node that is in use alone; `due` says for how long."""
+    if node.status in ("ready", "staging"):
+        node.status, node.why = "back-off", why
+        indexes.file_node(state, node)
+        state.warnings.append(f"node {node.name} set aside: {why}")
+        _check_all_backed_off(state, why)
+
+
+def _check_all_backed_off(state: State, why: str) -> None:
+    in_use = any(n.status in IN_USE for n in state.nodes.by_name.values())
+    if in_use or not (state.shards.todo or not state.shards.leaves):
+        return
+    state.nodes.all_backed_off += 1
+    if state.nodes.all_backed_off > MAX_ALL_BACKED_OFF:
+        state.ending.close(f"no node is left; the last: {why}", inference_only=True)
+
+
+def return_to_use(state: State, node: NodeUse) -> None:
+    """A node's back-off is over."""
+    staged_still = node.precursor is not None and node.precursor in state.jobs.live and node.path
+    node.back_off_until = None
+    node.status = "ready" if staged_still else "offered"
+    node.precursor = node.precursor if staged_still else None
+    indexes.file_node(state, node)
+
+
+def exonerate(state: State, node: NodeUse) -> None:
+    """What its back-off was for was not its fault: the next back-off is no longer for this one."""
+    node.back_offs -= node.back_off_until is not None
+    return_to_use(state, node)
+
+
+def over_limit(node: NodeUse) -> bool:
+    """Have so many trials died there, or on one lane of it, that it must be in back-off?"""
+    return node.failures + max(node.doubts.values(), default=0) >= MAX_FAILURES
+
+
+def in_doubt(node: NodeUse) -> int:
+    """Trials that died there lately, for whatever reason."""
+    return node.failures + sum(node.doubts.values())
+
+
+def lane_works(state: State, lane: str) -> None:
+    """A trial on this lane has done a shard, whatever the lane's earlier trials died of."""
+    node = state.nodes.by_name.get(LaneId.parse(lane).node)
+    if node is not None:
+        node.doubts.pop(lane, None)
+
+
+def hosts_trials(state: State, name: str | None) -> None:
+    """A job that hosts trials has done shards: the node does not fail at it."""
+    node = state.nodes.by_name.get(name or "")
+    if node is not None:
+        node.attempts = 0
+        indexes.file_node(state, node)
+
+
+def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
+    """A trial saw nothing of what its precursor staged, and that precursor is not known to be dead.
+
+    The first time the node may have lost its memory (a power cut that the cluster has not noticed): staged again. Once
+    more, or where another node has shown it: /dev/shm is private to each job, and the node's trials are hosted.
+    """
+    precursor, node.precursor = node.precursor, None
+    node.status, node.failures, state.trials.deaths_without_progress = "offered", 0, 0
+    if node.unseen or any(n.hosted for n in state.nodes.by_name.values()):
+        node.hosted, node.attempts = True, 0
+        node.why = "trials do not see what another job stages there: /dev/shm is private to each job"
+        state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {node.why}")
+    else:
+        node.unseen, node.why = True, "what was staged there is gone, or not to be seen by trials"
+    indexes.file_node(state, node)
+    info = state.jobs.by_name.get(precursor or "")
+    if info is None or not info.live:
+        return []
+    info.released_at = now
+    return [ReleasePrecursor(job=info.job.name)]
+
+
+# --- rules -------------------------------------------------------------------------------------------------------------------
+
+
+def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+    """Back-offs that begin or end; then prefetches, and nodes taken into use, as many as there is work for."""
+    _back_offs_due(state, now)
+    actions: Due = []
+    for ahead in state.nodes.prefetches.values() if submits else ():
+        if ahead.status == "offered":
+            actions += _submit(state, precursor_job(state, site, ahead, now))
+    return [*actions, *_use_due(state, site, now, submits=submits)]
+
+
+def _back_offs_due(state: State, now: float) -> None:
+    for node in list(state.index.nodes.get("back-off", {}).values()):
+        if node.back_off_until is None:
+            node.back_off_until = now + min(BACK_OFF_SECONDS * 2**node.back_offs, MAX_BACK_OFF_SECONDS)
+            node.back_offs += 1
+        elif now >= node.back_off_until:
+            node.failures, node.doubts = MAX_FAILURES - 1, {}  # one more failure is enough
+            return_to_use(state, node)
+
+
+def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+    actions: Due = []
+    offered = list(state.index.nodes.get("offered", {}).values())
+    dealt = offered and state.shards.leaves and not state.record.options.steal
+    own = state.lanes_to_do() if dealt else None
+    for node in offered:
+        if not _wanted(state, node):
+            break
+        if own is not None and state.index.lanes_in_use and own.isdisjoint(node.lane_names):
+            continue  # without stealing it would have nothing to run
+        if _reads_storage(state, node):
+            node.lanes = _room(state, node)
+            node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source
+            indexes.file_node(state, node)
+        elif _host_waits(state, node):
+            continue
+        elif submits:
+            actions += _stage(state, site, node, now)
+        else:
+            break  # the journal has what was submitted, and then the nodes behind
+    return actions
+
+
+def _room(state: State, node: NodeUse) -> int:
+    """Lanes of the node that the settings' limit on trials leaves."""
+    most = state.record.options.max_trials
+    return node.lanes if most is None else min(node.lanes, most - state.index.lanes_in_use)
+
+
+def _wanted(state: State, node: NodeUse) -> bool:
+    in_use, most = state.index.lanes_in_use, state.record.options.max_nodes
+    if _room(state, node) <= 0 or (most is not None and len(state.index.in_use) >= most):
+        return False
+    return not state.shards.leaves or state.shards.todo > in_use  # else what is in use suffices
+
+
+def _reads_storage(state: State, node: NodeUse) -> bool:
+    stages = state.record.options.stage and node.attempts < MAX_PRECURSORS
+    return not _hosts(state, node) and not stages
+
+
+def _hosts(state: State, node: NodeUse) -> bool:
+    return state.record.options.host_trials or node.hosted
+
+
+def _host_waits(state: State, node: NodeUse) -> bool:
+    """A host holds GPUs from its start: not before there are shards, but to probe for the batch size."""
+    if not _hosts(state, node) or state.shards.leaves:
+        return False
+    return state.batch_size != "auto" or bool(state.index.in_use)
+
+
+def _stage(state: State, site: Site, node: NodeUse, now: float) -> Due:
+    lanes = _room(state, node)
+    if not _hosts(state, node):
+        node.lanes = lanes
+        return _submit(state, precursor_job(state, site, node, now))
+    if state.shards.leaves:
+        lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live)))
+    return _submit(state, host_job(state, site, node, node.lane_names[:lanes], now))
+
+
+def _submit(state: State, event: JobIntended) -> Due:
+    intended(state, event)
+    return jobs.submission(event)
+
+
+def release_due(state: State, now: float) -> list[Action]:
+    """Weights that no shard needs any more go while metrics still run; a shard that must run again after all has them
+    staged anew.
+    """
+    if state.shards.todo or state.trials.live or not state.shards.leaves or state.plan.pending:
+        return []
+    if not state.index.entries.keys().isdisjoint({"unbuilt", "building", "unplanned"}):
+        return []  # a plan is to come
+    actions: list[Action] = []
+    ahead = [p for p in state.nodes.prefetches.values() if p.precursor is not None]
+    places: list[NodeUse | Prefetch] = [*state.index.staged.values(), *ahead]
+    for place in places:
+        info = state.jobs.by_name.get(place.precursor or "")
+        if info is None or not info.live or info.job.purpose != "stage" or info.released_at is not None:
+            continue
+        place.precursor, place.path = None, ""
+        if isinstance(place, Prefetch):
+            place.status = "over"
+        elif place.status in ("staging", "ready"):
+            place.status = "offered"
+        _file(state, place)
+        actions += jobs.release(state, info, now)
+    return actions

@@ -1,0 +1,335 @@
+"""Shards: planned, queued, done, read again, quarantined; and the plan that deals them to lanes.
+
+Rule: a shard is done when its record was found whole in a response file; the first whole copy counts. A task that cannot
+be scored fails loudly and takes its other shards out of the queue. Called from: `step`; subjects that fail a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import cycle
+
+from coordinator.evaluation import indexes, nodes
+from coordinator.evaluation.actions import (
+    Action,
+    FillQueue,
+    FindResponses,
+    MakePlan,
+    PublishSets,
+    QueueShards,
+    WithdrawShards,
+)
+from coordinator.evaluation.events import (
+    PlanFailed,
+    Planned,
+    PlannedLeaf,
+    QueueLost,
+    ResponsesFound,
+    ShardCorrupted,
+    ShardsDealt,
+    ShardsDumped,
+    ShardsStray,
+)
+from coordinator.evaluation.jobs import Due
+from coordinator.evaluation.state import EntryState, IllegalEventError, LeafState, ShardState, State
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.specs import FrameRef
+
+MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
+REUSED_LANE = "reused"  # a lane of no trial: others take from it
+
+Rows = dict[str, list[tuple[str, float, float]]]  # lane -> (shard, rank, seconds)
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------------
+
+
+def planned(state: State, event: Planned) -> list[Action]:
+    plan = state.plan
+    plan.count += 1
+    plan.pending = False
+    plan.made_at = event.at
+    plan.predicted_makespan_seconds = event.predicted_makespan_seconds
+    plan.lower_bound_seconds = event.lower_bound_seconds
+    plan.work_seconds_95 = max(plan.work_seconds_95, event.work_seconds_95)
+    plan.load_seconds_95 = max(plan.load_seconds_95, event.load_seconds_95)
+    plan.sigma = max(plan.sigma, event.sigma)
+    plan.workers = max(plan.workers, event.workers)
+    where = {s: (lane.lane, rank, sec) for lane in event.lanes for s, rank, sec in lane.shards}
+    for leaf in event.leaves:
+        if leaf.task not in state.shards.leaves:  # planned before (a retry): its shards stand
+            _place(state, leaf, where)
+    return [_fill(state), *publish(state)]
+
+
+def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
+    """The leaf task's shards are to do. `where`: shard -> lane, rank and seconds."""
+    per_shard = leaf.shard_documents or ((),) * len(leaf.shards)
+    places: dict[int, list[int]] = {}
+    for place, (shard, documents) in enumerate(zip(leaf.shards, per_shard, strict=True)):
+        lane, rank, seconds = where[shard]
+        state.shards.by_name[shard] = ShardState(rank=rank, seconds=seconds, lane=lane, documents=documents)
+        for document in documents:
+            places.setdefault(document, []).append(place)
+    waiting = {document: len(its) for document, its in places.items()}
+    todo = len(leaf.shards)
+    made = LeafState(planned=leaf, todo=todo, waiting=waiting, places=places)
+    state.shards.leaves[leaf.task] = made
+    state.shards.todo += todo
+    indexes.file_leaf(state, made)
+    indexes.file_entry(state, state.entries[leaf.entry])  # it is planned, or one leaf task less is to be
+
+
+def responses_found(state: State, event: ResponsesFound) -> list[Action]:
+    plan = state.plan
+    plan.pending = False
+    fresh = [leaf for leaf in event.leaves if leaf.task not in state.shards.leaves]
+    for leaf in fresh:
+        # the lane counts only where a record turns out unreadable and its shard runs again
+        _place(state, leaf, dict.fromkeys(leaf.shards, (REUSED_LANE, 0.0, 1.0)))
+        plan.reused[leaf.task] = event.sources[leaf.task]
+    for name, frame in event.shards:
+        if state.shards.by_name[name].frame is None:
+            _done(state, name, frame)
+    for index, file in event.scores.items():
+        entry = state.entries[index]
+        if entry.status == "built":
+            entry.status, entry.result_file = "scored", file
+            indexes.file_entry(state, entry)
+            plan.reused_scores.add(index)
+    return [_fill(state), *publish(state)] if fresh else []
+
+
+def plan_failed(state: State, event: PlanFailed) -> list[Action]:
+    state.plan.pending = False
+    state.ending.close(event.error)
+    return []
+
+
+def publish(state: State) -> list[Action]:
+    """Name the request sets to trials that started before they existed, to probe the batch size."""
+    leaves = state.shards.leaves
+    if state.record.suite.batch_size != "auto" or not leaves or state.batch_size == "auto":
+        return []
+    sets = {task: leaf.planned.folder for task, leaf in leaves.items()}
+    return [PublishSets(batch_size=state.batch_size, sets=sets)]
+
+
+def due(state: State) -> list[Action]:
+    """Look for responses of earlier evaluations, then plan, once every entry is built."""
+    if state.plan.pending or state.batch_size == "auto":
+        return []
+    entries = state.index.entries
+    if "unbuilt" in entries or "building" in entries or "unplanned" not in entries:
+        return []
+    fresh = {
+        index: {task: folder for task, folder in entry.sets.items() if task not in state.shards.leaves}
+        for index, entry in sorted(entries["unplanned"].items())
+    }
+    unsought = {task for sets in fresh.values() for task in sets} - state.plan.looked_for
+    if unsought:
+        state.plan.looked_for |= unsought
+        state.plan.pending = True
+        return [FindResponses(sets=fresh, batch_size=state.batch_size)]
+    lanes = tuple(
+        (lane, n.name)
+        for n in state.nodes.by_name.values()
+        if n.status in nodes.IN_USE
+        for lane in n.lane_names
+    )
+    if not lanes:
+        return []
+    most = state.record.options.max_trials
+    state.plan.pending = True
+    return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes[:most] if most else lanes)]
+
+
+def deal_due(state: State, now: float, *, submits: bool) -> Due:
+    """Without stealing, the shards of lost lanes go round-robin, by rank, to the lanes of the nodes in use."""
+    if state.record.options.steal or not submits or not state.shards.todo:
+        return []
+    if len(state.trials.live) >= state.index.lanes_in_use:
+        return []
+    kept = [lane for name in sorted(state.index.in_use) for lane in state.nodes.by_name[name].lane_names]
+    lost = state.lanes_to_do() - set(kept) - {trial.lane for trial in state.trials.live.values()}
+    names = [n for n, s in state.shards.by_name.items() if s.lane in lost and _to_do(state, n)]
+    if not names:
+        return []
+    names.sort(key=lambda name: (state.shards.by_name[name].rank, name))
+    event = ShardsDealt(at=now, lanes=dict(zip(names, cycle(kept), strict=False)))
+    return [event, *dealt(state, event)]
+
+
+def dealt(state: State, event: ShardsDealt) -> list[Action]:
+    for name, lane in event.lanes.items():
+        state.shards.by_name[name].lane = lane
+    return requeue(state, event.lanes)
+
+
+# --- responses -------------------------------------------------------------------------------------------------------------
+
+
+def dumped(state: State, event: ShardsDumped) -> list[Action]:
+    for name, _ in event.shards:
+        if name not in state.shards.by_name:
+            raise IllegalEventError(f"responses of the unplanned shard {name}")
+    for name, frame in event.shards:
+        if state.shards.by_name[name].frame is not None:
+            continue  # a second copy: the first one counts
+        _done(state, name, frame)
+        trial = state.trials.by_name.get(frame.file.removesuffix(".frames"))
+        if trial is not None:
+            nodes.lane_works(state, trial.lane)
+    state.trials.deaths_without_progress = state.nodes.all_backed_off = 0
+    return []
+
+
+def leaf_of(state: State, shard: str) -> LeafState:
+    """The leaf task that a planned shard is part of."""
+    return state.shards.leaves[ShardId.parse(shard).task]
+
+
+def _done(state: State, name: str, frame: FrameRef) -> None:
+    shard, leaf = state.shards.by_name[name], leaf_of(state, name)
+    shard.frame = frame
+    leaf.todo -= 1
+    if not shard.quarantined:
+        state.shards.todo -= 1
+    for document in shard.documents:
+        leaf.waiting[document] -= 1
+        if leaf.waiting[document] == 0:
+            leaf.complete.append(document)
+    indexes.file_leaf(state, leaf)
+
+
+def corrupted(state: State, event: ShardCorrupted) -> list[Action]:
+    shard = state.shards.by_name.get(event.shard)
+    if shard is None or shard.frame is None:
+        return []
+    if state.entries[leaf_of(state, event.shard).planned.entry].terminal:
+        return []  # its score stands, or will never be
+    _take_back(state, event.shard)
+    if failed := _unread(state, event.shard, event.error):
+        return failed
+    state.warnings.append(f"shard {event.shard} runs again: {event.error}")
+    return [QueueShards(lane=shard.lane, shards=((event.shard, shard.rank, shard.seconds),))]
+
+
+def _take_back(state: State, name: str) -> None:
+    """A shard counted as done has to run again."""
+    shard, leaf = state.shards.by_name[name], leaf_of(state, name)
+    shard.frame = None
+    leaf.todo += 1
+    if not shard.quarantined:
+        state.shards.todo += 1
+    for document in shard.documents:
+        leaf.waiting[document] += 1
+        if document in leaf.complete:
+            leaf.complete.remove(document)
+    indexes.file_leaf(state, leaf)
+    entry = state.entries[leaf.planned.entry]
+    if entry.status == "scoring":
+        entry.status = "built"
+        indexes.file_entry(state, entry)
+
+
+def _unread(state: State, name: str, why: str) -> list[Action]:
+    """A shard was run, and what it left cannot be read; the third time its task fails."""
+    shard = state.shards.by_name[name]
+    shard.unread += 1
+    if shard.unread < MAX_UNREAD or shard.quarantined:
+        return []
+    state.warnings.append(f"shard {name} quarantined: {why}")
+    said = f"shard {name} was run {shard.unread} times and left no record that can be read; the last: {why}"
+    return fail_entry(state, state.entries[leaf_of(state, name).planned.entry], said)
+
+
+# --- the work queue ----------------------------------------------------------------------------------------------------------
+
+
+def queue_lost(state: State, _event: QueueLost) -> list[Action]:
+    return refill(state)
+
+
+def refill(state: State) -> list[Action]:
+    """All that the queue should hold. Changes nothing, so it may be repeated without an event."""
+    return [_fill(state)] if state.shards.leaves and not state.winding_down else []
+
+
+def stray(state: State, event: ShardsStray) -> list[Action]:
+    actions: list[Action] = []
+    for name in event.again:
+        if _to_do(state, name):
+            actions += _unread(state, name, "response files hold no record of it")
+    return [*actions, *requeue(state, event.shards)]
+
+
+def requeue(state: State, names: Iterable[str]) -> list[Action]:
+    """Queue those of these shards that are to do. Changes nothing, as `refill`."""
+    rows = _rows(state, names)
+    return [QueueShards(lane=lane, shards=tuple(todo)) for lane, todo in sorted(rows.items())]
+
+
+def _fill(state: State) -> FillQueue:
+    rows = _rows(state, state.shards.by_name)
+    return FillQueue(lanes={lane: tuple(todo) for lane, todo in rows.items()})
+
+
+def _rows(state: State, names: Iterable[str]) -> Rows:
+    rows: Rows = {}
+    for name in names:
+        if _to_do(state, name):
+            shard = state.shards.by_name[name]
+            rows.setdefault(shard.lane, []).append((name, shard.rank, shard.seconds))
+    return rows
+
+
+def _to_do(state: State, name: str) -> bool:
+    shard = state.shards.by_name.get(name)
+    return shard is not None and shard.frame is None and not shard.quarantined
+
+
+# --- entries that fail, and are tried again ------------------------------------------------------------------------------------
+
+
+def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
+    """An entry cannot be scored: it says why, and its other shards are not worth a GPU any more."""
+    entry.status, entry.error = "failed", error
+    indexes.file_entry(state, entry)
+    withdrawn = []
+    for name in _shards_of(state, entry):
+        if _to_do(state, name):
+            state.shards.by_name[name].quarantined = True
+            state.shards.todo -= 1
+            withdrawn.append(name)
+    return [WithdrawShards(shards=tuple(withdrawn))] if withdrawn else []
+
+
+def reopen_entry(state: State, entry: EntryState) -> list[Action]:
+    """A failed entry is tried again from where it stood; its shards are queued."""
+    entry.error, entry.build_attempts, entry.score_attempts_before = "", 0, entry.score_attempts
+    entry.status = "built" if entry.sets else "unbuilt"
+    indexes.file_entry(state, entry)
+    again = []
+    for name in _shards_of(state, entry):
+        shard = state.shards.by_name[name]
+        shard.kills, shard.died_on, shard.doubts, shard.unread = 0, [], {}, 0
+        if shard.quarantined:
+            shard.quarantined = False
+            if shard.frame is None:
+                state.shards.todo += 1
+                again.append(name)
+    return requeue(state, again)
+
+
+def _shards_of(state: State, entry: EntryState) -> Iterable[str]:
+    for task in entry.sets:
+        leaf = state.shards.leaves.get(task)
+        yield from leaf.planned.shards if leaf is not None else ()
+
+
+def restarted(state: State) -> list[Action]:
+    """A plan that was asked for is asked for again; the request sets are named again."""
+    state.plan.pending = False
+    state.plan.looked_for &= state.shards.leaves.keys()
+    return [] if state.winding_down else publish(state)

@@ -1,0 +1,154 @@
+"""Trials: one model load each, on a lane of a node; submitted while shards are left that no living trial can hold.
+
+Rule: a trial exits by itself when the queue has nothing for it. One that dies gives its claims back, and its node or its
+shard answers for it (`fault_attribution`). Called from: `step`, `job_ends`.
+"""
+
+from __future__ import annotations
+
+from coordinator.evaluation import fault_attribution, indexes, jobs, nodes
+from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
+from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHung
+from coordinator.evaluation.job_specs import Site, trial_job
+from coordinator.evaluation.jobs import Due
+from coordinator.evaluation.state import NodeUse, State, Trial
+from evaljobs.contract.outcomes import Failed, TrialEnded
+
+
+def intended(state: State, event: JobIntended) -> list[Action]:
+    jobs.intended(state, event)
+    return []
+
+
+def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
+    trial = indexes.end_trial(state, outcome.name)
+    if trial is None:
+        return []
+    job = state.jobs.by_name[trial.job].job
+    if job.purpose == "host" and outcome.shards:
+        nodes.hosts_trials(state, job.node)
+    if outcome.reason == "queue-lost":
+        state.warnings.append(f"{outcome.name} lost the work queue")
+        if outcome.shards == 0:
+            why = f"{outcome.name} could not reach the work queue"
+            fault_attribution.trial_died(state, job.node, why)
+    return [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
+
+
+def failed(state: State, outcome: Failed, at: float) -> list[Action]:
+    lived = indexes.end_trial(state, outcome.name) is not None
+    actions: list[Action] = [ReleaseClaims(trial=outcome.name)] if lived else []
+    trial = state.trials.by_name.get(outcome.name)
+    if trial is None:
+        return []
+    info = state.jobs.by_name[trial.job]
+    node = state.nodes.by_name.get(outcome.node or "")
+    if outcome.unstaged and node is not None:  # news even where the job's end was seen first
+        if node.hosted or node.precursor != info.precursor:
+            return actions  # a sibling has said so, or the precursor's own end
+        if node.status == "ready" and node.precursor in state.jobs.live:
+            return actions + nodes.unseen(state, node, at)
+    if not lived:
+        return fault_attribution.failed_late(state, trial, outcome.shard, outcome.error)
+    if outcome.shard is not None:
+        return actions + fault_attribution.died_with(
+            state, trial, info.job.node, outcome.shard, outcome.error
+        )
+    fault_attribution.trial_died(state, info.job.node, outcome.error)
+    if outcome.blame == "operator":
+        state.ending.close(outcome.error)
+    return actions
+
+
+def hung(state: State, event: TrialHung) -> list[Action]:
+    trial = state.trials.live.get(event.trial)
+    if trial is None:
+        return []
+    info = state.jobs.by_name[trial.job]
+    actions: list[Action] = []
+    why = f"{event.trial} made no progress for {event.seconds:.0f} s"
+    if event.shard is not None:  # its node has the trial's end counted, should it come without an outcome
+        actions = fault_attribution.count_kill(state, info.job.node, event.shard, why)
+    state.warnings.append(f"{why} and was ended")
+    if info.job_id:
+        actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
+    return actions
+
+
+def straggle(state: State, event: StragglersFound) -> list[Action]:
+    """For the report, and so that no trial follows a straggler on its lane while others run."""
+    for name, times in sorted(event.trials.items()):
+        if name in state.trials.live and name not in state.trials.stragglers:
+            state.trials.stragglers[name] = times
+            state.warnings.append(f"{name} is a straggler: it takes {times:.1f} times as long as the others")
+    return []
+
+
+def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
+    """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
+
+    Without stealing, a trial for each free lane whose own shards are to do.
+    """
+    probing = state.batch_size == "auto"
+    if not state.shards.leaves and not probing:
+        return []
+    need = (1 if probing else state.shards.todo) - len(state.trials.live)
+    own = None
+    if not probing and not state.record.options.steal:
+        own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
+        need = len(own)
+    if need < 0:
+        return list(_cancel_pending(state, -need))
+    actions: Due = []
+    shunned = _shunned(state)
+    for node in _least_in_doubt(state) if need > 0 and submits else ():
+        lanes = _free_lanes(state, node, shunned, own)[:need]
+        if lanes:
+            need -= len(lanes)
+            event = trial_job(state, site, node, lanes, now)
+            intended(state, event)
+            actions += jobs.submission(event)
+        if need <= 0:
+            break
+    return actions
+
+
+def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | None) -> list[str]:
+    busy = state.live_lanes(node.name)
+    free = [name for name in node.lane_names if name not in busy and name not in shunned]
+    if own is not None:
+        free = [name for name in free if name in own]
+    # a lane that was preempted is gone, whichever number it bore
+    return free[: max(0, node.lanes - len(busy))]
+
+
+def _least_in_doubt(state: State) -> list[NodeUse]:
+    """Nodes with a free lane; those where trials have died lately come last."""
+    return sorted(state.index.nodes.get("free", {}).values(), key=nodes.in_doubt)
+
+
+def _shunned(state: State) -> set[str]:
+    """Lanes of stragglers, for as long as another trial runs: the next trial there might get the same slow GPU."""
+    if not state.trials.stragglers or not state.index.running:
+        return set()
+    return {state.trials.by_name[name].lane for name in state.trials.stragglers}
+
+
+def _cancel_pending(state: State, surplus: int) -> list[Action]:
+    """Pending trials for which no shard is left hold nothing yet: the newest of them are cancelled first."""
+    actions: list[Action] = []
+    while surplus > 0 and state.index.cancellable:
+        name = next(reversed(state.index.cancellable))
+        indexes.mark_cancelled(state, name)
+        surplus -= 1
+        trial = state.trials.live[name]
+        info = state.jobs.by_name[trial.job]
+        actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
+    return actions
+
+
+def staging_stands(state: State, trial: Trial) -> bool:
+    """Is what this trial reads still staged? Where its precursor is gone it died of that."""
+    info = state.jobs.by_name[trial.job]
+    node = state.nodes.by_name.get(info.job.node or "")
+    return info.job.purpose != "trial" or node is None or node.precursor == info.precursor

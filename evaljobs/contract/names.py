@@ -1,0 +1,44 @@
+"""Names of shards and lanes, as both sides write them in files, specs and queues.
+
+Rule: a name is parsed and printed here alone; on the wire and in the journal it is a string.
+Called from: the coordinator (plans, evaluations) and the node side (trials, queues).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ShardId:
+    """Batches first_batch..end_batch-1 of a leaf task's request set: "task|first|end"."""
+
+    task: str
+    first_batch: int
+    end_batch: int
+
+    @classmethod
+    def parse(cls, text: str) -> ShardId:
+        """ValueError where `text` is no shard's name."""
+        task, first, end = text.rsplit("|", 2)
+        return cls(task, int(first), int(end))
+
+    def __str__(self) -> str:
+        return f"{self.task}|{self.first_batch}|{self.end_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneId:
+    """One place for a trial on a node: "node/number"."""
+
+    node: str
+    number: int
+
+    @classmethod
+    def parse(cls, text: str) -> LaneId:
+        """ValueError where `text` is no lane's name."""
+        node, _, number = text.rpartition("/")
+        return cls(node, int(number))
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.number}"
