@@ -14,14 +14,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import ConfigDict
+
 from coordinator.report.keys import Difference, difference, keys_of
 from evaljobs.contract.specs import Record
 
 ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
 
 
+SCORES = ConfigDict(allow_inf_nan=True)  # a score of lm-eval may be NaN
+
+
 class ScoreValue(Record):
     """One value of lm-eval's results. `stderr` is None where lm-eval gives none."""
+
+    model_config = SCORES
 
     task: str
     metric: str
@@ -40,6 +47,8 @@ class ScoreValue(Record):
 
 class Point(Record):
     """One checkpoint: its evaluation, its scores (none while it runs), what it cost."""
+
+    model_config = SCORES
 
     evaluation_id: str
     suite: str
@@ -64,6 +73,8 @@ class CurvePoint(Record):
     other "requests" or another "score" key, so the two are not comparable.
     """
 
+    model_config = SCORES
+
     label: str
     step: int | None
     value: float
@@ -75,6 +86,8 @@ class CurvePoint(Record):
 
 class Curve(Record):
     """A score over checkpoints, in order of training."""
+
+    model_config = SCORES
 
     suite: str
     task: str
@@ -91,6 +104,8 @@ class Curve(Record):
 
 class Series(Record):
     """All checkpoints of a training. `--json` prints exactly this."""
+
+    model_config = SCORES
 
     schema_version: int = 1
     points: tuple[Point, ...]
