@@ -79,6 +79,8 @@ def pids(site: Any, *verbs: str) -> dict[int, str]:
             words = place.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
+        if any(word.endswith("local_guardian.py") for word in words):
+            continue  # it bears the command line of its job
         if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
             found[int(place.parent.name)] = " ".join(words)
     # the parent of one that is gone by now cannot be asked: it was such a child, or has ended
