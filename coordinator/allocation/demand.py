@@ -30,7 +30,9 @@ def demands(states: Iterable[State]) -> list[Demand]:
         have = sum(n.lanes for n in in_use)
         most = options.max_trials if options.max_trials is not None else NO_LIMIT
         if state.shards.leaves:
-            most = min(most, max(state.shards.todo, 0))
+            # without stealing, the shards were dealt to the lanes that there were
+            todo = max(state.shards.todo, 0)
+            most = min(most, todo) if options.steal or not have else have
         if most <= have:
             continue
         # a job that hosts trials holds its GPUs from its start

@@ -128,7 +128,11 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
 def simulate(
     instance: Annotated[Path, typer.Option("--instance", help="A planning instance (JSON).")],
     policy: Annotated[
-        str, typer.Option(help="per-dataset, opencompass-size, opencompass-num-worker, paper or evalspan.")
+        str,
+        typer.Option(
+            help="per-dataset, opencompass-size, opencompass-num-worker, round-robin (of cached tokens), "
+            "paper (the same, tokens made in each trial) or evalspan."
+        ),
     ],
     sigma: Annotated[float, typer.Option(min=0, help="Spread of the log prediction error.")] = 0.3,
     seeds: Annotated[int, typer.Option(min=1, help="How many draws.")] = 50,

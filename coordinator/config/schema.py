@@ -110,6 +110,18 @@ class TrialConfig(Record):
         return seconds_of(self.time_limit)
 
 
+class PlanConfig(Record):
+    """Which shards run where, in which order."""
+
+    # "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al., NSDI 2024, section 6.2)
+    policy: Literal["evalspan", "round-robin"] = "evalspan"
+    steal: bool | None = None  # a trial without shards takes another's; None: with policy "evalspan" alone
+
+    @property
+    def steals(self) -> bool:
+        return self.policy == "evalspan" if self.steal is None else self.steal
+
+
 class StageConfig(Record):
     """Weights in node memory."""
 
@@ -218,6 +230,7 @@ class Config(Record):
     work_dir: Place = Path("evalspan-work")
     cluster: ClusterConfig = ClusterConfig()
     trial: TrialConfig = TrialConfig()
+    plan: PlanConfig = PlanConfig()
     stage: StageConfig = StageConfig()
     redis: RedisConfig = RedisConfig()
     metric: MetricConfig = MetricConfig()

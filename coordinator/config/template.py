@@ -112,6 +112,10 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
 # redis_patience_seconds = 600.0   # a trial without work waits this long for Redis: a requeued coordinator's is away for 2 minutes
 
+[plan]
+# policy = "evalspan"         # "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al., NSDI 2024)
+# steal = true                # example: a trial without shards takes another's; default: true, with "round-robin" false
+
 [stage]
 # enabled = true              # false: every trial reads the checkpoint from shared storage
 # host_trials = "auto"        # true: one long job a node stages and hosts trials (private /dev/shm, exclusive nodes);

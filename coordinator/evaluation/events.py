@@ -103,6 +103,13 @@ class JobIntended(Event):
     node_lanes: int = 0
 
 
+class ShardsDealt(Event):
+    """The evaluation moved shards of lanes that it lost: shard -> its lane from now on. A replay decides nothing anew."""
+
+    kind: Literal["shards-dealt"] = "shards-dealt"
+    lanes: dict[str, str]
+
+
 class JobSubmitted(Event):
     kind: Literal["job-submitted"] = "job-submitted"
     job: str
@@ -309,6 +316,7 @@ AnyEvent = (
     | BackOffOver
     | NodeWithdrawn
     | JobIntended
+    | ShardsDealt
     | JobSubmitted
     | JobNotSubmitted
     | JobStarted

@@ -21,7 +21,6 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.job_specs import Site, host_job, precursor_job
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, Prefetch, State, Trial
-from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import Failed, Staged
 
 BACK_OFF_SECONDS = 60.0  # of a failing node's first back-off; doubled each time
@@ -313,9 +312,14 @@ def _back_offs_due(state: State, now: float) -> None:
 
 def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     actions: Due = []
-    for node in list(state.index.nodes.get("offered", {}).values()):
+    offered = list(state.index.nodes.get("offered", {}).values())
+    dealt = offered and state.shards.leaves and not state.record.options.steal
+    own = state.lanes_to_do() if dealt else None
+    for node in offered:
         if not _wanted(state, node):
             break
+        if own is not None and state.index.lanes_in_use and own.isdisjoint(node.lane_names):
+            continue  # without stealing it would have nothing to run
         if _reads_storage(state, node):
             node.lanes = _room(state, node)
             node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source
@@ -365,7 +369,7 @@ def _stage(state: State, site: Site, node: NodeUse, now: float) -> Due:
         return _submit(state, precursor_job(state, site, node, now))
     if state.shards.leaves:
         lanes = max(1, min(lanes, state.shards.todo - len(state.trials.live)))
-    return _submit(state, host_job(state, site, node, [str(LaneId(node.name, i)) for i in range(lanes)], now))
+    return _submit(state, host_job(state, site, node, node.lane_names[:lanes], now))
 
 
 def _submit(state: State, event: JobIntended) -> Due:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import ConfigDict
 
@@ -35,7 +36,9 @@ class RunOptions(Record):
     trial_time_limit_seconds: int = 4 * 3600
     max_trials: int | None = None  # at most this many GPUs' worth of trials at once
     max_nodes: int | None = None
-    shards_per_task: int | None = None  # None: the planner decides
+    shards_per_task: int | None = None  # None: the planning policy decides
+    plan_policy: Literal["evalspan", "round-robin"] = "evalspan"
+    steal: bool = True  # False: a lane runs only the shards that were planned or dealt to it
     build_jobs: int = 2
     convert_memory_mb: int | None = None  # None: twice the checkpoint's bytes and 4 GB
     workers: int = 2  # at most

@@ -7,6 +7,7 @@ be scored fails loudly and takes its other shards out of the queue. Called from:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import cycle
 
 from coordinator.evaluation import indexes, nodes
 from coordinator.evaluation.actions import (
@@ -25,11 +26,12 @@ from coordinator.evaluation.events import (
     QueueLost,
     ResponsesFound,
     ShardCorrupted,
+    ShardsDealt,
     ShardsDumped,
     ShardsStray,
 )
+from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, IllegalEventError, LeafState, ShardState, State
-from evaljobs.contract.names import LaneId
 from evaljobs.contract.specs import FrameRef
 
 MAX_UNREAD = 3  # times that a shard was run and left no record that can be read
@@ -131,16 +133,38 @@ def due(state: State) -> list[Action]:
         state.plan.pending = True
         return [FindResponses(sets=fresh, batch_size=state.batch_size)]
     lanes = tuple(
-        (str(LaneId(n.name, i)), n.name)
+        (lane, n.name)
         for n in state.nodes.by_name.values()
         if n.status in nodes.IN_USE
-        for i in range(n.lanes)
+        for lane in n.lane_names
     )
     if not lanes:
         return []
     most = state.record.options.max_trials
     state.plan.pending = True
     return [MakePlan(sets=fresh, batch_size=state.batch_size, lanes=lanes[:most] if most else lanes)]
+
+
+def deal_due(state: State, now: float, *, submits: bool) -> Due:
+    """Without stealing, the shards of lost lanes go round-robin, by rank, to the lanes of the nodes in use."""
+    if state.record.options.steal or not submits or not state.shards.todo:
+        return []
+    if len(state.trials.live) >= state.index.lanes_in_use:
+        return []
+    kept = [lane for name in sorted(state.index.in_use) for lane in state.nodes.by_name[name].lane_names]
+    lost = state.lanes_to_do() - set(kept) - {trial.lane for trial in state.trials.live.values()}
+    names = [n for n, s in state.shards.by_name.items() if s.lane in lost and _to_do(state, n)]
+    if not names:
+        return []
+    names.sort(key=lambda name: (state.shards.by_name[name].rank, name))
+    event = ShardsDealt(at=now, lanes=dict(zip(names, cycle(kept), strict=False)))
+    return [event, *dealt(state, event)]
+
+
+def dealt(state: State, event: ShardsDealt) -> list[Action]:
+    for name, lane in event.lanes.items():
+        state.shards.by_name[name].lane = lane
+    return requeue(state, event.lanes)
 
 
 # --- responses -------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Literal
 from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
+from evaljobs.contract.names import LaneId
 from evaljobs.contract.specs import CheckpointSpec, FrameRef, Spec
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
@@ -110,6 +111,10 @@ class NodeUse:
     back_offs: int = 0  # how often it was in back-off
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
+
+    @property
+    def lane_names(self) -> list[str]:
+        return [str(LaneId(self.name, number)) for number in range(self.lanes)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -367,6 +372,10 @@ class State:
         if not self.scoring.outstanding or not self.can_work:
             return False
         return "metric" not in self.index.jobs
+
+    def lanes_to_do(self) -> set[str]:
+        """Lanes whose own shards are to do. O(shards): for rules without stealing, and only while a lane may be idle."""
+        return {s.lane for s in self.shards.by_name.values() if s.frame is None and not s.quarantined}
 
     @property
     def queue_epoch(self) -> str:

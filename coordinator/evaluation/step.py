@@ -59,7 +59,8 @@ Jobs are decided once. A rule that wants a job makes the event `JobIntended` wit
 like any other event, and returns it as an intent beside the order to submit. The runner writes an event and its intents
 into the journal before it performs an action. A replay passes `replaying=True`: the rules then submit nothing, and the
 journalled intents make the jobs of then, whatever the rules would decide today. If the process died before the intents
-were written, the next live event finds the jobs still due.
+were written, the next live event finds the jobs still due. `ShardsDealt` is the other intent: without stealing, it moves
+shards of lost lanes to other lanes.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ from evaljobs.contract import outcomes as out
 class Step:
     """What follows from one event: `intents` go into the journal behind it, then `actions` are performed."""
 
-    intents: tuple[ev.JobIntended, ...] = ()
+    intents: tuple[ev.JobIntended | ev.ShardsDealt, ...] = ()
     actions: tuple[Action, ...] = ()
 
 
@@ -116,8 +117,8 @@ def step(state: State, site: Site, event: ev.AnyEvent, *, replaying: bool = Fals
     if state.ending.phase == Phase.ENDED and state.ending.retry_waits:
         found += ending.begin_again(state)
         found += _due(state, site, event.at, submits=not replaying)
-    intents = tuple(x for x in found if isinstance(x, ev.JobIntended))
-    return Step(intents=intents, actions=tuple(x for x in found if not isinstance(x, ev.JobIntended)))
+    intents = tuple(x for x in found if isinstance(x, ev.Event))
+    return Step(intents=intents, actions=tuple(x for x in found if not isinstance(x, ev.Event)))
 
 
 def _due(state: State, site: Site, now: float, *, submits: bool) -> jobs.Due:
@@ -130,6 +131,7 @@ def _due(state: State, site: Site, now: float, *, submits: bool) -> jobs.Due:
         found += builds.due(state, site, now, submits=submits)
         found += nodes.due(state, site, now, submits=submits)
         found += shards.due(state)
+        found += shards.deal_due(state, now, submits=submits)
         found += trials.due(state, site, now, submits=submits)
         found += scoring.due(state, site, now, submits=submits)
         found += nodes.release_due(state, now)
@@ -184,6 +186,7 @@ _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
     ev.Planned: shards.planned,
     ev.ResponsesFound: shards.responses_found,
     ev.PlanFailed: shards.plan_failed,
+    ev.ShardsDealt: shards.dealt,
     ev.ShardsDumped: shards.dumped,
     ev.ShardCorrupted: shards.corrupted,
     ev.ShardsStray: shards.stray,

@@ -12,7 +12,6 @@ from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHun
 from coordinator.evaluation.job_specs import Site, trial_job
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import NodeUse, State, Trial
-from evaljobs.contract.names import LaneId
 from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
@@ -86,17 +85,24 @@ def straggle(state: State, event: StragglersFound) -> list[Action]:
 
 
 def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
-    """As many trials as there are shards that no living trial can be holding, on the lanes that are free."""
+    """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
+
+    Without stealing, a trial for each free lane whose own shards are to do.
+    """
     probing = state.batch_size == "auto"
     if not state.shards.leaves and not probing:
         return []
     need = (1 if probing else state.shards.todo) - len(state.trials.live)
+    own = None
+    if not probing and not state.record.options.steal:
+        own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
+        need = len(own)
     if need < 0:
         return list(_cancel_pending(state, -need))
     actions: Due = []
     shunned = _shunned(state)
     for node in _least_in_doubt(state) if need > 0 and submits else ():
-        lanes = _free_lanes(state, node, shunned)[:need]
+        lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)
             event = trial_job(state, site, node, lanes, now)
@@ -107,10 +113,11 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     return actions
 
 
-def _free_lanes(state: State, node: NodeUse, shunned: set[str]) -> list[str]:
+def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | None) -> list[str]:
     busy = state.live_lanes(node.name)
-    names = [str(LaneId(node.name, number)) for number in range(node.lanes)]
-    free = [name for name in names if name not in busy and name not in shunned]
+    free = [name for name in node.lane_names if name not in busy and name not in shunned]
+    if own is not None:
+        free = [name for name in free if name in own]
     # a lane that was preempted is gone, whichever number it bore
     return free[: max(0, node.lanes - len(busy))]
 

@@ -16,7 +16,7 @@ from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, WorkSet
-from coordinator.planning.planner import plan
+from coordinator.planning.policies import PLANNERS
 from coordinator.planning.worker_count import Crew
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
@@ -128,7 +128,7 @@ def make_plan(
     }
     load_seconds = predict_load(record.checkpoint.bytes, hardware, history)
     asked = [work[task] for task, (_, index) in sets.items() if index.requests]
-    made = plan(
+    made = PLANNERS[record.options.plan_policy](
         asked,
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
         load_seconds=load_seconds,

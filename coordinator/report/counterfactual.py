@@ -1,9 +1,10 @@
 """Makespans that baseline policies would have had on this run's measured seconds, by simulation. Pure.
 
-Rule: policies and their costs are those of `simulation.baselines`; seconds are those measured here,
-without spread. Each job of a baseline pays a model load, a read of the weights and the building of
-its requests, as measured once here. A cost not measured (reused request sets, no staging) counts as
-0, in the baselines' favour. Lanes and CPU slots are as in the run. Called by `measurements`.
+Rule: policies and their costs are those of `simulation.commands`; seconds are those measured here,
+without spread. Round-robin is the plan of `[plan] policy = "round-robin"`, on staged weights. Each
+job of a baseline pays a model load, a read of the weights and the building of its requests, as
+measured once here. A cost not measured (reused request sets, no staging) counts as 0, in the
+baselines' favour. Lanes and CPU slots are as in the run. Called by `measurements`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ POLICIES: Mapping[str, str] = {
     "a job a data set": "per-dataset",
     "OpenCompass, by size": "opencompass-size",
     "OpenCompass, num-worker": "opencompass-num-worker",
+    "round-robin, tokens cached": "round-robin",
+    "round-robin, not cached": "paper",
 }
 
 
@@ -50,6 +53,7 @@ def without_evalspan(
             "cpu_slots": state.cpu_slots,
             "load_seconds": load_seconds,
             "storage_seconds_alone": read_seconds,
+            "staging_seconds": read_seconds,
             "preprocess_seconds": build_seconds / len(sets),
             "datasets": sets,
         }

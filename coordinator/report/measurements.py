@@ -102,6 +102,7 @@ class Report(Record):
     ratio: float | None
     # policy -> makespan simulated from the seconds measured here; empty while the evaluation runs
     without_evalspan: dict[str, float] = Field(default_factory=dict)
+    plan_policy: str = "evalspan"
     stages: Stages
     gpu_seconds: float
     gpu_busy_fraction: float | None
@@ -341,6 +342,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
         lower_bound_seconds=bound,
         ratio=makespan / bound if bound and not running else None,
+        plan_policy=record.options.plan_policy,
         without_evalspan={} if running else _without(state, gathered, shards),
         stages=_stages(gathered, shards),
         gpu_seconds=held,

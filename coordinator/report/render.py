@@ -118,10 +118,11 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
         else ""
     )
     yield "makespan", seconds(report.makespan_seconds), ratio
-    yield "  predicted", seconds(report.predicted_makespan_seconds), "from the plan on, by the prior"
-    for policy, makespan in report.without_evalspan.items():
+    policy = "" if report.plan_policy == "evalspan" else f", planned by {report.plan_policy}"
+    yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
+    for other, makespan in report.without_evalspan.items():
         times = f"{makespan / report.makespan_seconds:.2f} x, " if report.makespan_seconds else ""
-        yield f"  {policy}", seconds(makespan), f"{times}simulated from this run's measured seconds"
+        yield f"  {other}", seconds(makespan), f"{times}simulated from this run's measured seconds"
     yield "build requests", seconds(stages.build), "" if stages.build is not None else "reused"
     rungs = ", ".join(f"{n}: {r}" for n, r in list(report.nodes.items())[:4]) + (
         " ..." if len(report.nodes) > 4 else ""

@@ -266,7 +266,8 @@ class Performer:
 
     def _fill_queue(self, state: State, action: FillQueue) -> list[AnyEvent]:
         lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
-        return self._with_queue(state, lambda q: q.fill(lanes, state.queue_epoch))
+        steal = state.record.options.steal
+        return self._with_queue(state, lambda q: q.fill(lanes, state.queue_epoch, steal=steal))
 
     def _queue_shards(self, state: State, action: QueueShards) -> list[AnyEvent]:
         return self._with_queue(state, lambda q: q.add(action.lane, [_queued(s) for s in action.shards]))

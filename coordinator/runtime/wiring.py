@@ -165,6 +165,8 @@ def run_options(config: Config) -> RunOptions:
         workers=1 if local else config.metric.workers or FEW_WORKERS,
         worker_cpus=config.metric.cpus,
         worker_memory_mb=config.metric.memory_mb,
+        plan_policy=config.plan.policy,
+        steal=config.plan.steals,
         stage=config.stage.enabled,
         host_trials=config.stage.host_trials is True,
         allow_unsafe=config.metric.allow_unsafe,

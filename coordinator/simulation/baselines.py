@@ -2,8 +2,8 @@
 
 Rule: partitioners follow their sources to the document, with the sources' errors. Where a source
 leaves a choice open, the one that is faster for the baseline is taken. Sources: OpenCompass
-`partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`; the trial
-coordinator of Hu et al., NSDI 2024, section 6.2.
+`partitioners/size.py`, `partitioners/num_worker.py`, `runners/slurm_sequential.py`. The policy of
+Hu et al., NSDI 2024, is planned by `planning.round_robin`, for real runs too.
 """
 
 from __future__ import annotations
@@ -105,37 +105,6 @@ def opencompass_num_worker(sources: Sequence[Source], workers: int) -> list[Task
     return [tuple(bucket) for bucket in buckets if bucket]
 
 
-def paper(
-    sources: Sequence[Source], seconds: Sequence[float], metric_seconds: Sequence[float], gpus: int
-) -> list[Task]:
-    """The paper's trial coordinator: splits large sets, batches small ones, long CPU metrics first.
-
-    `seconds`, `metric_seconds`: the prior of each set. A set above an even share of the run is cut
-    into equal pieces; others are batched, next-fit decreasing, up to a quarter of that share.
-    Trials, sorted by metric seconds and then by inference seconds, go to GPUs as these become free.
-    """
-    share = sum(seconds) / gpus
-    trials: list[tuple[float, float, Task]] = []
-    small: list[tuple[float, float, Piece]] = []
-    for source, cost, metric in zip(sources, seconds, metric_seconds, strict=True):
-        pieces = min(source.docs, max(1, ceil(cost / share))) if share else 1
-        if pieces == 1 and cost < share / 4 and metric < share / 4:
-            small.append((cost, metric, _whole(source)))
-            continue
-        cut = _slices(source, ceil(source.docs / pieces))
-        trials += [(metric, cost * (one.end_doc - one.start_doc) / source.docs, (one,)) for one in cut]
-    small.sort(key=lambda one: -one[0])
-    batch: list[tuple[float, float, Piece]] = []
-    for index, one in enumerate(small):
-        batch.append(one)
-        cost = sum(item[0] for item in batch)
-        if index == len(small) - 1 or cost + small[index + 1][0] > share / 4:
-            trials.append((max(item[1] for item in batch), cost, tuple(item[2] for item in batch)))
-            batch = []
-    trials.sort(key=lambda trial: (-trial[0], -trial[1]))
-    return [task for _, _, task in trials]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Seconds that each job of a policy pays. `storage`: a read of the weights, alone on the NIC."""
@@ -144,7 +113,6 @@ class Costs:
     storage: float
     load: float
     gap: float = 0.0  # between two submissions
-    start: float = 0.0  # staging, before any job may start
     running: int = 1 << 30  # most jobs at once
     metric_slots: int = 0  # jobs with a metric at once, their GPU held; 0: metrics run elsewhere
 
@@ -175,18 +143,6 @@ def metrics_after(ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float
     """Seconds until the last score if every set's metric is one CPU job after all inference."""
     last = max((job.end for job in ended), default=0.0)
     jobs: list[MetricJob] = [(last, seconds, index) for index, seconds in enumerate(truth.metric_seconds)]
-    return max(last, metrics_end(jobs, [1] * len(truth.sets), cpu_slots))
-
-
-def metrics_decoupled(ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
-    """Seconds until the last score if every set's metric is one CPU job once its documents are done."""
-    done: dict[int, float] = {}
-    for job in ended:
-        for piece, end in job.pieces:
-            index = truth.index[piece.dataset]
-            done[index] = max(end, done.get(index, 0.0))
-    last = max((job.end for job in ended), default=0.0)
-    jobs = [(end, truth.metric_seconds[index], index) for index, end in done.items()]
     return max(last, metrics_end(jobs, [1] * len(truth.sets), cpu_slots))
 
 
@@ -238,7 +194,7 @@ class _Floor:
     def run(self) -> list[Ended]:
         waiting = list(range(len(self.tasks)))[::-1]
         idle = list(range(self.gpus))
-        may_submit = now = self.costs.start
+        may_submit = now = 0.0
         while True:
             while waiting and idle and self.gpus - len(idle) < self.costs.running:
                 may_submit = max(may_submit, now)

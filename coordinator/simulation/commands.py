@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from coordinator.planning.model import Plan
-from coordinator.planning.planner import plan
+from coordinator.planning.policies import PLANNERS
 from coordinator.simulation import baselines
 from coordinator.simulation.baselines import Costs, Ended, Source
 from coordinator.simulation.instance import Instance, parse_instance
@@ -20,8 +20,14 @@ from coordinator.simulation.what_if import sentence
 from coordinator.simulation.what_if import what_if as what_if_rows
 from priors.sizes import known
 
-Policy = Literal["per-dataset", "opencompass-size", "opencompass-num-worker", "paper", "evalspan"]
+Policy = Literal[
+    "per-dataset", "opencompass-size", "opencompass-num-worker", "paper", "round-robin", "evalspan"
+]
+"""`round-robin` is what `[plan] policy = "round-robin"` runs: staged weights, cached tokens, no stealing. `paper` is the same
+plan where each trial also tokenizes on its GPU, as the trials of Hu et al., NSDI 2024, do."""
 POLICIES: tuple[str, ...] = get_args(Policy)
+PLANNED_BY = {"paper": "round-robin", "round-robin": "round-robin", "evalspan": "evalspan"}
+"""Policies whose plans are made by the planners of real evaluations; the others are simulated by `baselines`."""
 MOST_SIGMA = 10.0
 Contention = Literal["overlap", "full-node"]
 """How reads share a node's link to storage: "overlap" among the jobs that read at that moment;
@@ -31,7 +37,7 @@ Contention = Literal["overlap", "full-node"]
 def plan_instance(json_text: str) -> dict[str, Any]:
     """The plan: each document is in exactly one shard of one GPU's lane, in the order of its run."""
     instance = parse_instance(json_text)
-    planned = _plan(instance)
+    planned = _plan(instance, "evalspan")
     return {
         "schema_version": 1,
         "lower_bound_seconds": planned.lower_bound_seconds,
@@ -57,13 +63,14 @@ def simulate_instance(
     *,
     metrics_free: bool = False,
     contention: Contention = "overlap",
+    steal: bool | None = None,
 ) -> dict[str, Any]:
     """Makespans of `seeds` drawn runs of one policy, and the medians of their own lower bounds.
 
     `sigma`: spread of log seconds around the predictions; None: each set's own. A run's bound is
     that of its drawn seconds, with staging for policies that stage. `metrics_free`: all metric
-    seconds are 0. ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0
-    or above 10.
+    seconds are 0. `steal`: whether lanes of a planned policy steal; None: the policy's own way.
+    ValueError: no instance, an unknown policy, fewer than one seed, a sigma below 0 or above 10.
     """
     instance = parse_instance(json_text)
     if policy not in POLICIES:
@@ -79,7 +86,9 @@ def simulate_instance(
             }
         )
     predicted = Predicted(instance.sets())
-    run = _evalspan(instance) if policy == "evalspan" else _baseline(instance, policy, contention)
+    run = (
+        _planned(instance, policy, steal) if policy in PLANNED_BY else _baseline(instance, policy, contention)
+    )
     runs = [run(Truth(predicted, sigma=sigma, seed=seed)) for seed in range(seeds)]
     spans = sorted(one.makespan_seconds for one in runs)
     ratios = sorted(one.makespan_seconds / one.lower_bound_seconds for one in runs if one.lower_bound_seconds)
@@ -130,8 +139,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
 
 
-def _plan(instance: Instance) -> Plan:
-    return plan(
+def _plan(instance: Instance, planner: str) -> Plan:
+    return PLANNERS[planner](
         instance.sets(),
         instance.lanes(),
         load_seconds=instance.load_seconds,
@@ -141,8 +150,8 @@ def _plan(instance: Instance) -> Plan:
     )
 
 
-def _evalspan(instance: Instance) -> Callable[[Truth], Run]:
-    planned, lanes = _plan(instance), instance.lanes()
+def _planned(instance: Instance, policy: str, steal: bool | None) -> Callable[[Truth], Run]:
+    planned, lanes = _plan(instance, PLANNED_BY[policy]), instance.lanes()
 
     def run(truth: Truth) -> Run:
         return simulate(
@@ -153,6 +162,8 @@ def _evalspan(instance: Instance) -> Callable[[Truth], Run]:
             shard_overhead_seconds=instance.shard_overhead_seconds,
             cpu_slots=instance.cpu_slots,
             stage_seconds=instance.staging_seconds,
+            steal=policy == "evalspan" if steal is None else steal,
+            preprocess_seconds=instance.preprocess_seconds if policy == "paper" else 0.0,
         )
 
     return run
@@ -172,7 +183,7 @@ def _baseline(instance: Instance, policy: str, contention: Contention) -> Callab
             gpus_per_node=instance.gpus_per_node,
         )
         floor = truth.bound(
-            lanes, load_seconds=instance.load_seconds, cpu_slots=instance.cpu_slots, stage_seconds=costs.start
+            lanes, load_seconds=instance.load_seconds, cpu_slots=instance.cpu_slots, stage_seconds=0.0
         )
         held = sum(job.held for job in ended)
         return Run(
@@ -193,14 +204,7 @@ def _tasks(instance: Instance, policy: str) -> list[baselines.Task]:
         return baselines.per_dataset(sources)
     if policy == "opencompass-size":
         return baselines.opencompass_size(sources)
-    if policy == "opencompass-num-worker":
-        return baselines.opencompass_num_worker(sources, instance.gpus)
-    return baselines.paper(
-        sources,
-        [one.gpu_seconds for one in instance.datasets],
-        [one.metric_seconds for one in instance.datasets],
-        instance.gpus,
-    )
+    return baselines.opencompass_num_worker(sources, instance.gpus)
 
 
 def _labels(name: str, given: int | None) -> int:
@@ -212,15 +216,6 @@ def _labels(name: str, given: int | None) -> int:
 
 
 def _costs(instance: Instance, policy: str, contention: Contention) -> Costs:
-    if (
-        policy == "paper"
-    ):  # weights staged, requests read from storage as in its source: the trial still preprocesses
-        return Costs(
-            preprocess=instance.preprocess_seconds,
-            storage=0.0,
-            load=instance.load_seconds,
-            start=instance.staging_seconds,
-        )
     full = contention == "full-node"
     return Costs(
         preprocess=instance.preprocess_seconds,
@@ -236,6 +231,4 @@ def _costs(instance: Instance, policy: str, contention: Contention) -> Costs:
 def _end(policy: str, ended: Sequence[Ended], truth: Truth, cpu_slots: int) -> float:
     if policy == "per-dataset":
         return max((job.end for job in ended), default=0.0)
-    if policy == "paper":
-        return baselines.metrics_decoupled(ended, truth, cpu_slots)
     return baselines.metrics_after(ended, truth, cpu_slots)

@@ -1,7 +1,8 @@
 """Simulates a plan by discrete events: lanes run their shards by rank, then steal; metrics follow.
 
 Rule: a lane's choice uses ranks and predicted seconds, never the true ones. It takes its own next
-shard; an empty lane steals the lowest rank of the lane with the most predicted seconds left.
+shard; where lanes steal, an empty lane steals the lowest rank of the lane with the most predicted
+seconds left.
 """
 
 from __future__ import annotations
@@ -45,15 +46,19 @@ def simulate(
     shard_overhead_seconds: float,
     cpu_slots: int,
     stage_seconds: float = 0.0,
+    steal: bool = True,
+    preprocess_seconds: float = 0.0,
 ) -> Run:
-    """Run a plan with true seconds; `lanes` may differ from the planned ones except in their names."""
+    """Run a plan with true seconds; `lanes` may differ from the planned ones except in their names.
+
+    `preprocess_seconds`: each lane holds its GPU for that long before it loads; the bound omits them.
+    """
     bound = truth.bound(lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
     by_name = {lane.name: lane for lane in lanes}
     here = [by_name[lane.lane] for lane in plan.lanes]
-    queues = _Queues([lane.shards for lane in plan.lanes])
-    free = [
-        (max(lane.ready_at_seconds, stage_seconds) + load_seconds, number) for number, lane in enumerate(here)
-    ]
+    queues = _Queues([lane.shards for lane in plan.lanes], steal=steal)
+    before = preprocess_seconds + load_seconds
+    free = [(max(lane.ready_at_seconds, stage_seconds) + before, number) for number, lane in enumerate(here)]
     heapify(free)
     spans: list[Span] = []
     held = busy = 0.0
@@ -68,7 +73,7 @@ def simulate(
         seconds = truth.gpu(index, shard.first_batch, shard.end_batch) / lane.speed
         end = now + seconds + shard_overhead_seconds
         spans.append(Span(shard=shard, lane=lane.name, start=now, end=end))
-        held += end - now + (0.0 if number in worked else load_seconds)
+        held += end - now + (0.0 if number in worked else before)
         worked.add(number)
         busy += seconds
         heappush(free, (end, number))
@@ -112,7 +117,8 @@ def _parallelism(truth: Truth) -> list[int]:
 class _Queues:
     """Each lane's shards by rank, and which lane has the most predicted seconds left."""
 
-    def __init__(self, lanes: Sequence[Sequence[PlannedShard]]) -> None:
+    def __init__(self, lanes: Sequence[Sequence[PlannedShard]], *, steal: bool) -> None:
+        self._steal = steal
         self._shards = [deque(sorted(shards, key=lambda shard: shard.rank)) for shards in lanes]
         self._left = [sum(shard.seconds for shard in shards) for shards in lanes]
         self._most = [(-left, number) for number, left in enumerate(self._left)]
@@ -120,7 +126,7 @@ class _Queues:
 
     def take(self, lane: int) -> PlannedShard | None:
         if not self._shards[lane]:
-            richest = self._richest()
+            richest = self._richest() if self._steal else None
             if richest is None:
                 return None
             lane = richest

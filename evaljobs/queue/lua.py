@@ -2,6 +2,7 @@
 
 Keys below `evalspan:{evaluation}:`
   meta      hash    epoch (set: the queue is filled), filling (token of a fill in progress),
+                    own (set: a lane runs its own shards alone, without stealing or copies),
                     predicted and took (seconds of all done shards; their ratio corrects predictions)
   info      hash    shard -> lane, priority, seconds (of every shard that was named, claimed or not)
   where     hash    queued shard -> its lane
@@ -172,12 +173,13 @@ return 1
 """
 )
 
-# takes token, epoch
+# takes token, epoch, and whether lanes steal (1 or 0)
 END_FILL = (
     _COMMON
     + """
 if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
-redis.call('HDEL', key('meta'), 'filling')
+redis.call('HDEL', key('meta'), 'filling', 'own')
+if ARGV[3] == '0' then redis.call('HSET', key('meta'), 'own', '1') end
 redis.call('HSET', key('meta'), 'epoch', ARGV[2])
 return 1
 """
@@ -261,9 +263,10 @@ for i = 1, #copies, 2 do
   if copies[i + 1] == trial and not known[copies[i]] then return {'shard', copies[i]} end
 end
 if not redis.call('HGET', key('meta'), 'epoch') then return {'wait'} end
-local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or steal()
+local own = redis.call('HEXISTS', key('meta'), 'own') == 1
+local shard = redis.call('ZRANGE', key('lane:' .. lane), 0, 0)[1] or (not own and steal()) or nil
 if not shard then
-  shard = copy()
+  shard = not own and copy() or nil
   return shard and {'shard', shard} or {'drained'}
 end
 unqueue(shard)

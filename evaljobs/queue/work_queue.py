@@ -95,11 +95,12 @@ class WorkQueue:
 
     # --- coordinator -------------------------------------------------------------------------------------------------
 
-    def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str) -> None:
+    def fill(self, lanes: Mapping[str, Sequence[QueuedShard]], epoch: str, *, steal: bool = True) -> None:
         """Replace all unclaimed and withdrawn shards by these lanes, and mark the queue as filled.
 
         Claimed shards stay claimed even where a lane names them. Trials wait until the fill is
-        complete; an interrupted fill leaves the queue unfilled. Safe to repeat.
+        complete; an interrupted fill leaves the queue unfilled. Safe to repeat. `steal` False: until
+        the next fill, a trial claims shards of its own lane alone.
         """
         count = sum(len(shards) for shards in lanes.values())
         if len({s.shard for shards in lanes.values() for s in shards}) != count:
@@ -109,7 +110,7 @@ class WorkQueue:
         self._run(lua.BEGIN_FILL, token)
         for lane, values in calls:
             self._run(lua.FILL, token, lane, *values)
-        self._run(lua.END_FILL, token, epoch)
+        self._run(lua.END_FILL, token, epoch, int(steal))
 
     def add(self, lane: str, shards: Sequence[QueuedShard]) -> None:
         """Queue these shards, be they queued elsewhere, withdrawn, or claimed by a lost trial."""
@@ -159,7 +160,7 @@ class WorkQueue:
     # --- trial -------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: str, lane: str, holding: Collection[str] = ()) -> Claim:
-        """The next shard: from the trial's own lane, else stolen, else a copy (`lua.py`).
+        """The next shard: from the trial's own lane; where trials steal, else stolen, else a copy (`lua.py`).
 
         `holding`: claimed shards that the trial is still busy with (for example dumping). Another
         claim of the trial is returned again, since the answer to that call was lost.

@@ -72,8 +72,12 @@ def speedup(texts: Texts, _args: argparse.Namespace) -> Rows:
         yield over(f"num-worker, {gpus} GPUs", _span(text, workers), THAN_WORKERS[gpus])
         what = f"num-worker, {gpus} GPUs, its metrics free, ours paid"
         yield over(what, _span(text, workers, metrics_free=True), 1.0)
-        for policy in ("opencompass-size", "paper"):
-            yield over(f"{policy}, {gpus} GPUs", _span(text, policy), 1.0)
+        yield over(f"opencompass-size, {gpus} GPUs", _span(text, "opencompass-size"), 1.0)
+        for steal in (False, True):
+            how = "stealing" if steal else "no stealing"
+            for policy, tokens in (("round-robin", "cached"), ("paper", "made in each trial")):
+                what = f"round-robin, {gpus} GPUs, {how}, tokens {tokens}"
+                yield over(what, _span(text, policy, steal=steal), 1.0)
 
 
 def _span(text: str, policy: str, **more: Any) -> float:

@@ -77,6 +77,7 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
         ('[trial]\ncpus = "2"\n', "line 2: 'cpus' of [trial] should be a valid integer, not \"2\""),
         ('[cluster]\nkind = "pbs"\n', "should be 'local' or 'slurm', not \"pbs\""),
         ('[trial]\ntime_limit = "4h"\n', 'should be a time such as "4:00:00"'),
+        ('[plan]\npolicy = "lpt"\n', "should be 'evalspan' or 'round-robin', not \"lpt\""),
         ("[stage]\nroots = []\n", "line 2: 'roots' of [stage]"),
         ("[stage]\nrequests_mb = 8\n", "line 2: [stage] has no key 'requests_mb'; nodes read request sets"),
         ("[stage]\nlinger_seconds = 0\n", "line 2: [stage] has no key 'linger_seconds'; [stage] prefetch"),
@@ -125,6 +126,21 @@ def test_variables_hold_text_or_toml():
 def test_time_limits_are_slurms(text, seconds):
     """Slurm's own way to write a time."""
     assert schema.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "policy", "steals"),
+    [
+        ("", "evalspan", True),
+        ('[plan]\npolicy = "round-robin"\n', "round-robin", False),
+        ('[plan]\npolicy = "round-robin"\nsteal = true\n', "round-robin", True),
+        ("[plan]\nsteal = false\n", "evalspan", False),
+    ],
+)
+def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, text, policy, steals):
+    """[plan] reaches the options of every evaluation."""
+    options = wiring.run_options(schema.load(toml(text), {}))
+    assert (options.plan_policy, options.steal) == (policy, steals)
 
 
 def test_the_written_file_changes_nothing(toml):

@@ -85,6 +85,31 @@ def test_local_scores_are_lm_evals_and_nothing_is_left(local_site: Any, expected
     assert told["staged_bytes"] == staged["bytes"] > 0
 
 
+def test_both_planning_policies_give_lm_evals_scores(local_site: Any, expected: Expected) -> None:
+    """[plan] policy = "round-robin": large tasks in a piece a lane, each shard run by a trial of the lane that the plan gave it
+    to, and the scores of evalspan's own policy to the last digit, which are lm-eval's."""
+    local_site.env["EVALSPAN_PLAN_POLICY"] = "round-robin"
+    done = local_site.run(local_site.evaluate())
+    assert done.returncode == 0, f"{done.stderr}\n{logs(local_site)}"
+    assert scores(json.loads(done.stdout)) == expected
+    assert_every_shard_counts_once(local_site)
+    events = [json.loads(line) for line in (local_site.root() / "journal.jsonl").read_text().splitlines()]
+    (plan,) = (e for e in events if e["kind"] == "planned")
+    lane_of = {shard: lane["lane"] for lane in plan["lanes"] for shard, _, _ in lane["shards"]}
+    assert len(set(lane_of.values())) == 2, "dealt to both slots"
+    ranks = sorted(rank for lane in plan["lanes"] for _, rank, _ in lane["shards"])
+    assert ranks == list(range(len(lane_of))), "one queue, dealt in its order"
+    lane_of_trial = {
+        lane["trial"]: lane["lane"]
+        for place in local_site.root().glob("specs/*-trial-*.json")
+        for lane in json.loads(place.read_text())["lanes"]
+    }
+    counted = [s for e in events if e["kind"] == "shards-dumped" for s in e["shards"]]
+    assert {
+        shard: lane_of_trial[frame["file"].removesuffix(".frames")] for shard, frame in counted
+    } == lane_of
+
+
 def test_a_metric_that_kills_its_worker_and_one_that_hangs_cost_two_items(local_site: Any) -> None:
     """Each try of the score loses its worker to one item, and another hangs: both are named, the rest has a score, the exit
     code says that something lacks; once that is mended a retry scores all without a GPU."""

@@ -62,6 +62,53 @@ def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float,
     assert not world.memory
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_without_stealing_a_lane_runs_exactly_the_shards_that_were_planned_for_it(seed: int) -> None:
+    """`steal` False, undisturbed: every shard is run once, by a trial of its planned lane, and no lane has two trials."""
+    world = World(seed, Faults(), record(steal=False), nodes=3)
+    finished(world)
+    (plan,) = (e for e in world.journal if isinstance(e, ev.Planned))
+    lane_of = {s: lane.lane for lane in plan.lanes for s, _, _ in lane.shards}
+    ran = {
+        s: world.state.trials.by_name[frame.file.removesuffix(".frames")].lane
+        for e in world.journal
+        if isinstance(e, ev.ShardsDumped)
+        for s, frame in e.shards
+    }
+    assert ran == lane_of
+    assert all(n == 1 for n in world.frames.values())
+    lanes = [trial.lane for trial in world.state.trials.by_name.values()]
+    assert len(set(lanes)) == len(lanes)
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32), most=st.sampled_from([None, 1, 3]), nodes=st.integers(1, 4))
+def test_without_stealing_every_shard_of_a_lost_lane_is_run_by_others(
+    seed: int, most: int | None, nodes: int
+) -> None:
+    """`steal` False: nodes that go, trials that die, lanes that are preempted, a wiped queue, fewer trials than lanes were
+    planned: all entries are scored all the same."""
+    faults = Faults(
+        kill=0.01,
+        submit_lost=0.05,
+        vanish=0.2,
+        listing=0.2,
+        wipe_queue=0.03,
+        restart=0.05,
+        node_down=0.02,
+        drain=0.01,
+        preempt=0.02,
+        slow_outcome=0.3,
+        straggle=0.05,
+    )
+    world = World(seed, faults, record(steal=False, max_trials=most), nodes=nodes)
+    world.run()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
+    assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
+    assert replay(world.journal) == world.state
+
+
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), dies=st.sampled_from([0.3, 0.8, 1.0]), forgets=st.sampled_from([0.0, 1.0]))
 def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
@@ -181,12 +228,13 @@ def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> Non
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32))
-def test_a_journal_rebuilds_the_state_exactly(seed: int) -> None:
+@given(seed=st.integers(0, 2**32), steal=st.booleans())
+def test_a_journal_rebuilds_the_state_exactly(seed: int, steal: bool) -> None:
     """Replaying the journal gives the state that the living coordinator had, whatever happened."""
-    world = World(
-        seed, Faults(kill=0.02, submit_timeout=0.05, wipe_queue=0.02, slow_outcome=0.2, build_fails=0.1)
+    faults = Faults(
+        kill=0.02, submit_timeout=0.05, wipe_queue=0.02, slow_outcome=0.2, build_fails=0.1, node_down=0.05
     )
+    world = World(seed, faults, record(steal=steal))
     for _ in range(40):
         if world.state.ended_at is None:
             world.tick()

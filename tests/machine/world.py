@@ -112,7 +112,7 @@ class World:
                     if trial == action.trial:
                         del self.claims[shard]
                         if self.queue is not None:
-                            self.queue[shard] = ("x", 0.0)
+                            self.queue[shard] = (self.state.shards.by_name[shard].lane, 0.0)
             case do.EnqueueMetric():
                 self.rq.add(action.name)
                 self.given_up.pop(action.name, None)
@@ -259,11 +259,13 @@ class World:
             del self.claims[shard]
         if self.queue is None:
             return  # waits
-        if not self.queue:
+        lane = spec.lanes[index].lane
+        open_ = [s for s in sorted(self.queue) if self.record.options.steal or self.queue[s][0] == lane]
+        if not open_:
             self.leave(ended(spec.node, trial, "drained"))
             self.end_member(job, index, member)
             return
-        self.claim(job, index, member, self.dice.choice(sorted(self.queue)))
+        self.claim(job, index, member, self.dice.choice(open_))
 
     def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:
         """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""

@@ -10,10 +10,8 @@ from coordinator.simulation.baselines import (
     Piece,
     Source,
     metrics_after,
-    metrics_decoupled,
     opencompass_num_worker,
     opencompass_size,
-    paper,
     per_dataset,
     run_tasks,
     size_factor,
@@ -89,24 +87,6 @@ def test_num_worker_leaves_empty_buckets_out():
     assert opencompass_num_worker([source("a", 10)], 8) == [(piece("a", 0, 10),)]
 
 
-def test_paper_breaks_large_sets_batches_small_ones_and_puts_long_metrics_first():
-    """8 s + 2 + 1 + 1 of GPU on 2 GPUs: share 6; big is cut in two; the small ones of at most 1.5 s
-    are batched up to 1.5 s; code has the longest metric and goes first.
-    """
-    tasks = paper(
-        [source("big", 10), source("code", 10), source("s", 10), source("t", 10)],
-        [8.0, 2.0, 1.0, 0.4],
-        [0.0, 50.0, 0.0, 0.0],
-        2,
-    )
-    assert tasks == [
-        (piece("code", 0, 10),),
-        (piece("big", 0, 5),),
-        (piece("big", 5, 10),),
-        (piece("s", 0, 10), piece("t", 0, 10)),
-    ]
-
-
 def test_jobs_that_load_together_share_the_nic():
     """Two jobs on one node read 4 s alone, 8 s together: 3 + 8 + 2 + 10 = 23. A third, alone on the
     other node, reads in 4: 3 + 4 + 2 + 10 = 19.
@@ -157,12 +137,11 @@ def test_at_most_so_many_jobs_run_at_once():
     assert [job.end for job in ended] == pytest.approx([10.0, 20.0, 15.0])
 
 
-def test_metrics_after_all_inference_and_decoupled_metrics():
-    """Inference ends at 10 and 20. After all: 20 + 15. Decoupled: a from 10, b from 20."""
+def test_metrics_after_all_inference():
+    """Inference of a ends at 10, of b at 20: a's metric of 15 s starts at 20, on one slot or on two."""
     known = truth(a=(10.0, 15.0), b=(20.0, 4.0))
     costs = Costs(preprocess=0.0, storage=0.0, load=0.0)
     tasks = per_dataset([source("a", 10), source("b", 10)])
     ended = run_tasks(tasks, known, costs, gpus=2, gpus_per_node=2)
     assert metrics_after(ended, known, 2) == pytest.approx(35.0)
-    assert metrics_decoupled(ended, known, 2) == pytest.approx(25.0)
     assert metrics_after(ended, known, 1) == pytest.approx(39.0)

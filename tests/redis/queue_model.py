@@ -34,6 +34,7 @@ class AgainstModel(RuleBasedStateMachine):
     def begin(self) -> None:
         self.queue = WorkQueue(self.client, uuid.uuid4().hex)
         self.epoch: str | None = None
+        self.steal = True
         self.info: dict[str, tuple[str, float, float]] = {}
         self.unclaimed: dict[str, tuple[str, float, float]] = {}
         self.claims: dict[str, str] = {}
@@ -47,9 +48,10 @@ class AgainstModel(RuleBasedStateMachine):
             lanes.setdefault(lane, []).append(shard)
         return lanes
 
-    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]))
-    def fill(self, plan, epoch) -> None:
-        self.queue.fill(self._lanes(plan), epoch)
+    @rule(plan=PLAN, epoch=st.sampled_from(["1", "2"]), steal=st.booleans())
+    def fill(self, plan, epoch, steal) -> None:
+        self.queue.fill(self._lanes(plan), epoch, steal=steal)
+        self.steal = steal
         self.info = {s.shard: (lane, s.priority, s.seconds) for lane, s in plan}
         self.unclaimed = {s: i for s, i in self.info.items() if s not in self.claims}
         self.withdrawn = set()
@@ -80,7 +82,7 @@ class AgainstModel(RuleBasedStateMachine):
             assert got.shard in mine
         elif self.epoch is None:
             assert got.kind == "wait"
-        elif not self.unclaimed:
+        elif not any(self.steal or i[0] == lane for i in self.unclaimed.values()):
             assert got.kind == "drained"
         else:
             taken = self.unclaimed.pop(got.shard)
@@ -88,6 +90,7 @@ class AgainstModel(RuleBasedStateMachine):
             rest = [(s, i) for s, i in self.unclaimed.items() if i[0] == taken[0]]
             assert all((taken[1], got.shard) < (i[1], s) for s, i in rest)
             if taken[0] != lane:
+                assert self.steal
                 assert all(i[0] != lane for i in self.unclaimed.values())
                 loads = self._loads()
                 assert taken[2] + loads.get(taken[0], 0.0) == max(
@@ -138,7 +141,7 @@ class AgainstModel(RuleBasedStateMachine):
     @rule()
     def redis_comes_back_empty(self) -> None:
         self.queue.remove()
-        self.epoch, self.info, self.unclaimed, self.claims = None, {}, {}, {}
+        self.epoch, self.info, self.unclaimed, self.claims, self.steal = None, {}, {}, {}, True
         self.withdrawn, self.last_done, self.gone = set(), {}, set()
 
     def _loads(self) -> dict[str, float]:

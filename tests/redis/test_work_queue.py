@@ -112,6 +112,24 @@ def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(
     assert queue.unclaimed() == ()
 
 
+def test_without_stealing_a_lane_is_handed_its_own_shards_alone(
+    queue: WorkQueue, client: redis.Redis
+) -> None:
+    """A fill without stealing: an empty lane's trial ends and copies no late shard; what is added to its lane it
+    takes. The next fill decides anew.
+    """
+    straggling(queue, client)
+    queue.fill({"a": shards("x0"), "b": shards("b0", "b1")}, "2", steal=False)
+    assert queue.claim("fast", "a").shard == "x0"
+    assert queue.done("fast", "x0", 2)
+    assert queue.claim("fast", "a") == Claim(kind="drained")
+    assert queue.claim("slow", "b", holding=["y"]).shard == "b0"
+    queue.add("a", shards("b1"))
+    assert queue.claim("fast", "a").shard == "b1"
+    queue.fill({"b": shards("b2")}, "3")
+    assert queue.claim("third", "a").shard == "b2"
+
+
 def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:
     """A fill replaces what is unclaimed; a claimed shard that it names stays claimed, and is unclaimed no second time."""
     queue.fill({"a": shards("x", "y")}, "1")

@@ -1,0 +1,229 @@
+"""The two-stage flow shop of every planning policy: shards on lanes, then metrics on CPU slots. Pure.
+
+Rule: a policy decides the cuts, their order and their lanes; this module alone computes when lanes and
+metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the policy of Hu et al., NSDI 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from math import inf
+
+from coordinator.planning.batch_sums import extremes, running, seconds_of
+from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
+from coordinator.planning.lower_bound import lower_bound
+from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.planning.rebalance import levelled
+from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Cut, shards_of
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Cuts on lanes, and when they end: seconds from now."""
+
+    cuts: list[Cut]  # by rank
+    lane_of: list[int]  # lane of each cut
+    makespan: float
+    lane_ends: list[float]
+
+
+class Shop:
+    """One planning problem; `deal` is list scheduling in rank order on lanes of a few speeds."""
+
+    def __init__(
+        self,
+        *,
+        sets: Sequence[WorkSet],
+        lanes: Sequence[Lane],
+        starts: list[float],
+        load: float,
+        overhead: float,
+        cpu_slots: int,
+    ) -> None:
+        self.sets, self.lanes, self.starts, self.load = sets, lanes, starts, load
+        self.overhead, self.cpu_slots = overhead, cpu_slots
+        self.totals = [seconds_of(work.batch_seconds) for work in sets]
+        self.total = sum(self.totals)
+        self.width = sum(lane.speed for lane in lanes)
+        self.horizon = self.total / self.width
+        self._sums: dict[int, Sequence[float]] = {}
+        self.metric_total = sum(work.metric_seconds for work in sets)
+        self.at_once = [
+            max(1, min(work.metric_parallelism, cpu_slots, len(work.batch_seconds)))
+            if work.metric == "execute"
+            else 1
+            for work in sets
+        ]
+        self.tails = [work.metric_seconds / slots for work, slots in zip(sets, self.at_once, strict=True)]
+
+    def on(self, lanes: Sequence[int]) -> Shop:
+        """The same problem on some of its lanes."""
+        return Shop(
+            sets=self.sets,
+            lanes=[self.lanes[index] for index in lanes],
+            starts=[self.starts[index] for index in lanes],
+            load=self.load,
+            overhead=self.overhead,
+            cpu_slots=self.cpu_slots,
+        )
+
+    def sums(self, index: int) -> Sequence[float]:
+        """Running sums of a set's batch seconds, from 0.0 on."""
+        if index not in self._sums:
+            self._sums[index] = running(self.sets[index].batch_seconds)
+        return self._sums[index]
+
+    def deal(self, cuts: list[Cut], urgent_from: float) -> Try:
+        """Order cuts by rank, deal each to the lane that ends it soonest, then run the CPU stage."""
+        cuts = sorted(
+            cuts, key=lambda cut: (-cut[4] if cut[4] > urgent_from else 0.0, -cut[3], cut[0], cut[1])
+        )
+        by_speed: dict[float, list[tuple[float, int]]] = {}
+        for index, lane in enumerate(self.lanes):
+            by_speed.setdefault(lane.speed, []).append((self.starts[index], index))
+        groups = sorted(by_speed.items(), reverse=True)
+        for _, heap in groups:
+            heapify(heap)
+        lane_of: list[int] = []
+        ends: list[float] = []
+        lane_ends = list(self.starts)
+        overhead = self.overhead
+        for cut in cuts:
+            speed, heap = groups[0]
+            end = heap[0][0] + cut[3] / speed
+            for other, other_heap in groups[1:]:
+                other_end = other_heap[0][0] + cut[3] / other
+                if other_end < end:
+                    heap, end = other_heap, other_end
+            end += overhead
+            lane_index = heap[0][1]
+            heapreplace(heap, (end, lane_index))
+            lane_of.append(lane_index)
+            ends.append(end)
+            lane_ends[lane_index] = end
+        makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
+        return Try(cuts, lane_of, makespan, lane_ends)
+
+    def level(self, dealt: Try) -> Try:
+        """The try with cuts moved so that lanes end together; unchanged where that ends no sooner."""
+        chains: dict[int, list[int]] = {}  # set -> places of its shards in the ranks, by documents
+        for place in sorted(range(len(dealt.cuts)), key=lambda place: dealt.cuts[place][1]):
+            chains.setdefault(dealt.cuts[place][0], []).append(place)
+        chains = {index: places for index, places in chains.items() if len(places) > 1}
+        moved = levelled(
+            {i: [(dealt.lane_of[at], dealt.cuts[at][3]) for at in places] for i, places in chains.items()},
+            {index: self.sums(index) for index in chains},
+            dealt.lane_ends,
+            [lane.speed for lane in self.lanes],
+            self.overhead / OVERHEAD_SHARE,
+        )
+        cuts = list(dealt.cuts)
+        for index, stops in moved.items():
+            recut = shards_of(index, self.sets[index], self.sums(index), stops, self.cpu_slots)
+            for place, cut in zip(chains[index], recut, strict=True):
+                cuts[place] = cut
+        again = self.placed(cuts, dealt.lane_of)
+        return again if again.makespan < dealt.makespan else dealt
+
+    def placed(self, cuts: list[Cut], lane_of: list[int]) -> Try:
+        """These cuts, by rank, each on the lane that `lane_of` names for it."""
+        lane_ends = list(self.starts)
+        ends: list[float] = []
+        for cut, lane in zip(cuts, lane_of, strict=True):
+            lane_ends[lane] += cut[3] / self.lanes[lane].speed + self.overhead
+            ends.append(lane_ends[lane])
+        makespan = max(max(ends, default=0.0), self._metrics_end(cuts, ends))
+        return Try(cuts, lane_of, makespan, lane_ends)
+
+    def _metrics_end(self, cuts: list[Cut], ends: list[float]) -> float:
+        done: dict[int, float] = {}
+        jobs: list[MetricJob] = []
+        executed = [
+            work.metric_seconds if work.metric == "execute" and total else 0.0
+            for work, total in zip(self.sets, self.totals, strict=True)
+        ]
+        grain = FINEST * (self.metric_total / self.cpu_slots + self.horizon)
+        for (index, first, stop, seconds, _), end in zip(cuts, ends, strict=True):
+            if executed[index]:
+                cost = executed[index] * (seconds / self.totals[index])
+                if cost < 2 * grain or self.at_once[index] == 1:
+                    jobs.append((end, cost, index))
+                else:
+                    jobs += divided(
+                        end, cost, index, at_once=self.at_once[index], documents=stop - first, grain=grain
+                    )
+            elif done.get(index, -1.0) < end:
+                done[index] = end
+        jobs += [(end, self.sets[index].metric_seconds, index) for index, end in done.items()]
+        return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
+
+
+def finished(shop: Shop, best: Try, floor: float) -> Plan:
+    """The plan that a try stands for; `floor`: the lower bound of the problem, seconds."""
+    shards: list[list[PlannedShard]] = [[] for _ in shop.lanes]
+    names = [work.name for work in shop.sets]
+    for rank, (cut, lane) in enumerate(zip(best.cuts, best.lane_of, strict=True)):
+        index, first, end, seconds, _ = cut
+        shards[lane].append(
+            PlannedShard(
+                set=names[index], first_batch=first, end_batch=end, seconds=seconds, rank=float(rank)
+            )
+        )
+    held = sum(
+        best.lane_ends[index] - shop.starts[index] + shop.load for index, mine in enumerate(shards) if mine
+    )
+    return Plan(
+        lanes=tuple(
+            LanePlan(lane=lane.name, node=lane.node, shards=tuple(mine))
+            for lane, mine in zip(shop.lanes, shards, strict=True)
+        ),
+        makespan_seconds=best.makespan,
+        lower_bound_seconds=floor,
+        gpu_seconds=held,
+    )
+
+
+def opened(
+    sets: Sequence[WorkSet],
+    lanes: Sequence[Lane],
+    *,
+    load_seconds: float,
+    shard_overhead_seconds: float,
+    cpu_slots: int,
+    shards_per_task: int | None,
+    stage_seconds: float,
+) -> tuple[Shop, float]:
+    """The problem and its lower bound, seconds: a lane works from max(its ready time, `stage_seconds`) + `load_seconds` on.
+
+    ValueError: no lane, a speed, slot or shard count below what can work, two sets of one name.
+    """
+    _check(sets)
+    if shards_per_task is not None and shards_per_task < 1:
+        raise ValueError("a task needs at least one shard")
+    floor = lower_bound(
+        sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
+    )
+    shop = Shop(
+        sets=sets,
+        lanes=lanes,
+        starts=[max(lane.ready_at_seconds, stage_seconds) + load_seconds for lane in lanes],
+        load=load_seconds,
+        overhead=shard_overhead_seconds,
+        cpu_slots=cpu_slots,
+    )
+    return shop, floor
+
+
+def _check(sets: Sequence[WorkSet]) -> None:
+    if len({work.name for work in sets}) != len(sets):
+        raise ValueError("two request sets have the same name")
+    for work in sets:
+        if work.metric_parallelism < 1:
+            raise ValueError(f"{work.name}: a metric runs at least one job at once")
+        if not 0 <= work.metric_seconds < inf:
+            raise ValueError(f"{work.name}: metric seconds must be 0 or more")
+        batches = work.batch_seconds
+        if not (extremes(batches)[0] >= 0 and seconds_of(batches) < inf):
+            raise ValueError(f"{work.name}: batch seconds must be 0 or more")
