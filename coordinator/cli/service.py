@@ -64,7 +64,8 @@ def daemon(
 ) -> None:
     """Evaluate every checkpoint that the hook, `submit` or a watched folder announces, until stopped.
 
-    SIGTERM or Ctrl-C loses nothing: jobs go on, and the next daemon resumes. Examples:
+    SIGTERM or Ctrl-C cancels nothing: jobs on Slurm go on, jobs of the local cluster end, and the next daemon
+    resumes. Examples:
 
     evalspan daemon
 

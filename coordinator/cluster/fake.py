@@ -1,4 +1,4 @@
-"""A simulated cluster without processes: the Cluster protocol on plain values, for simulations and tests.
+"""A simulated cluster without processes: the Cluster protocol on plain values, for tests.
 
 Rule: state changes only by calls; time is a number that `advance` adds to. The same seed and calls
 give the same run. Faults that real clusters showed can be injected: a submission that happens and

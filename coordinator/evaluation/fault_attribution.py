@@ -1,10 +1,9 @@
 """Fault attribution: a trial died, and its node or the shard in its hands may be the reason.
 
-Rule: what the error's words settle is settled by them. Else both are in doubt, and the shard goes to another node first:
-it is quarantined once it has taken down three trials, on two nodes or more; where there is no other node, after three. A
-lane of which three trials in a row died so puts its node in back-off; not the last node in use, which is how such doubts
-are settled. Shards that die on a second node are taken to be at fault, and what was held against nodes because of them
-is taken back. Called from: `trials` and `job_ends`, which see trials die.
+Rule: if the error's text names the culprit, that one is blamed. Otherwise node and shard are both suspects, and the shard
+is tried on another node first. A shard is quarantined once three trials died with it, on two nodes or more (where there
+is one node: on that node). Three such deaths in a row on one lane put its node in back-off, unless it is the last node in
+use. A shard that dies on a second node is taken to be at fault, and the marks against nodes because of it are removed. Called from: `trials` and `job_ends`, which see trials die.
 """
 
 from __future__ import annotations

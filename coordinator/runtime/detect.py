@@ -202,8 +202,8 @@ def hung_trials(
 
 
 def rests_over(state: State, now: float) -> list[AnyEvent]:
-    """Nodes whose back-off is over, and metric workers or jobs held back that may be submitted again: told, since an
-    evaluation that has nothing but them has no other event. Told once: `rules` acts on it, and where it would not, nothing is told.
+    """Nodes whose back-off is over, and metric workers or jobs held back that may be submitted again: an event of their own,
+    since an evaluation that has nothing but them has no other event. `due` of the subjects acts on it.
     """
     held = any(now >= h.due_at for h in state.jobs.held.values())
     if not state.can_work:

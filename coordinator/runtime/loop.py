@@ -1,4 +1,4 @@
-"""The loop of the coordinator: observe -> log -> step -> perform, for every evaluation of one work folder.
+"""The loop of the coordinator: observe -> step -> log -> perform, for every evaluation of one work folder.
 
 Rule: `evalspan eval` runs it until its evaluation has ended, `evalspan daemon` until a signal. Killed at any instruction
 and run again, it resumes from the journals. `coordinator.runtime.registry` keeps the evaluations.

@@ -1,6 +1,7 @@
 """The source key of a suite entry: a digest of all local files behind its requests and scores.
 
-Rule: files count by content, so touching one changes nothing. A file that may not matter counts,
+Rule: files count by content, so touching one changes nothing; a file of over 16 MiB beside a module counts by size and
+time of change. A file that may not matter counts,
 too: a key that changes without need costs CPU seconds, since requests and responses are found again
 by their own digests. The coordinator computes the key before a submission; a build and a score
 compute it again and refuse files that changed. Imports no lm_eval.
