@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import sites, toys
 
+pytest_plugins = ["support.fixtures"]
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # A temporary folder serves all examples of a test: each names its own files in it.
@@ -35,7 +37,7 @@ CORPUS = [
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a 2-layer Llama with random float32 weights and a tokenizer with chat template; seconds."""
-    from exactness.tiny_model import make
+    from support.exactness.tiny_model import make
 
     return make(tmp_path_factory.mktemp("tiny") / "tiny-llama", CORPUS * 20)
 

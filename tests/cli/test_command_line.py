@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import typer
-from trackers.conftest import leave
+from support.trainings import leave
 from typer.testing import CliRunner
 
 from coordinator.cli import app

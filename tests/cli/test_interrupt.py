@@ -18,7 +18,7 @@ import pytest
 from dev_cluster.testing import wait_until
 
 pytestmark = pytest.mark.model
-TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
+TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
 SUITE = f'name = "toys"\ninclude_path = ["{TASKS}"]\nbatch_size = 8\n[[task]]\nname = "toy_choice"\n'
 # so that Ctrl-C on it is a signal to the command
 OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from judges.endpoint import Endpoint, Request
+from support.endpoint import Endpoint, Request
 
 from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError

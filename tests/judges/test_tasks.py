@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness.pipeline import run_shards
+from support.exactness.pipeline import run_shards
 
 from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
@@ -41,7 +41,7 @@ SHORT = {"max_gen_toks": 4}
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from exactness import tiny_model
+    from support.exactness import tiny_model
 
     run.quiet_environment(offline=True)
     texts = [f"Question {i}: what is {i} and {i + 1}? The answer is {2 * i + 1}." for i in range(50)]

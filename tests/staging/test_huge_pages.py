@@ -13,7 +13,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from staging.world import MIB, ROOT, World, wait_for
+from support.node_memory import MIB, ROOT, World, wait_for
 
 from evaljobs.staging import store
 from evaljobs.staging.copy import Copy, copy_files

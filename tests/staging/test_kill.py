@@ -7,7 +7,7 @@ import random
 import signal
 from pathlib import Path
 
-from staging.world import World, names
+from support.node_memory import World, names
 
 from evaljobs.staging import clean, precursor, store
 

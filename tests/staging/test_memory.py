@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from staging.world import ROOT, World
+from support.node_memory import ROOT, World
 
 # One process makes the checkpoint, stages it and loads it: torch is imported once. Values do not matter, pages do.
 TRIAL = """

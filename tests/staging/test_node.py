@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from staging.world import ROOT, World
+from support.node_memory import ROOT, World
 
 from evaljobs.errors import OperatorError
 from evaljobs.staging import capacity, clean, node_probe, precursor

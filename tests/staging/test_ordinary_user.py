@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from staging.world import World, names
+from support.node_memory import World, names
 
 from evaljobs.staging import clean, owned_files, precursor, store
 from evaljobs.staging.store import reading

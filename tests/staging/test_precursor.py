@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from staging.world import MIB, World, make_checkpoint, names
+from support.node_memory import MIB, World, make_checkpoint, names
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed

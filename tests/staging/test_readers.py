@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from staging.world import ROOT, World, wait_for
+from support.node_memory import ROOT, World, wait_for
 
 from evaljobs.contract.specs import CheckpointSpec
 from evaljobs.staging import clean, precursor, store

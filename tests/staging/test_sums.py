@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from staging.world import ROOT, World, make_checkpoint
+from support.node_memory import ROOT, World, make_checkpoint
 
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect
