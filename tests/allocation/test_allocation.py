@@ -161,7 +161,7 @@ def test_a_node_too_small_is_not_offered_and_a_tight_one_gives_fewer_lanes() -> 
 def test_the_first_in_priority_gets_what_it_would_get_alone(
     nodes: list[NodeState], asked: list[Demand], gpus: int
 ) -> None:
-    """Others change nothing for whoever stands first: by priority, then age."""
+    """Others change nothing for the first demand: by priority, then age."""
     if not asked:
         return
     first = min(asked, key=lambda d: (-d.priority, d.accepted_at, d.evaluation_id))

@@ -1,4 +1,4 @@
-"""Somebody takes the GPUs that an evaluation was offered: it goes where others are free."""
+"""Another user takes the GPUs that an evaluation was offered: it goes where others are free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.simulated.shared import Shared
 
 
 class Seized(Shared):
-    """From some moment on a node's GPUs go to somebody for good, as they become free; at first it is the only one."""
+    """From some moment on a node's GPUs go to another user for good, as they become free; at first it is the only one."""
 
     def __init__(self, seed: int, after: float) -> None:
         super().__init__(seed, Faults())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime.test_elastic import coordinator_on
+from support.loops import coordinator_on
 from support.simulated.parts import record
 
 from coordinator.allocation import cordons
@@ -55,7 +55,7 @@ def test_as_many_nodes_as_are_asked_for_and_the_cheapest(uses: list[Use], gpus: 
 def test_the_last_word_on_a_node_counts_until_its_time_is_over(
     tmp_path_factory: pytest.TempPathFactory, words: list[tuple[str, float, float]]
 ) -> None:
-    """Kept back to the second; a time that is over takes back what was said before; nothing else is forgotten."""
+    """Out of use to the second; a time that is over takes back what was said before; nothing else is forgotten."""
     path = tmp_path_factory.mktemp("w") / "nodes.json"
     said: dict[str, float] = {}
     now = 0.0
@@ -78,7 +78,7 @@ def staging(tmp_path: Path) -> tuple[FakeCluster, Coordinator, Running]:
 def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its jobs are cancelled and it is offered to nobody, by the next coordinator neither; after its time, or where that is
+    """Its jobs are cancelled and it is offered to no evaluation, by the next coordinator neither; after its time, or where that is
     taken back, it is used again."""
     now = 1000.0
     monkeypatch.setattr(clock, "now", lambda: now)
@@ -106,7 +106,7 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
 def test_what_is_set_aside_or_tried_again_is_given_back_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that rests gives its memory back and does not return by itself; a retry takes nothing that is kept back."""
+    """A node that rests gives its memory back and does not return by itself; a retry takes no node that is out of use."""
     now = 1000.0
     monkeypatch.setattr(clock, "now", lambda: now)
     cluster, coordinator, running = staging(tmp_path)

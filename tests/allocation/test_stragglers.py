@@ -52,7 +52,7 @@ def test_one_that_is_slower_by_more_than_three_sigma_is_named(others, sigma):
 
 @given(others=OTHERS, sigma=SIGMA, slow=st.floats(0.1, 100.0))
 def test_stragglers_are_few_and_the_slowest(others, sigma, slow):
-    """Never half of the trials, and nobody who is not named is slower than one who is."""
+    """Never half of the trials, and no trial that is not named is slower than one that is."""
     all_ = paces(others, slow=slow)
     found = stragglers(all_, sigma)
     assert 2 * len(found) < len(all_) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from support.metric_jobs import until
+from dev_cluster.testing import wait_until
 
 from coordinator.base import process_identity
 
@@ -26,7 +26,7 @@ def test_a_process_has_ended_with_the_last_of_its_threads() -> None:
             seen = process_identity.stat(process.pid)
             return seen is not None and seen.state == "Z"
 
-        until(headless)
+        wait_until(headless)
         assert process.poll() is None
         known = process_identity.identify(process.pid)
         assert known is not None

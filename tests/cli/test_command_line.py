@@ -145,7 +145,7 @@ def _suite(site: Path, text: str) -> str:
 @pytest.mark.model
 @pytest.mark.parametrize("why", SUITES)
 def test_a_suite_that_cannot_run_is_refused_by_submit(talks, tiny_model_dir, why):
-    """Whoever types it is told, and no daemon ever hears of it."""
+    """The command says so, and no notice is left for a daemon."""
     text, says = SUITES[why]
     suite = _suite(talks, text)
     done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)

@@ -129,7 +129,7 @@ def test_ctrl_c_asks_once_and_then_cancels_and_leaves_nothing(folder, tiny_model
     assert len(list((folder / "work").glob("*/results.json"))) == 1
 
     again = Terminal(folder, *command)
-    again.until(lambda: "retry-asked" in _kinds(folder), "it is taken up")
+    again.until(lambda: "retry-asked" in _kinds(folder), "the retry is journalled")
     again.type("\x03")
     again.until(lambda: "Cancel this evaluation?" in again.said, "the question")
     again.type("\x03")

@@ -251,25 +251,23 @@ def test_any_bytes_and_any_reference_give_a_record_or_frame_error(
 
 def test_a_body_that_unpacks_without_end_is_no_record_and_takes_bounded_memory(tmp_path: Path) -> None:
     """A zip bomb is refused with little more memory than the largest record."""
+    pack = zlib.compressobj(1)
+    answer = (pack.compress(b"a" * (1 << 24)) for _ in range(17))
+    data = framed(head_of(), b"".join([pack.compress(b'[[0,"'), *answer, pack.flush()]))
+    (tmp_path / "a.frames").write_bytes(data)
     script = """
-import resource, sys, zlib
+import resource, sys
 from pathlib import Path
 from evaljobs.contract import storage as files
 from evaljobs.contract.specs import FrameRef
-sys.path.insert(0, sys.argv[2])
-from test_files import framed, head_of
-pack = zlib.compressobj(1)
-body = pack.compress(b'[[0,"') + b"".join(pack.compress(b"a" * (1 << 24)) for _ in range(17)) + pack.flush()
-data = framed(head_of(), body)
-Path(sys.argv[1], "a.frames").write_bytes(data)
 resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
 try:
-    files.read_frame(Path(sys.argv[1]), FrameRef(file="a.frames", offset=0, length=len(data)))
+    files.read_frame(Path(sys.argv[1]), FrameRef(file="a.frames", offset=0, length=int(sys.argv[2])))
 except files.FrameError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)],
+        [sys.executable, "-c", script, str(tmp_path), str(len(data))],
         capture_output=True,
         text=True,
         timeout=120,

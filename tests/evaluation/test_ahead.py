@@ -1,4 +1,4 @@
-"""The next checkpoint comes to nodes whose GPUs are busy: within its share of memory, once a node, and costs nobody a GPU."""
+"""The next checkpoint comes to nodes whose GPUs are busy: within its share of memory, once a node, and takes no GPU from a trial."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.node_memory import World as Node
+from support.node_memory import NodeMemory
 from support.simulated.parts import Faults, record
 from support.simulated.world import World, replay
 
@@ -253,7 +253,7 @@ def _staged(paths: EvaluationPaths, holder: str) -> None:
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: Node, fits: bool) -> None:
+def test_the_precursor_itself_keeps_to_its_share_of_the_node(world: NodeMemory, fits: bool) -> None:
     """It stages where its bytes are within the share of what is free there; else it says so, fails, and leaves nothing."""
     checkpoint = world.checkpoint()
     free = room(world.root).free

@@ -1,17 +1,14 @@
-"""Who is to blame for trials that fail with a shard in hand: bad nodes rest, poison shards are quarantined, seeded."""
+"""What is to blame for trials that fail on a shard: bad nodes rest, poison shards are quarantined, seeded."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.failing import VAGUE, Faulty, left_nothing
+from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
-from coordinator.evaluation import actions as do
-from coordinator.evaluation import events as ev
 from coordinator.evaluation.fault_attribution import (
     MAX_KILLS,
     MAX_KILLS_ON_ONE_NODE,
@@ -19,90 +16,16 @@ from coordinator.evaluation.fault_attribution import (
     SHARD_WORDS,
     whose,
 )
-from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.specs import FrameRef, TrialSpec
 
 ECC = (
     "AcceleratorError: CUDA error: uncorrectable ECC error encountered Search for `cudaErrorECCUncorrectable'"
 )
 ASSERT = "AcceleratorError: CUDA error: device-side assert triggered Search for `cudaErrorAssert' in"
-VAGUE = "RuntimeError: CUDA error: an illegal memory access was encountered"
 MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 QUIET = Faults()
 BUSY = Faults(
     submit_waits=0.2, submit_timeout=0.05, listing=0.2, wipe_queue=0.02, restart=0.05, slow_outcome=0.3
 )
-
-
-class Faulty(World):
-    """Trials of bad nodes (node -> error), and those that run a poison shard (shard -> error), fail with it in hand.
-
-    Shards are claimed as from the real queue: the head of the trial's own lane, else of the longest one.
-    """
-
-    bad: dict[str, str]
-    poison: dict[str, str]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.bad, self.poison = {}, {}
-        self.deaths: dict[str, int] = {}  # of trials, by shard
-        self.died_at: dict[str, int] = {}  # by node
-        super().__init__(*args, **kwargs)
-
-    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
-        if isinstance(action, do.QueueShards):
-            for shard, _, _ in action.shards:
-                self.claims.pop(shard, None)
-        return super().effect(action)
-
-    def next_of(self, lane: str) -> str | None:
-        queue = self.queue or {}
-        lanes: dict[str, list[tuple[float, str]]] = {}
-        for shard, (where, rank) in queue.items():
-            lanes.setdefault(where, []).append((rank, shard))
-        if not lanes:
-            return None
-        chosen = lanes.get(lane) or max(lanes.values(), key=len)
-        return min(chosen)[1]
-
-    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
-        spec: TrialSpec = next(iter(job.specs.values()))
-        lane, node = spec.lanes[index], job.job.node or ""
-        for shard in [s for s, t in self.claims.items() if t == lane.trial]:
-            error = self.bad.get(node) or self.poison.get(shard)
-            del self.claims[shard]
-            if error:
-                self.fail(lane.trial, node, shard, error)
-                self.end_member(job, index, member)
-                return
-            self.frames[shard] = self.frames.get(shard, 0) + 1
-            frame = FrameRef(file=f"{lane.trial}.frames", offset=self.frames[shard], length=1)
-            self.dumped.append((shard, frame))
-        if self.queue is None:
-            return
-        chosen = self.next_of(lane.lane)
-        if chosen is None:
-            super().run_trial(job, index, member)
-            return
-        self.claim(job, index, member, chosen)
-
-    def fail(self, trial: str, node: str, shard: str, error: str) -> None:
-        known = self.state.shards.by_name[shard]
-        if self.queue is not None and not known.quarantined:
-            self.queue[shard] = (known.lane, known.rank)  # it gives back what it holds
-        if known.frame is None and not known.quarantined:
-            self.deaths[shard] = self.deaths.get(shard, 0) + 1
-        self.died_at[node] = self.died_at.get(node, 0) + 1
-        self.leave(Failed(name=trial, job="trial", blame="retry", error=error, node=node, shard=shard))
-
-    def until_planned(self) -> None:
-        while not self.state.shards.leaves and self.state.ended_at is None:
-            self.tick()
-
-
-def left_nothing(world: World) -> None:
-    assert not world.memory, "weights left in node memory"
-    assert all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values()), "jobs left"
 
 
 def in_use_again(world: World) -> None:
@@ -113,7 +36,7 @@ def in_use_again(world: World) -> None:
 
 @pytest.mark.parametrize("phrase", NODE_WORDS)
 def test_words_that_only_hardware_says_are_the_nodes(phrase: str) -> None:
-    """As torch says them; the same words in somebody's text are no error of CUDA."""
+    """As torch says them; the same words in a prompt are no error of CUDA."""
     assert whose(f"AcceleratorError: CUDA error: {phrase} Search for") == "node"
     assert whose(f"RuntimeError: CUDA error: {phrase} CUDA kernel errors might be asynchronously") == "node"
     assert whose(f"KeyError: '{phrase}'") == "either"
@@ -143,8 +66,8 @@ def test_words_that_tell_nothing_of_whose_fault_it_is() -> None:
 def test_a_bad_node_among_good_ones_costs_nothing(
     seed: int, nodes: int, gpus: int, error: str, faults: Faults
 ) -> None:
-    """Whatever it says, each of its trials failing with a shard in hand: every entry is scored, no shard is quarantined,
-    and where it had the time to fail again and again it is set aside."""
+    """Whatever its error, each of its trials fails on a shard: every entry is scored, no shard is quarantined,
+    and where it had the time to fail again and again it rests."""
     world = Faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
     world.bad = {"n0": error}
     world.run()
@@ -152,7 +75,7 @@ def test_a_bad_node_among_good_ones_costs_nothing(
     left_nothing(world)
     most = 3 if error == ECC else 3 * gpus
     asides = [w for w in world.state.warnings if w.startswith("node n0 set aside")]
-    late = 4 if faults.restart else 0  # with shards that somebody else has done meanwhile
+    late = 4 if faults.restart else 0  # with shards that another trial has done meanwhile
     assert asides or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
     assert not [w for w in world.state.warnings if "set aside" in w and "n0" not in w] or faults.restart
 

@@ -1,4 +1,4 @@
-"""How evaluations end: jobs that have not started are no reason to wait, and nobody rests after the end."""
+"""How evaluations end: jobs that have not started are no reason to wait, and no node rests after the end."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_end_waits_for_no_worker_that_has_not_started(seed: int) -> None:
 
 
 def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
-    """However long the last jobs take to end, the journal hears of a node's return when something follows from it."""
+    """However long the last jobs take to end, the journal has a node's return only where something follows from it."""
     world = World(3, Faults())
     while not world.state.trials.live:
         world.tick()
@@ -109,7 +109,7 @@ def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
     while not world.state.ending.reason and world.state.shards.todo:
         world.tick()
     if not world.state.ending.reason:
-        return  # what was in hand was the last
+        return  # the claimed shards were the last
     answered = {t for t, leaf in world.state.shards.leaves.items() if leaf.todo == 0}
     if again:
         world.run_trial = trial  # type: ignore[method-assign]

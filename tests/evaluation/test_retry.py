@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from evaluation.test_blame import VAGUE, Faulty, left_nothing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.simulated.failing import VAGUE, Faulty, left_nothing
 from support.simulated.parts import Faults, record
 
 from coordinator.evaluation import events as ev
@@ -33,7 +33,7 @@ def nothing_is_doubled(world: Faulty) -> None:
         if world.state.jobs.by_name[trial.job].released_at is None
     )
     assert max(lanes.values(), default=0) <= 1, world.summary()
-    for info in live:  # whoever is not told to end is somebody's
+    for info in live:  # a live precursor belongs to a node
         node = world.state.nodes.by_name.get(info.job.node or "")
         if info.job.purpose in ("stage", "host") and info.released_at is None and node is not None:
             assert node.precursor == info.job.name, world.summary()

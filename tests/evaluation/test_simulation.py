@@ -77,6 +77,7 @@ def test_without_stealing_a_lane_runs_exactly_the_shards_that_were_planned_for_i
     assert len(set(lanes)) == len(lanes)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), most=st.sampled_from([None, 1, 3]), nodes=st.integers(1, 4))
 def test_without_stealing_every_shard_of_a_lost_lane_is_run_by_others(
@@ -164,7 +165,7 @@ def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3))
 def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
-    """Also where the end of a trial is seen before its own word, no node is set aside for it."""
+    """Also where the end of a trial is seen before its own word, no node rests for it."""
     world = World(seed, Faults(overrun=overrun, slow_outcome=0.3))
     world.run()
     assert not [text for text in world.state.warnings if "set aside" in text and "TIMEOUT" in text]
@@ -174,8 +175,8 @@ def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), preempt=st.floats(0, 0.15), nodes=st.integers(1, 3))
-def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None:
-    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is set aside."""
+def test_preemption_blames_no_node(seed: int, preempt: float, nodes: int) -> None:
+    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node rests."""
     world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
     finished(world)
     assert all(n.failures == 0 and not n.back_offs for n in world.state.nodes.by_name.values())
@@ -197,11 +198,12 @@ def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
     assert all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values()), "jobs left"
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), quiet=st.booleans())
 def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> None:
-    """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by somebody's
-    jobs: none waits for another for ever, each is scored, and nothing is left."""
+    """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by other
+    users' jobs: none waits for another for ever, each is scored, and nothing is left."""
     faults = Faults(
         kill=0.005,
         submit_waits=0.2,
@@ -297,7 +299,7 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> N
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), straggle=st.floats(0.05, 1.0), nodes=st.integers(1, 3))
 def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None:
-    """Whoever is named as slow, be it all of them, and whatever dies meanwhile: all entries are scored."""
+    """Whichever trials are named as slow, all of them too, and whatever dies meanwhile: all entries are scored."""
     faults = Faults(straggle=straggle, kill=0.01, wipe_queue=0.03, restart=0.05, slow_outcome=0.2)
     world = World(seed, faults, record(entries=4), nodes=nodes)
     world.run()
@@ -306,7 +308,7 @@ def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None
 
 
 def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
-    """It ends with shards to do: no trial follows it on its lane until nobody else runs."""
+    """It ends with shards to do: no trial follows it on its lane while another one runs."""
     checked = 0
     for seed in range(30):
         world = World(seed, Faults(straggle=0.2), record(entries=8))
@@ -360,7 +362,7 @@ def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_all_nodes_set_aside_are_waited_for(seed: int) -> None:
+def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
     """Trials die until every node rests; the evaluation waits until the first returns, says so, and ends well."""
     world = World(seed, Faults(), record(entries=12))
     while not inferring(world):
@@ -410,8 +412,8 @@ def test_weights_go_once_no_shard_is_left(seed: int) -> None:
     assert world.frames[shard] == 2
 
 
-def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
-    """A minute, then two; back in use, one more failure sets it aside again. The time is in the state."""
+def test_a_node_returns_from_a_rest_and_rests_longer_each_time() -> None:
+    """A minute, then two; back in use, one more failure and it rests again. The time is in the state."""
     rests = []
     for seed in range(60):
         world = World(seed, Faults(kill=0.25), record(entries=8), nodes=3)
@@ -426,7 +428,7 @@ def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
                 elif node.name not in since and node.back_off_until is not None:
                     since[node.name] = world.now
                     rests.append((node.back_offs, node.back_off_until - world.now))
-    assert {n for n, _ in rests} >= {1, 2}, "no node was set aside twice: other dice are needed"
+    assert {n for n, _ in rests} >= {1, 2}, "no node rested twice: other dice are needed"
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from intake.test_pending import SUITE, daemon, notices, small, taken
+from support.daemons import SUITE, daemon, notices, small, taken
 from support.served import served_work
 from typer.testing import CliRunner
 

@@ -1,5 +1,5 @@
 """Pending checkpoints: what one checkpoint, one watched folder or one command raises is its own, and no other one's; what storage or
-the site raises is waited for. Whoever asks is told."""
+the site raises is waited for. `evalspan status` says why."""
 
 from __future__ import annotations
 
@@ -8,31 +8,26 @@ import logging
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtime.test_elastic import another, coordinator_on
-from staging.test_ordinary_user import USER, as_user
-from support.node_memory import make_checkpoint
+from dev_cluster.testing import wait_until
+from support.daemons import SUITE, announce, daemon, notices, small, taken, until
+from support.loops import another
 from support.simulated.parts import record
+from support.users import USER, as_user
 from typer.testing import CliRunner
 
 from coordinator.base.isolate import LoopGuard
 from coordinator.cli import app
-from coordinator.cluster.fake import FakeCluster
-from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import pending
 from coordinator.intake.lm_eval_version import LmEvalVersion
-from coordinator.intake.sources import FolderWatch, Notice, spool
+from coordinator.intake.sources import FolderWatch
 from coordinator.runtime import service
 from coordinator.runtime.operator_commands import Command, leave_command
-from coordinator.runtime.service import Service
-
-SUITE = "quickstart"
 
 
 @pytest.fixture(autouse=True)
@@ -40,42 +35,6 @@ def _every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tick looks, and what does not change for a tick has stopped changing."""
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(service, "STABLE_SECONDS", 0.0)
-
-
-def daemon(work: Path, config: Config | None = None) -> Service:
-    """A daemon's ears on a cluster that has no rules of its own; by default checkpoints may lie beside the work folder."""
-    config = config or Config(watch=WatchConfig(roots=(work.parent,)))
-    made = Service(coordinator_on(work, FakeCluster(fleet=[])), config)
-    made._hosting = Hosting()
-    return made
-
-
-def announce(ears: Service, place: Path | str, suite: str = SUITE, priority: int = 0) -> None:
-    spool(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
-
-
-def taken(ears: Service) -> list[str]:
-    return [Path(r.state.record.checkpoint.source).name for r in ears.coordinator.running.values()]
-
-
-def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None:
-    """Ticks of the daemon, while its cluster's time goes on."""
-    end = time.monotonic() + seconds
-    while not law():
-        assert time.monotonic() < end
-        ears.tick()
-        ears.coordinator.tick()
-        cluster = ears.coordinator.cluster
-        assert isinstance(cluster, FakeCluster)
-        cluster.advance()
-
-
-def notices(ears: Service) -> int:
-    return sum(len(list(f.glob("*.json"))) for f in (ears.paths.spool, ears.paths.submissions))
-
-
-def small(folder: Path, seed: int = 0) -> Path:
-    return make_checkpoint(folder, shards=1, size=100, seed=seed)
 
 
 def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> None:
@@ -108,7 +67,7 @@ def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> No
     assert status["refused"] == [r.model_dump() for r in shown.refused]
 
 
-def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
+def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With its traceback in the log; the next daemon does not meet it again."""
@@ -117,7 +76,7 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
 
     def faulty(checkpoint: str, *args: object, **more: object) -> object:
         if checkpoint.endswith("bad"):
-            raise ZeroDivisionError("a rule of ours")
+            raise ZeroDivisionError("a faulty rule")
         return make(checkpoint, *args, **more)
 
     monkeypatch.setattr(service.validate, "make_record", faulty)
@@ -128,7 +87,7 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
     assert notices(ears) == 0
     assert "Traceback" in caplog.text
     (refused,) = pending.read(ears.paths.pending).refused
-    assert "a rule of ours" in refused.why
+    assert "a faulty rule" in refused.why
     assert daemon(tmp_path / "work")._writer._refused, "a new daemon still knows"
 
 
@@ -177,7 +136,7 @@ def test_without_lm_eval_notices_wait_and_are_taken_once_it_is_there(
     (waits,) = pending.read(ears.paths.pending).waiting
     assert "install `evalspan[hf]` there" in waits.why
     (tmp_path / "has").touch()
-    wait(lambda: ears.tick() or "new" in taken(ears))
+    wait_until(lambda: ears.tick() or "new" in taken(ears))
     assert notices(ears) == 0
     assert not pending.read(ears.paths.pending).waiting
 
@@ -192,13 +151,6 @@ def test_an_interpreter_that_does_not_answer_is_asked_again_after_a_rest(
         with pytest.raises(RetryError, match="did not say"):
             version()
     assert (tmp_path / "asked").read_text().count("x") <= 1, "asked once, if it came so far"
-
-
-def wait(law: Callable[[], object], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not law():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from runtime.test_elastic import coordinator_on
+from support.loops import coordinator_on
 from support.served import served_work
 
 from coordinator import hook
@@ -196,7 +196,7 @@ def test_a_watched_folder_tells_each_checkpoint_until_it_is_acknowledged(tmp_pat
 
 
 def test_a_watched_checkpoint_that_is_written_over_is_told_again(tmp_path: Path) -> None:
-    """In place or as a folder of the same name, seen by the next daemon too; a pin of ours, or nothing new, is no news."""
+    """In place or as a folder of the same name, seen by the next daemon too; our own pin, or nothing new, is no news."""
     place = checkpoint(tmp_path / "run", "step-100")
     memory = tmp_path / "watched.json"
     watched = [(str(tmp_path / "run"), "core")]

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.problems import fixed, lanes, work_sets
+from support.problems import alike, fixed, lanes, work_sets
 
-from coordinator.planning.model import Lane, WorkSet
+from coordinator.planning.model import WorkSet
 from coordinator.planning.planner import plan
 from coordinator.planning.worker_count import SLACK, Crew
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
-    made = plan(
-        sets,
-        on,
-        load_seconds=load_seconds,
-        shard_overhead_seconds=shard_overhead_seconds,
-        cpu_slots=most * cores,
-    )
+    costs = {"load_seconds": load_seconds, "shard_overhead_seconds": shard_overhead_seconds}
+    made = plan(sets, on, cpu_slots=most * cores, **costs)
     seconds = {work.name: factor * work.metric_seconds for work in sets}
-    return made, Crew(
-        made,
-        sets,
-        metric_seconds=seconds,
-        load_seconds=load_seconds,
-        shard_overhead_seconds=shard_overhead_seconds,
-        cores=cores,
-    )
+    return made, Crew(made, sets, metric_seconds=seconds, cores=cores, **costs)
 
 
 @settings(max_examples=80)
@@ -53,21 +41,14 @@ def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
 @given(sets=work_sets(), costs=fixed, slots=st.sampled_from([1, 2, 16]))
 def test_the_end_is_the_planners(sets, costs, slots) -> None:
     """On lanes that are free at once, it predicts what the planner does."""
-    on = [Lane(name=str(i), node="n") for i in range(3)]
-    made, crew = crew_of(
-        sets,
-        on,
-        most=slots,
-        load_seconds=costs["load_seconds"],
-        shard_overhead_seconds=costs["shard_overhead_seconds"],
-    )
+    known = {name: costs[name] for name in ("load_seconds", "shard_overhead_seconds")}
+    made, crew = crew_of(sets, alike(3), most=slots, **known)
     assert abs(crew.end(slots) - made.makespan_seconds) <= 0.02 * made.makespan_seconds + 1e-6
 
 
 def test_long_programs_get_many_workers_and_short_ones_few() -> None:
     """600 CPU seconds behind 100 s of GPU: the work asks for several; 6 CPU seconds for one."""
-    on = [Lane(name="a", node="n")]
     long = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=600.0, metric="execute")]
     short = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=6.0, metric="execute")]
-    assert crew_of(long, on, most=16)[1].fewest(16) >= 6
-    assert crew_of(short, on, most=16)[1].fewest(16) == 1
+    assert crew_of(long, alike(1), most=16)[1].fewest(16) >= 6
+    assert crew_of(short, alike(1), most=16)[1].fewest(16) == 1

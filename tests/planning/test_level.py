@@ -7,9 +7,10 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.problems import alike
 
 from coordinator.planning.batch_sums import Even, running
-from coordinator.planning.planner import Lane, WorkSet, plan
+from coordinator.planning.planner import WorkSet, plan
 from coordinator.planning.rebalance import levelled
 
 
@@ -65,17 +66,7 @@ def test_a_set_that_reaches_every_lane_makes_them_end_together(others, each):
 def test_one_large_set_alone_is_cut_so_that_no_lane_waits(lanes):
     """Without small sets for the gaps, a plan ends near the bound though a shard costs a second."""
     work = WorkSet(
-        name="mmlu",
-        batch_seconds=[4493.4 / 14042] * 14042,
-        metric_seconds=4.0,
-        metric="score",
-        metric_parallelism=1,
+        name="mmlu", batch_seconds=[4493.4 / 14042] * 14042, metric_seconds=4.0, metric_parallelism=1
     )
-    made = plan(
-        [work],
-        [Lane(name=str(index), node=str(index // 8)) for index in range(lanes)],
-        load_seconds=20.0,
-        shard_overhead_seconds=1.0,
-        cpu_slots=64,
-    )
+    made = plan([work], alike(lanes, per_node=8), load_seconds=20.0, shard_overhead_seconds=1.0, cpu_slots=64)
     assert made.makespan_seconds <= 1.04 * made.lower_bound_seconds

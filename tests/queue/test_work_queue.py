@@ -73,7 +73,7 @@ def straggling(queue: WorkQueue, client: redis.Redis) -> None:
 def test_the_first_of_two_to_finish_a_slow_shard_counts(
     queue: WorkQueue, client: redis.Redis, first: str
 ) -> None:
-    """A freed trial runs a straggler's shard once more, one copy only; whoever is second hears that it can drop it."""
+    """A freed trial runs a straggler's shard once more, one copy only; the second to finish it is answered to drop it."""
     straggling(queue, client)
     assert queue.claim("fast", "a").shard == "y"
     assert queue.claim("fast", "a").shard == "y", "its answer may have been lost"

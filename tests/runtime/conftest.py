@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import sites, toys
+from support.disks import small_disk
 
 ENTRIES: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}}
 
@@ -30,6 +31,5 @@ def site(tmp_path: Path, toy_model: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    from support.loops import small_disk
-
-    yield from small_disk(tmp_path)
+    with small_disk(tmp_path, "16m") as made:
+        yield made

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from intake.test_pending import SUITE, announce, daemon, notices, small, until
+from support.daemons import SUITE, announce, daemon, notices, small, until
 from support.simulated.parts import record
 from typer.testing import CliRunner
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.loops import coordinator_on, fill, no_room_for_an_event
+from support.disks import fill, no_room_for_an_event
+from support.loops import coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.base.throttle import Throttle
@@ -26,14 +26,6 @@ from coordinator.runtime.status_file import Ended, Parked, read_status, write_pa
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
-
-
-def until(coordinator: Coordinator, done: Callable[[], bool]) -> None:
-    """Tick until it is so."""
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end, coordinator.trouble
-        coordinator.tick()
 
 
 def jobs_of(cluster: FakeCluster, evaluation_id: str) -> list[str]:
@@ -56,7 +48,7 @@ def cluster() -> FakeCluster:
 @pytest.fixture
 def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
     """A coordinator in charge of two evaluations, each with a job on the cluster."""
-    coordinator = coordinator_on(tmp_path / "work", cluster)
+    coordinator = coordinator_on(tmp_path / "work", cluster, redis=True)
     with coordinator.in_charge():
         accept(coordinator, GOOD, BAD)
         until(coordinator, lambda: bool(jobs_of(cluster, GOOD) and jobs_of(cluster, BAD)))
@@ -124,7 +116,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
 ) -> None:
     """Named with its line, by the daemon that starts and by `status`; and it may be cancelled."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster)
+    before = coordinator_on(work, cluster, redis=True)
     with before.in_charge():
         accept(before, GOOD, BAD)
         until(before, lambda: bool(jobs_of(cluster, BAD)))
@@ -133,7 +125,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
         journal.write(b'{"kind": "of-another-version"}\n')
     (work / "empty").mkdir()
     (work / "empty" / "journal.jsonl").touch()
-    coordinator = coordinator_on(work, cluster)
+    coordinator = coordinator_on(work, cluster, redis=True)
     assert shown(coordinator)[BAD]["stage"] == "unreadable"
     assert f"{BAD}/journal.jsonl:" in str(shown(coordinator)[BAD]["fault"])
     with coordinator.in_charge():
@@ -148,7 +140,7 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     assert (status.cancelled, status.until) == ("enough", None)
     lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)
     (work / BAD / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
-    later = coordinator_on(work, cluster)
+    later = coordinator_on(work, cluster, redis=True)
     with later.in_charge():
         later.resume_all()
         assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
@@ -184,7 +176,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
     disk: Path, cluster: FakeCluster
 ) -> None:
     """The event found room in the journal's page, and nothing that it called for did."""
-    coordinator = coordinator_on(disk / "work", cluster)
+    coordinator = coordinator_on(disk / "work", cluster, redis=True)
     with coordinator.in_charge():
         accept(coordinator, GOOD)
         until(coordinator, lambda: bool(jobs_of(cluster, GOOD)))
@@ -216,7 +208,7 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
     disk: Path, cluster: FakeCluster
 ) -> None:
     """Rotation may not take what is needed again in a moment; who asked is obeyed once it is back."""
-    coordinator = coordinator_on(disk / "work", cluster)
+    coordinator = coordinator_on(disk / "work", cluster, redis=True)
     checkpoint = disk / "ckpt"
     checkpoint.mkdir()
     service = Service(coordinator, Config(work_dir=disk / "work"))
@@ -246,7 +238,7 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
 def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
     """Neither by a daemon that starts nor by `status`; one without the word (of an earlier version) is read once."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster)
+    before = coordinator_on(work, cluster, redis=True)
     with before.in_charge():
         accept(before, GOOD)
         before.cancel(GOOD, "asked")
@@ -259,7 +251,7 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
     assert isinstance(ended, Ended)
     paths.status.unlink()
     assert {**shown(before)[GOOD], "age_seconds": 0} == {**row, "age_seconds": 0}
-    coordinator = coordinator_on(work, cluster)
+    coordinator = coordinator_on(work, cluster, redis=True)
     coordinator.resume_all()
     assert not coordinator.running
     assert read_status(paths) == ended
@@ -275,7 +267,7 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
 def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, cluster: FakeCluster) -> None:
     """Its summary is `ended.json`, without the field that tells it from a parked one; `status.json` counts before it."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster)
+    before = coordinator_on(work, cluster, redis=True)
     with before.in_charge():
         accept(before, GOOD)
         before.cancel(GOOD, "asked")
@@ -298,13 +290,13 @@ def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, clus
 def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:
     """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster)
+    before = coordinator_on(work, cluster, redis=True)
     with before.in_charge():
         accept(before, GOOD)
         until(before, lambda: bool(jobs_of(cluster, GOOD)))
     before.keeper.stop()
     shutil.copytree(work / GOOD, work / "backup-00000001")
-    coordinator = coordinator_on(work, cluster)
+    coordinator = coordinator_on(work, cluster, redis=True)
     with coordinator.in_charge():
         coordinator.resume_all()
         for _ in range(5):

@@ -6,8 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from runtime.test_contained import until
-from support.loops import coordinator_on
+from support.loops import coordinator_on, until
 from support.simulated.parts import record
 
 from coordinator.cluster.fake import FakeCluster, fake_node
@@ -31,7 +30,7 @@ def begin_and_end(coordinator: Coordinator, number: int) -> None:
 def test_descriptors_do_not_grow_with_evaluations_that_have_ended(tmp_path: Path) -> None:
     """As many after nine as after the first, each of which used its work queue and its metric queue."""
     coordinator = coordinator_on(
-        tmp_path / "work", FakeCluster(fleet=[fake_node("n1", gpus=0, memory_mb=64_000)])
+        tmp_path / "work", FakeCluster(fleet=[fake_node("n1", gpus=0, memory_mb=64_000)]), redis=True
     )
     with coordinator.in_charge():
         begin_and_end(coordinator, 0)
@@ -50,7 +49,7 @@ def test_a_journal_that_takes_no_first_event_is_closed(
     def full(_self: Journal, _events: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
+    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]), redis=True)
     monkeypatch.setattr(Journal, "append", full)
     before = descriptors()
     for _ in range(3):

@@ -4,42 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.loops import NoRedis, another, coordinator_on
 from support.simulated.parts import record
 
-from coordinator.allocation.allocate import Limits
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.lm_eval_version import own_version
-from coordinator.runtime.detect import Grace
-from coordinator.runtime.effects import Performer
-from coordinator.runtime.loop import Coordinator, Pace
-
-
-class _NoRedis:
-    def ensure(self) -> object:
-        return None
-
-    def stop(self) -> None: ...
-
-
-def coordinator_on(tmp_path: Path, cluster: FakeCluster) -> Coordinator:
-    site = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
-    performer = Performer(
-        site=site, cluster=cluster, lm_eval_version=own_version, observations=tmp_path / "o"
-    )
-    # all that is called for is submitted in one tick, however slow the disk
-    pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0, submit=60.0)
-    return Coordinator(
-        performer=performer, cluster=cluster, keeper=_NoRedis(), limits=Limits(), pace=pace, grace=Grace()
-    )
-
-
-def another(base: EvaluationRecord, number: int) -> EvaluationRecord:
-    update = {"evaluation_id": f"e{number}-suite-0000000{number}", "accepted_at": float(number)}
-    return base.model_copy(update=update)
 
 
 def test_an_evaluation_grows_on_its_own_node(tmp_path: Path) -> None:
@@ -71,7 +41,7 @@ def test_a_promised_gpu_is_not_promised_again(tmp_path: Path) -> None:
     assert second.state.nodes.by_name["n1"].lanes == 4
 
 
-class _LateRedis(_NoRedis):
+class _LateRedis(NoRedis):
     """It is not known where Redis shall listen until the controller answers, at the third question."""
 
     asked = 0
@@ -84,7 +54,7 @@ class _LateRedis(_NoRedis):
 
 
 def test_a_coordinator_that_starts_while_the_controller_is_away_stays(tmp_path: Path) -> None:
-    """It takes charge, says what is missing, and asks again; nobody would start it a second time."""
+    """It takes charge, says what is missing, and asks again: a daemon that exits is not started again."""
     coordinator = coordinator_on(tmp_path, FakeCluster(fleet=[]))
     coordinator.keeper = keeper = _LateRedis()
     with coordinator.in_charge():

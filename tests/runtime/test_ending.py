@@ -31,7 +31,7 @@ def ended(tmp_path: Path) -> tuple[World, EvaluationPaths]:
 def test_scores_are_written_whatever_report_and_priors_find(
     ended: tuple[World, EvaluationPaths], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Request sets gone, observations nobody can write, a journal that cannot be read: each a warning, and the scores."""
+    """Request sets gone, observations that cannot be written, a journal that cannot be read: each a warning, and the scores."""
     world, paths = ended
     names = {e.name for e in world.state.entries}
     paths.responses.mkdir()

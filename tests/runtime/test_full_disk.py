@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.loops import coordinator_on, fill, no_room_for_an_event
+from support.disks import fill, no_room_for_an_event
+from support.loops import coordinator_on
 from support.simulated.parts import record
 
 from coordinator.cluster.fake import FakeCluster, fake_node
@@ -20,15 +21,15 @@ from evaljobs.queue import redis_client
 def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lock, lease, Redis and journals are taken up as far as they can be; with room again all are there, Redis too."""
+    """Lock, lease, Redis and journals are opened as far as the disk allows; with room again all are there, Redis too."""
     work = disk / "work"
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    before = coordinator_on(work, cluster)
+    before = coordinator_on(work, cluster, redis=True)
     with before.in_charge():
         accepted = before.accept(record()).state.evaluation_id
     before.keeper.stop()
     filler = fill(disk)
-    coordinator = coordinator_on(work, cluster)
+    coordinator = coordinator_on(work, cluster, redis=True)
     address = WorkPaths(work).redis_address
     with coordinator.in_charge():
         coordinator.resume_all()
@@ -48,16 +49,16 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
 
 
 def test_an_evaluation_asked_for_again_on_a_full_disk_is_taken_up_once_there_is_room(disk: Path) -> None:
-    """One that has begun is waited for; one that has not is refused, and nothing of it stays to be taken up."""
+    """One that has begun is waited for; one that has not is refused, and leaves nothing to resume."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    before = coordinator_on(disk / "work", cluster)
+    before = coordinator_on(disk / "work", cluster, redis=True)
     with before.in_charge():
         accepted = before.accept(record()).state.evaluation_id
     before.keeper.stop()
     journal = before.running[accepted].paths.journal
     no_room_for_an_event(journal)
     filler = fill(disk)
-    coordinator = coordinator_on(disk / "work", cluster)
+    coordinator = coordinator_on(disk / "work", cluster, redis=True)
     with coordinator.in_charge():
         coordinator.accept_or_wait(record())
         assert coordinator.busy

@@ -1,4 +1,4 @@
-"""What a listing means: absence, twins, words nobody knows, trials that stand still, shards that lie nowhere."""
+"""What a listing means: absence, twins, unknown words, trials that stand still, shards that lie nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis that answers reads and takes no writes: the journal hears of the lost queue once."""
+"""A Redis that answers reads and takes no writes: the journal has the lost queue once."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_i
         wait(lambda: site.paused() and dumped(site) >= 1, "one of two trials writes", log)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert pinned(checkpoint), "nobody frees what a killed daemon still needs"
+    assert pinned(checkpoint), "the pin outlives the killed daemon, which needs the checkpoint"
     os.kill(site.paused(), signal.SIGCONT)
     with daemon(site, "--until-idle") as (process, log):
         wait(lambda: process.poll() is not None, "it ends when nothing is left", log)
@@ -196,7 +196,7 @@ def test_a_node_that_is_asked_back_is_left_alone_by_the_next_daemon_too(
     site: Any, expected: dict[str, Any]
 ) -> None:
     """`release` says what it costs and cancels it; killed and started again, the daemon waits until it may be taken, and
-    goes on to the same scores. A name that nobody knows is refused."""
+    goes on to the same scores. An unknown name is refused."""
     with daemon(site) as (process, log):
         site.run(site.command("submit", str(site.model), "--suite", str(site.suite)))
         with held(site, log):
@@ -210,7 +210,7 @@ def test_a_node_that_is_asked_back_is_left_alone_by_the_next_daemon_too(
         process.send_signal(signal.SIGKILL)
         process.wait()
     with daemon(site, "--until-idle") as (process, log):
-        wait(lambda: "restarted" in kinds(site.root()), "it is taken up", log)
+        wait(lambda: "restarted" in kinds(site.root()), "the retry is journalled", log)
         shown = json.loads(site.run(site.command("status", "--json")).stdout)
         assert 0 < shown["kept_back_seconds"]["local"] <= 3600
         again = site.run(site.command("release", "local", "--minutes", "0"))

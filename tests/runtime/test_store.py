@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.disks import small_disk
 from support.simulated.parts import record
 
 from coordinator.errors import OperatorError
@@ -71,34 +71,21 @@ def test_a_line_that_is_no_event_stops_us_and_is_named(tmp_path: Path) -> None:
         list(read_events(tmp_path / "journal"))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip("a tmpfs cannot be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(small_disk: Path) -> None:
+def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path: Path) -> None:
     """All of a batch of events or none: half of it would be acted upon without the rest."""
-    journal = Journal(small_disk / "journal")
-    journal.append(EVENTS)
-    filler = small_disk / "filler"
-    filler.write_bytes(b"x" * (1 << 15))
-    batch = [CancelAsked(at=1.0, reason="r" * 3000) for _ in range(20)]
-    with pytest.raises(OSError, match="No space"):
-        journal.append(batch)
-    assert list(journal.replay()) == EVENTS
-    filler.unlink()
-    journal.append(batch[:3])
-    assert list(journal.replay()) == [*EVENTS, *batch[:3]]
-    journal.close()
+    with small_disk(tmp_path / "small", "64k") as disk:
+        journal = Journal(disk / "journal")
+        journal.append(EVENTS)
+        filler = disk / "filler"
+        filler.write_bytes(b"x" * (1 << 15))
+        batch = [CancelAsked(at=1.0, reason="r" * 3000) for _ in range(20)]
+        with pytest.raises(OSError, match="No space"):
+            journal.append(batch)
+        assert list(journal.replay()) == EVENTS
+        filler.unlink()
+        journal.append(batch[:3])
+        assert list(journal.replay()) == [*EVENTS, *batch[:3]]
+        journal.close()
 
 
 HOLD = """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from runtime.test_elastic import another, coordinator_on
+from support.loops import another, coordinator_on
 from support.simulated.parts import record
 
 from coordinator.cluster import Job
@@ -20,7 +20,7 @@ NODES = [fake_node(f"n{i}", gpus=2, memory_mb=64_000) for i in range(6)]
 
 @dataclass(slots=True, kw_only=True)
 class _Slow(FakeCluster):
-    """A controller that answers nobody before two have asked."""
+    """A controller that answers once two submissions wait for it."""
 
     together: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
     one: threading.Lock = field(default_factory=threading.Lock)

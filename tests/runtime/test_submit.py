@@ -1,4 +1,4 @@
-"""A submission, whoever has the work folder: it says what it waits for, is listed until it is taken, and means what `eval` means."""
+"""A submission, with or without a daemon on the work folder: it says what it waits for, is listed until it is taken, and means what `eval` means."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from intake.test_pending import SUITE, daemon, small, taken
-from staging.test_ordinary_user import as_user
+from support.daemons import SUITE, daemon, small, taken
+from support.users import as_user
 from typer.testing import CliRunner
 
 from coordinator.cli import app

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import rq.registry
+from dev_cluster.testing import wait_until
 from rq.utils import now
-from support.metric_jobs import Bench, children, kill, move, running, until, zombie
+from support.metric_jobs import Bench, children, kill, move, running, zombie
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
@@ -52,7 +53,7 @@ def busy_worker(bench: Bench, supervisor: int, job: str, before: int = 0) -> tup
             found.append(pair)
         return bool(found)
 
-    until(there, 120)
+    wait_until(there)
     return found[0]
 
 
@@ -60,11 +61,11 @@ def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
     """A job's outcome is a file; a job whose outcome is there is not run again."""
     bench, _ = bench_and_supervisor
     bench.enqueue("plain")
-    until(lambda: bench.failed("plain"), 120)
-    until(lambda: "plain" not in bench.queue.known())
+    wait_until(lambda: bench.failed("plain"))
+    wait_until(lambda: "plain" not in bench.queue.known())
     first = bench.paths.outcome("failed", "plain").stat().st_mtime_ns
     bench.enqueue("plain")
-    until(lambda: "plain" not in bench.queue.known())
+    wait_until(lambda: "plain" not in bench.queue.known())
     assert bench.paths.outcome("failed", "plain").stat().st_mtime_ns == first
 
 
@@ -78,8 +79,8 @@ def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
     busy_worker(bench, process.pid, "horse", before=horse)
     assert bench.failed("newer") is None
     bench.let_go("horse")
-    until(lambda: bench.failed("horse"))
-    until(lambda: bench.failed("newer"))
+    wait_until(lambda: bench.failed("horse"))
+    wait_until(lambda: bench.failed("newer"))
 
 
 def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> None:
@@ -90,23 +91,23 @@ def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> No
     for _ in range(3):
         _, horse = busy_worker(bench, process.pid, "deadly", before=horse)
         os.kill(horse, signal.SIGKILL)
-    until(lambda: bench.failed("deadly"))
+    wait_until(lambda: bench.failed("deadly"))
     failed = bench.failed("deadly")
     assert failed is not None
     assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
     assert "died" in failed.error
-    until(lambda: "deadly" in bench.queue.status().failed)  # the file comes first
+    wait_until(lambda: "deadly" in bench.queue.status().failed)  # the file comes first
 
 
-def test_a_job_that_kills_its_worker_thrice_is_told_of(bench_and_supervisor) -> None:
-    """Where nobody is left to write the outcome, the queue itself names the job as given up, with the reason."""
+def test_a_job_that_kills_its_worker_thrice_is_given_up_with_the_reason(bench_and_supervisor) -> None:
+    """Where no process is left to write the outcome, the queue itself names the job as given up, with the reason."""
     bench, process = bench_and_supervisor
     bench.enqueue("murderer", held=True)
     horse = 0
     for _ in range(3):
         worker, horse = busy_worker(bench, process.pid, "murderer", before=horse)
         os.kill(worker, signal.SIGKILL)
-    until(lambda: "murderer" not in bench.queue.known(), 60)
+    wait_until(lambda: "murderer" not in bench.queue.known())
     assert bench.failed("murderer") is None
     assert "its worker died 3 times" in bench.queue.status().failed["murderer"]
 
@@ -123,7 +124,7 @@ def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
         os.kill(horse, signal.SIGKILL)
     assert busy_worker(bench, process.pid, name, before=horse)[0] != worker
     bench.let_go(name)
-    until(lambda: bench.failed(name))
+    wait_until(lambda: bench.failed(name))
 
 
 def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
@@ -138,13 +139,13 @@ def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
     client = redis_client.connect(bench.work.redis_address)
     queue = rq_jobs.open_queue(client, bench.evaluation)
     for _ in range(3):
-        until(lambda: not client.exists(f"{queue.key}:recovering"))
+        wait_until(lambda: not client.exists(f"{queue.key}:recovering"))
         bench.queue.recover()
     assert queue.count == 0
     assert bench.queue.status().running == ("hour",)
     assert busy_worker(bench, process.pid, "hour") == busy
     bench.let_go("hour")
-    until(lambda: bench.failed("hour"))
+    wait_until(lambda: bench.failed("hour"))
 
 
 def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
@@ -185,7 +186,7 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
     queue.connection.rpush(queue.key, "no-such-job")
     client.hset("rq:job:garbage", mapping={"data": b"\x80\x04garbage", "origin": queue.name, "status": "?"})
     queue.connection.rpush(queue.key, "garbage")
-    until(lambda: bench.queue.known() == (), 60)
+    wait_until(lambda: bench.queue.known() == ())
     registry = queue.failed_job_registry
     for attack in attacks:
         assert attack.id in registry, attack
@@ -198,12 +199,12 @@ def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
 
 
 def test_a_spec_that_cannot_be_read_is_an_outcome(bench_and_supervisor) -> None:
-    """A job of ours whose spec is of another version fails with an outcome instead of being lost for ever."""
+    """A job of the evaluation whose spec is of another version fails with an outcome instead of being lost for ever."""
     bench, _ = bench_and_supervisor
     path = bench.paths.spec("unreadable task/1")
     path.write_text('{"kind": "score", "version": 99}')
     bench.queue.enqueue("score", "unreadable task/1", path)
-    until(lambda: bench.failed("unreadable task/1"))
+    wait_until(lambda: bench.failed("unreadable task/1"))
 
 
 def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
@@ -272,7 +273,7 @@ def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> 
         assert bench.queue.known() == ("popped",)
         return bool(queue.count == 1)
 
-    until(back)
+    wait_until(back)
     assert rq_jobs.popped_ids(queue) == []
     bench.queue.recover()
     assert queue.count == 1
@@ -333,28 +334,28 @@ IMPATIENT = (
 )
 
 
-def test_a_metric_that_hears_no_signal_is_ended_from_outside_and_the_job_goes_on(
+def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(
     shared_work: WorkPaths,
 ) -> None:
-    """An item in hand for far longer than its deadline: its process is ended, the job is run again and blames the item."""
+    """An item at work for far longer than its deadline: its process is ended, the job is run again and blames the item."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     path = bench.write_spec("deaf", held=True, item_seconds=0.2)
     with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
         bench.queue.enqueue("score", "deaf", path)
         _, horse = busy_worker(bench, process.pid, "deaf")
         note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
-        until(lambda: note.exists() and note.stat().st_size == NOTE_BYTES)  # it has been blanked
+        wait_until(lambda: note.exists() and note.stat().st_size == NOTE_BYTES)  # it has been blanked
         with note.open("r+b") as file:
             file.write(b'["t", 7]')
         busy_worker(bench, process.pid, "deaf", before=horse)
-        until(
+        wait_until(
             lambda: (
                 (text := note.read_bytes())[NOTE_BYTES:].startswith(b'["t", 7]')
                 and not text[:NOTE_BYTES].strip()
             )
         )
         bench.let_go("deaf")
-        until(lambda: bench.failed("deaf"))
+        wait_until(lambda: bench.failed("deaf"))
 
 
 @contextmanager
@@ -376,7 +377,7 @@ def renewed(lease: Path) -> Iterator[None]:
 
 
 def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> None:
-    """Their Redis may live on: with a lease that nobody renews they end, with exit code 0; while it is renewed they stay."""
+    """Their Redis may live on: with a lease that is not renewed they end, with exit code 0; while it is renewed they stay."""
     bench = Bench(shared_work, uuid.uuid4().hex)
     lease = shared_work.root / f"{bench.evaluation}.lease"
     lease.touch()
@@ -385,7 +386,7 @@ def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> 
             bench.enqueue("only", held=True)
             busy_worker(bench, process.pid, "only")
             bench.let_go("only")
-            until(lambda: bench.failed("only"))
+            wait_until(lambda: bench.failed("only"))
             assert process.poll() is None
         assert process.wait(60) == 0
 
@@ -408,12 +409,12 @@ def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
             assert bench.queue.known() == ()
             assert children(worker) == [horse]
             bench.let_go("during")
-            until(lambda: bench.failed("during"))
+            wait_until(lambda: bench.failed("during"))
             bench.enqueue("after")
-            until(lambda: bench.failed("after"))
+            wait_until(lambda: bench.failed("after"))
             move(server)
             bench.enqueue("moved")
-            until(lambda: bench.failed("moved"))
+            wait_until(lambda: bench.failed("moved"))
             (bench.paths.release / "workers").touch()
             assert process.wait(60) == 0
     finally:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.metric_jobs import Bench, kill, move, running, until, zombie
+from dev_cluster.testing import wait_until
+from support.metric_jobs import Bench, kill, move, running, zombie
 
 from coordinator.errors import OperatorError, RetryError
 from coordinator.services import redis_server
@@ -51,9 +52,9 @@ def test_only_its_owner_reads_address_and_password(server: RedisServer, work: Wo
 def test_without_the_password_nothing_is_told(server: RedisServer) -> None:
     """The default user is off, a wrong password is refused, and the error says what to do."""
     address = server.ensure()
-    nobody = address.model_copy(update={"username": None, "password": None})
+    anonymous = address.model_copy(update={"username": None, "password": None})
     with pytest.raises(OperatorError, match="needs a password: give"):
-        check(nobody)
+        check(anonymous)
     with pytest.raises(OperatorError, match="refuses our user or password"):
         check(address.model_copy(update={"password": "guess"}))
     assert check(address) == []
@@ -109,11 +110,11 @@ def test_a_running_server_is_adopted(server: RedisServer, work: WorkPaths) -> No
     assert later.pid() == pid
     later.stop()
     assert pid is not None
-    until(lambda: zombie(pid))
+    wait_until(lambda: zombie(pid))
     assert not work.redis_address.exists()
 
 
-def test_while_nobody_says_where_to_listen_the_server_that_is_there_goes_on(work: WorkPaths) -> None:
+def test_while_it_is_unknown_where_to_listen_the_server_that_is_there_goes_on(work: WorkPaths) -> None:
     """None is started until that is known; then an earlier one is adopted, or started again where it was, without asking."""
     asked: list[str] = []
 
@@ -121,10 +122,10 @@ def test_while_nobody_says_where_to_listen_the_server_that_is_there_goes_on(work
         asked.append("away")
         raise RetryError("the controller is away")
 
-    nobody = RedisServer(work, away)
+    homeless = RedisServer(work, away)
     for _ in range(2):
         with pytest.raises(RetryError, match="away"):
-            nobody.ensure()
+            homeless.ensure()
     assert asked == ["away", "away"], "asked again"
     first = RedisServer(work, lambda: "127.0.0.1")
     address = first.ensure()
@@ -138,7 +139,7 @@ def test_while_nobody_says_where_to_listen_the_server_that_is_there_goes_on(work
     later.stop()
 
 
-def test_a_server_that_nobody_knows_of_is_ended(work: WorkPaths) -> None:
+def test_an_unrecorded_server_is_ended(work: WorkPaths) -> None:
     """Whatever is left of its record and its pid file, no two servers share a folder; the one that answers is the recorded one."""
     first = RedisServer(work)
     address = first.ensure()
@@ -324,7 +325,7 @@ def test_a_sites_redis_is_checked_and_published(server: RedisServer, tmp_path: P
 
 
 def test_a_sites_redis_that_has_served_is_waited_for(tmp_path: Path) -> None:
-    """Whoever starts again while it is away asks again later; with another password than before it is refused."""
+    """A coordinator that starts again while it is away asks again later; with another password than before it is refused."""
     work = WorkPaths(tmp_path)
     work.redis.mkdir(parents=True)
     address = RedisAddress(host="127.0.0.1", port=1, password="then")  # noqa: S106
@@ -441,6 +442,6 @@ def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Pat
         )
         assert "needs a password" in refused
         with running(bench, "--burst-idle", "600", prefix=("ip", "netns", "exec", node)):
-            until(lambda: bench.failed("far"), 120)
+            wait_until(lambda: bench.failed("far"))
     finally:
         server.stop()

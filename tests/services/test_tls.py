@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.metric_jobs import until
+from dev_cluster.testing import wait_until
 
 from coordinator import hook
 from coordinator.config.schema import Config, RedisConfig
@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
     (folder / "users.acl").write_text(acl_text(PASSWORD))
     probe = (
         socket.socket()
-    )  # held, without listening, until the server listens: nobody else is given the port
+    )  # held, without listening, until the server listens: no other process is given the port
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -73,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
 
     try:
         with probe:
-            until(listens)
+            wait_until(listens)
         yield folder, port
     finally:
         process.terminate()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.problems import fixed, lanes, work_sets
 
+from coordinator.planning.batch_sums import Even
 from coordinator.planning.cpu_stage import divided, metrics_end
 from coordinator.planning.make_plan import SHARD_OVERHEAD_SECONDS
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
@@ -150,6 +151,7 @@ def test_no_lane_idles_while_shards_wait(sets, gpus, costs, seed):
     assert all(end == 0.0 or end >= last_start for end in ends.values())
 
 
+@pytest.mark.long
 @FEW
 @given(st.integers(2, 16), st.integers(0, 1000))
 def test_stealing_never_starves_a_long_tail(gpus, seed):
@@ -158,7 +160,7 @@ def test_stealing_never_starves_a_long_tail(gpus, seed):
     run.
     """
     sets = [
-        WorkSet(name=f"bulk{index}", batch_seconds=[1.0] * 150 * gpus, metric_seconds=1.0)
+        WorkSet(name=f"bulk{index}", batch_seconds=Even(each=1.0, number=150 * gpus), metric_seconds=1.0)
         for index in range(4)
     ] + [
         WorkSet(

@@ -18,7 +18,7 @@ from evaljobs.queue import redis_client
 from support import sites
 from support.clusters import cluster
 from support.exactness import pipeline
-from support.node_memory import World
+from support.node_memory import NodeMemory
 from support.served import served_work
 
 MakeSite = Callable[..., sites.Site]
@@ -63,12 +63,12 @@ def work(tmp_path: Path) -> WorkPaths:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[NodeMemory]:
     """A world of its own for each test, in real node memory."""
     root = Path(tempfile.mkdtemp(prefix="staging-test-", dir="/dev/shm"))
     (root / "foreign").write_text("not ours")
     try:
-        yield World(folder=tmp_path, root=root)
+        yield NodeMemory(folder=tmp_path, root=root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -1,17 +1,15 @@
-"""A coordinator on a cluster of plain values with a Redis of its own, and a small disk to fill."""
+"""A coordinator on a cluster of plain values, with a Redis of its own or none."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from coordinator.allocation.allocate import Limits
 from coordinator.cluster.fake import FakeCluster
 from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.lm_eval_version import own_version
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
@@ -20,48 +18,34 @@ from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
 
 
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """16 MB and 400 names, mounted by root; elsewhere the test is skipped."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=400", "none", str(tmp_path)],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no file system can be mounted: {made.stderr.decode().strip()}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+class NoRedis:
+    def ensure(self) -> object:
+        return None
+
+    def stop(self) -> None: ...
 
 
-def coordinator_on(work: Path, cluster: FakeCluster) -> Coordinator:
+def coordinator_on(work: Path, cluster: FakeCluster, *, redis: bool = False) -> Coordinator:
+    """A coordinator without a Redis, or with a server of its own; all that waits is submitted in one tick."""
     site = Site(work_dir=str(work), trial_command=("python",), worker_command=("python",))
     return Coordinator(
         performer=Performer(site=site, cluster=cluster, lm_eval_version=own_version, observations=work / "o"),
         cluster=cluster,
-        keeper=RedisServer(WorkPaths(work)),
+        keeper=RedisServer(WorkPaths(work)) if redis else NoRedis(),
         limits=Limits(),
-        pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1),
+        pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1 if redis else 0.0, submit=60.0),
         grace=Grace(),
     )
 
 
-def fill(disk: Path) -> Path:
-    """A file that leaves not a byte."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-    return filler
+def another(base: EvaluationRecord, number: int) -> EvaluationRecord:
+    update = {"evaluation_id": f"e{number}-suite-0000000{number}", "accepted_at": float(number)}
+    return base.model_copy(update=update)
 
 
-def no_room_for_an_event(journal: Path) -> None:
-    """Fill a journal's last page with blanks: on a full disk it has no room for an event then."""
-    with journal.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b" " * (-journal.stat().st_size % 4096) + b"\n")
+def until(coordinator: Coordinator, done: Callable[[], bool]) -> None:
+    """Tick until it is so."""
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, coordinator.trouble
+        coordinator.tick()

@@ -10,11 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from dev_cluster.testing import wait_until
 
 from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
@@ -23,14 +24,6 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_mani
 from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
 from evaljobs.contract.storage import read_record, write_atomic
 from evaljobs.queue.redis_client import RedisAddress
-
-
-def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    """Poll until it is so; fail at the deadline."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -47,7 +40,7 @@ class Bench:
         self.queue = MetricQueue(self.work.redis_address, self.evaluation)
 
     def write_spec(self, name: str, *, held: bool = False, item_seconds: float = 60.0) -> Path:
-        """A score of a request set that is empty, or (`held`) a pipe that nobody writes yet."""
+        """A score of a request set that is empty, or (`held`) a pipe without a writer."""
         folder = self.paths.root / "sets" / name
         folder.mkdir(parents=True, exist_ok=True)
         if held:
@@ -71,7 +64,7 @@ class Bench:
         self.queue.enqueue("score", name, self.write_spec(name, held=held))
 
     def let_go(self, name: str) -> None:
-        """End the wait of whoever reads the pipe, for good: later readers find a file."""
+        """End the wait of the process that reads the pipe, for good: later readers find a file."""
         manifest = request_set_manifest(self.paths.root / "sets" / name)
         broken = manifest.with_name("broken")
         broken.write_text("{}")
@@ -111,7 +104,7 @@ def kill(server: RedisServer) -> int:
     pid = server.pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    until(lambda: server.pid() is None)
+    wait_until(lambda: server.pid() is None)
     return pid
 
 
@@ -130,7 +123,7 @@ def move(server: RedisServer) -> RedisAddress:
     kill(server)
     with socket.socket() as taker:
         taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        until(lambda: bound(taker, before.port))
+        wait_until(lambda: bound(taker, before.port))
         taker.listen()
         return server.ensure()
 

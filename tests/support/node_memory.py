@@ -7,10 +7,10 @@ import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from dev_cluster.testing import wait_until
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import OUTCOME, Cleared, Failed, Staged
@@ -58,16 +58,8 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def wait_for(what: Callable[[], object], seconds: float = 120.0) -> None:
-    """Poll until `what()` is true; AssertionError past the deadline."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
-
-
 @dataclass(frozen=True, kw_only=True)
-class World:
+class NodeMemory:
     """An evaluation folder, and a root of node memory with a foreign file in it."""
 
     folder: Path
@@ -123,7 +115,7 @@ class World:
         return found
 
     def staged(self, name: str = "stage-a") -> Staged:
-        wait_for(lambda: self.outcome("staged", name) or self.outcome("failed", name))
+        wait_until(lambda: self.outcome("staged", name) or self.outcome("failed", name))
         found = self.outcome("staged", name)
         assert isinstance(found, Staged), self.outcome("failed", name)
         return found

@@ -6,6 +6,12 @@ from hypothesis import strategies as st
 
 from coordinator.planning.model import UNLIMITED, Lane, WorkSet
 
+
+def alike(count, per_node=10**6):
+    """Lanes that are free at once, of one speed; a node holds `per_node` of them."""
+    return [Lane(name=str(index), node=str(index // per_node)) for index in range(count)]
+
+
 seconds = st.floats(min_value=0.0, max_value=200.0, allow_nan=False)
 
 

@@ -100,7 +100,7 @@ class AgainstModel(RuleBasedStateMachine):
     @rule(trial=TRIAL, shard=NAMES)
     def done(self, trial, shard) -> None:
         assert self.queue.done(trial, shard, 1) == (self.claims.get(shard) == trial)
-        # where nobody knows how far predictions are off nothing is late, however long this machine stands still
+        # where it is unknown how far predictions are off nothing is late, however long this machine stands still
         self.client.hdel(f"{self.queue._prefix}meta", "predicted", "took")
         if self.claims.get(shard) == trial:
             del self.claims[shard]

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from dev_cluster.testing import wait_until
 from support.served import served_work
 
 from evaljobs.contract.names import ShardId
@@ -135,13 +135,6 @@ def finish(process: subprocess.Popen[str]) -> str:
         raise
 
 
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
     return Evaluation(work, tiny_model_dir, request.node.name)
@@ -185,10 +178,10 @@ def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.M
     beating = threading.Thread(target=trial._beat, args=(over,))
     beating.start()
     try:
-        until(lambda: trial.standing.overtaken)
+        wait_until(lambda: trial.standing.overtaken)
         evaluation.queue.done("another", shard, 1)
         done_at = evaluation.queue.snapshot().trials["another"].beat_at
-        until(lambda: evaluation.queue.snapshot().trials["trial.0"].beat_at > done_at + 0.1)
+        wait_until(lambda: evaluation.queue.snapshot().trials["trial.0"].beat_at > done_at + 0.1)
     finally:
         over.set()
         beating.join()
@@ -280,7 +273,7 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     """
     evaluation.fill()
     process = evaluation.start()
-    until(lambda: len(evaluation.dumped()) >= 1 or process.poll() is not None)
+    wait_until(lambda: len(evaluation.dumped()) >= 1 or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
     log = finish(process)
     assert process.returncode == 0, log
@@ -290,7 +283,9 @@ def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None
     # The coordinator releases a shard that was dumped but not reported, as after a crash.
     evaluation.queue.release_claims("trial.0")
     second = evaluation.start(1)
-    until(lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None)
+    wait_until(
+        lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None
+    )
     second.send_signal(signal.SIGTERM)
     log = finish(second)
     assert second.returncode == 0, log
@@ -376,7 +371,7 @@ def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
     options = OPTIONS.model_copy(update={"model_args": {"max_length": 64}})
     process = evaluation.start(batch_size="auto", request_sets={}, request_sets_file=str(told), model=options)
     place = evaluation.paths.outcome("probed", "trial.0")
-    until(lambda: place.exists() or process.poll() is not None)
+    wait_until(lambda: place.exists() or process.poll() is not None)
     assert place.exists(), finish(process)
     probed = read_record(place, Probed)
     assert probed.batch_size >= 1

@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     BuildSpec,
     FrameRef,
+    JudgeJob,
     ModelOptions,
     ScoreSpec,
     SuiteSpec,
@@ -124,57 +126,53 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
     return Outcome(results=plain({p: results[p] for p in COMPARED if p in results}), samples=samples)
 
 
-def our_run(
+def our_run(model_dir: Path, case: Case, batch_size: int, n_shards: int, folder: Path, **how: Any) -> Outcome:
+    """Request sets, shards in a random order over three response files, score."""
+    spec = answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args, **how)
+    scored = metric.score(spec.model_copy(update={"bootstrap_iters": case.bootstrap}))
+    score = json.loads(Path(scored.result_file).read_text())
+    samples = {
+        task: [json.loads(line) for line in place.read_text().splitlines()]
+        for task in spec.request_sets
+        for place in EvaluationPaths(folder).samples.glob(f"samples_{task}_*.jsonl")
+    }
+    return Outcome(results={p: score[p] for p in COMPARED if p in score}, samples=samples)
+
+
+def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
+    """All of a case but its score."""
+    return answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args)
+
+
+def answered(
     model_dir: Path,
-    case: Case,
-    batch_size: int,
-    n_shards: int,
+    suite: SuiteSpec,
     folder: Path,
+    n_shards: int,
+    model_args: Mapping[str, Any],
     *,
     sets: Path | None = None,
     lm: Any = None,
     threads: int = 1,
-) -> Outcome:
-    """Request sets, shards in a random order over three response files, score."""
-    suite = case.suite_spec(batch_size)
-    paths = EvaluationPaths(folder)
-    options = ModelOptions(model_args=case.model_args, device="cpu", threads=threads)
-    built = build.build(
-        BuildSpec(
-            name="build",
-            evaluation_dir=str(folder),
-            suite=suite,
-            entry=0,
-            batch_size=batch_size,
-            model_dir=str(model_dir),
-            model=options,
-            out_dir=str(sets or folder / "sets"),
-        )
-    )
-    if lm is None:
-        lm = engine.load(str(model_dir), options, batch_size).lm
-    frames = run_shards(lm, built.sets, batch_size, n_shards, paths)
-    scored = metric.score(
-        ScoreSpec(
-            name="score",
-            evaluation_dir=str(folder),
-            suite=suite,
-            entry=0,
-            request_sets=built.sets,
-            frames=frames,
-            model_dir=str(model_dir),
-            model=options,
-            bootstrap_iters=case.bootstrap,
-            allow_unsafe=True,
-        )
-    )
-    score = json.loads(Path(scored.result_file).read_text())
-    samples = {
-        task: [json.loads(line) for line in place.read_text().splitlines()]
-        for task in built.sets
-        for place in paths.samples.glob(f"samples_{task}_*.jsonl")
+    judge: JudgeJob | None = None,
+) -> ScoreSpec:
+    """A suite's only entry, built and inferred: what its score is made of. `lm`: a loaded model, `sets`: their folder."""
+    assert isinstance(suite.batch_size, int)
+    options = ModelOptions(model_args=dict(model_args), device="cpu", threads=threads)
+    common = {
+        "evaluation_dir": str(folder),
+        "suite": suite,
+        "entry": 0,
+        "model_dir": str(model_dir),
+        "model": options,
     }
-    return Outcome(results={p: score[p] for p in COMPARED if p in score}, samples=samples)
+    out = str(sets or folder / "sets")
+    built = build.build(BuildSpec(name="build", batch_size=suite.batch_size, out_dir=out, **common)).sets
+    if lm is None:
+        lm = engine.load(str(model_dir), options, suite.batch_size).lm
+    frames = run_shards(lm, built, suite.batch_size, n_shards, EvaluationPaths(folder))
+    scoring = {"bootstrap_iters": 10, "allow_unsafe": True, "judge": judge}
+    return ScoreSpec(name="score", request_sets=built, frames=frames, **scoring, **common)
 
 
 def run_shards(
@@ -222,35 +220,3 @@ def _passes(program: str) -> bool:
         )
         _PASSES[program] = done.returncode == 0
     return _PASSES[program]
-
-
-def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
-    """All of a case but its score."""
-    options = ModelOptions(device="cpu", threads=1, model_args=case.model_args)
-    suite = case.suite_spec(batch_size)
-    built = build.build(
-        BuildSpec(
-            name="build",
-            evaluation_dir=str(folder),
-            suite=suite,
-            entry=0,
-            batch_size=batch_size,
-            model_dir=str(model_dir),
-            model=options,
-            out_dir=str(folder / "sets"),
-        )
-    )
-    lm = engine.load(str(model_dir), options, batch_size).lm
-    frames = run_shards(lm, built.sets, batch_size, n_shards, EvaluationPaths(folder))
-    return ScoreSpec(
-        name="score",
-        evaluation_dir=str(folder),
-        suite=suite,
-        entry=0,
-        request_sets=built.sets,
-        frames=frames,
-        model_dir=str(model_dir),
-        model=options,
-        bootstrap_iters=10,
-        allow_unsafe=True,
-    )

@@ -40,7 +40,7 @@ class Faults:
     restart: float = 0.0  # the coordinator dies and replays its journal
     node_down: float = 0.0
     drain: float = 0.0  # a node that is not the last one starts no job any more
-    preempt: float = 0.0  # a running member on a node is told to end for somebody of higher priority
+    preempt: float = 0.0  # a running member on a node is told to end for a job of higher priority
     build_fails: float = 0.0
     convert_fails: float = 0.0
     stage_fails: float = 0.0

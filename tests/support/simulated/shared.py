@@ -58,7 +58,7 @@ class Shared:
             max_nodes=dice.choice([None, None, 1, 2]), max_gpus=dice.choice([None, None, 2, 4])
         )
         self.share = dice.choice([0.0, 0.5, 1.0])
-        self.contention = dice.choice([0.0, 0.1])  # somebody's job takes GPUs of a node
+        self.contention = dice.choice([0.0, 0.1])  # another user's job takes GPUs of a node
         self.outages = dice.choice([0.0, 0.02])
         self.releases = dice.choice([0.0, 0.02])  # the operator wants a node back
         self.foreign = dict.fromkeys(self.names, 0)
