@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.disks import fill, small_disk
+from support.with_root import fill, small_disk
 
 from coordinator import hook
 from coordinator.intake import sources

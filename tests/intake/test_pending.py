@@ -16,7 +16,7 @@ from dev_cluster.testing import wait_until
 from support.daemons import SUITE, announce, daemon, notices, small, taken, until
 from support.loops import another
 from support.simulated.parts import record
-from support.users import USER, as_user
+from support.with_root import USER, as_user
 from typer.testing import CliRunner
 
 from coordinator.base.isolate import LoopGuard

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support import sites, toys
-from support.disks import small_disk
+from support.with_root import small_disk
 
 ENTRIES: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24}}
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.disks import fill, no_room_for_an_event
 from support.loops import coordinator_on, until
 from support.simulated.parts import record
+from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
 from coordinator.cli.standing import rows_of

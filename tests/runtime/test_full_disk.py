@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.disks import fill, no_room_for_an_event
 from support.loops import coordinator_on
 from support.simulated.parts import record
+from support.with_root import fill, no_room_for_an_event
 
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError

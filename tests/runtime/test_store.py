@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.disks import small_disk
 from support.simulated.parts import record
+from support.with_root import small_disk
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation.events import Accepted, CancelAsked, ResultsWritten

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.daemons import SUITE, daemon, small, taken
-from support.users import as_user
+from support.with_root import as_user
 from typer.testing import CliRunner
 
 from coordinator.cli import app

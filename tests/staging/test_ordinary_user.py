@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.node_memory import NodeMemory, names
-from support.users import USER, as_user
+from support.with_root import USER, as_user
 
 from evaljobs.staging import clean, owned_files, precursor, store
 from evaljobs.staging.store import reading

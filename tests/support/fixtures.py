@@ -16,10 +16,10 @@ from evaljobs.contract.paths import WorkPaths
 from evaljobs.lmeval import run
 from evaljobs.queue import redis_client
 from support import sites
-from support.clusters import cluster
 from support.exactness import pipeline
 from support.node_memory import NodeMemory
 from support.served import served_work
+from support.sites import cluster
 
 MakeSite = Callable[..., sites.Site]
 
