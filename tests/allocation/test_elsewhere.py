@@ -27,11 +27,10 @@ class Seized(Shared):
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), after=st.floats(0.0, 400.0))
-def test_who_waits_for_what_somebody_else_has_goes_where_there_is_room(seed: int, after: float) -> None:
+def test_an_evaluation_whose_offered_gpus_are_taken_goes_where_there_is_room(seed: int, after: float) -> None:
     """Evaluations whose only node is taken before their trials start are scored on the next one that is free."""
     shared = Seized(seed, after)
     shared.run(1000)
     for tenant in shared.tenants:
-        assert all(e.status == "scored" for e in tenant.state.entries), tenant.summary()
-        assert not tenant.memory
-        assert all(x.phase == "ended" for j in tenant.jobs.values() for x in j.members.values()), "jobs left"
+        tenant.assert_scored()
+        tenant.assert_nothing_left()

@@ -103,9 +103,7 @@ def test_a_node_that_is_given_back_is_left_alone_until_its_time(
     assert running.state.nodes.by_name["n1"].status == "staging"
 
 
-def test_what_is_set_aside_or_tried_again_is_given_back_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resting_or_retried_node_is_given_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that rests gives its memory back and does not return by itself; a retry takes no node that is out of use."""
     now = 1000.0
     monkeypatch.setattr(clock, "now", lambda: now)

@@ -31,7 +31,7 @@ def paces(others: list[float], **named: float) -> dict[str, Pace]:
 
 
 @given(others=OTHERS, prior=st.floats(0.01, 100.0), sigma=SIGMA, slow=st.floats(1.0, 50.0))
-def test_a_prior_that_is_off_for_all_blames_nobody(others, prior, sigma, slow):
+def test_a_prior_that_is_off_for_all_names_no_trial(others, prior, sigma, slow):
     """What all trials take is multiplied by the same: the same ones are stragglers, by the same factor."""
     one = stragglers(paces(others, slow=slow), sigma)
     scaled = stragglers(paces([x * prior for x in others], slow=slow * prior), sigma)
@@ -61,7 +61,7 @@ def test_stragglers_are_few_and_the_slowest(others, sigma, slow):
 
 
 @given(slow=st.floats(1.0, 1000.0))
-def test_little_evidence_names_nobody(slow):
+def test_little_evidence_names_no_trial(slow):
     """One shard, or seconds that are noise, or too few others to compare with."""
     assert not stragglers(paces([1.0] * 2, slow=slow), 0.1)
     one = Pace(took=slow * 1000, predicted=1000.0, shards=LEAST_SHARDS - 1)
@@ -71,7 +71,7 @@ def test_little_evidence_names_nobody(slow):
 
 
 @given(elapsed=st.floats(0, 1000), predicted=st.floats(0.1, 1000), done=st.integers(0, 8))
-def test_a_shard_in_hand_tells_only_against_its_trial(elapsed, predicted, done):
+def test_a_claimed_shard_counts_only_against_its_trial(elapsed, predicted, done):
     """It never makes a trial look faster than the shards that it has done, and counts what must be over by now."""
     before = pace(1.0)
     after = before.and_in_hand(elapsed, predicted, done, 8)

@@ -31,8 +31,7 @@ def test_a_coordinator_that_returns_an_hour_earlier_or_later_finishes(jump: floa
     before = world.now
     world.now += jump
     world.restart()
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
     assert world.now - (before + jump) < 1800
 
 

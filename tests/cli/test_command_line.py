@@ -288,7 +288,7 @@ def test_init_writes_settings_that_are_taken_and_keeps_those_that_are_there(site
     assert evalspan("status", "--json", folder=site).returncode == 0
 
 
-def test_a_fault_of_ours_is_exit_code_3_and_asks_for_a_report() -> None:
+def test_a_bug_is_exit_code_3_and_asks_for_a_report() -> None:
     """It is no failed entry (1): a wrapper or a person must be able to tell."""
     broken = "from coordinator import cli\n@cli.app.command('broken')\ndef broken(): {}['x']\ncli.main()"
     ran = subprocess.run(

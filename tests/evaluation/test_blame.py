@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.failing import VAGUE, Faulty, left_nothing
+from support.simulated.failing import VAGUE, Faulty
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
@@ -70,9 +70,7 @@ def test_a_bad_node_among_good_ones_costs_nothing(
     and where it had the time to fail again and again it rests."""
     world = Faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
     world.bad = {"n0": error}
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
-    left_nothing(world)
+    world.run_to_scores()
     most = 3 if error == ECC else 3 * gpus
     asides = [w for w in world.state.warnings if w.startswith("node n0 set aside")]
     late = 4 if faults.restart else 0  # with shards that another trial has done meanwhile
@@ -102,7 +100,7 @@ def test_poison_costs_its_task_and_no_node(
     assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
     assert f"took down {MAX_KILLS}" in world.state.entries[1].error or nodes > 1
     assert max(world.deaths.values()) <= MAX_KILLS_ON_ONE_NODE + (3 if faults.restart else 0)
-    left_nothing(world)
+    world.assert_nothing_left()
     in_use_again(world)
 
 
@@ -124,7 +122,7 @@ def test_a_bad_node_and_a_poison_shard_are_told_apart(
     world.poison = {poison: errors[1]}
     world.run()
     assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
-    left_nothing(world)
+    world.assert_nothing_left()
 
 
 @settings(max_examples=30)
@@ -147,7 +145,7 @@ def test_where_all_nodes_or_all_shards_are_bad_it_ends_with_reasons(
     world.run()
     assert all(e.status == "failed" and e.error for e in world.state.entries)
     assert sum(world.died_at.values()) <= MAX_KILLS_ON_ONE_NODE * len(world.state.shards.by_name) + 8 * nodes
-    left_nothing(world)
+    world.assert_nothing_left()
 
 
 class Silent(Faulty):
@@ -176,5 +174,5 @@ def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, n
     assert failed.keys() == {"t1"}, world.summary()
     assert f"shard {shard} took down" in failed["t1"]
     assert world.deaths[shard] <= MAX_KILLS_ON_ONE_NODE
-    left_nothing(world)
+    world.assert_nothing_left()
     in_use_again(world)

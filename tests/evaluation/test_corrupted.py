@@ -58,8 +58,7 @@ def test_a_shard_told_corrupted_runs_again_and_its_entry_is_scored_whole(seed: i
     failed = Failed(name=metric, job="score", blame="bug", error="x does not match", entry=index)
     world.take([ev.OutcomeSeen(at=world.now, outcome=failed)])
     assert entry.status == "built", "not scored before the shard is there again"
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
 
 
 def test_corruption_of_what_is_scored_already_changes_nothing() -> None:

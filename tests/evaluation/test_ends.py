@@ -29,10 +29,6 @@ class Waiting(World):
         return (job.job.purpose != purpose or index < first) and super().starts(job, member)
 
 
-def all_ended(world: World) -> bool:
-    return all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values())
-
-
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
@@ -52,8 +48,7 @@ def test_a_cancelled_evaluation_waits_for_no_job_that_has_not_started(
     world.take([ev.CancelAsked(at=world.now, reason="asked")])
     world.run()
     assert world.now - asked <= 8 * TICK, world.summary()
-    assert all_ended(world)
-    assert not world.memory
+    world.assert_nothing_left()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -76,7 +71,7 @@ def test_the_end_waits_for_no_worker_that_has_not_started(seed: int) -> None:
     assert any(j.job.count == 3 for j in world.jobs.values() if j.job.purpose == "metric")
     assert scored_at is not None
     assert world.now - scored_at <= 3 * TICK
-    assert all_ended(world)
+    world.assert_nothing_left()
 
 
 def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
@@ -121,8 +116,7 @@ def test_what_has_all_its_responses_is_scored_though_no_trial_lives_any_more(
         assert entry.status == "scored" or (entry.error == world.state.ending.reason and not again), (
             world.summary()
         )
-    assert all_ended(world)
-    assert not world.memory
+    world.assert_nothing_left()
 
 
 @pytest.mark.parametrize("seed", range(5))

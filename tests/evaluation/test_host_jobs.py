@@ -70,8 +70,7 @@ def trials_of(world: World) -> set[str]:
 def test_undisturbed_hosts_score_everything_and_leave_nothing(seed: int, nodes: int) -> None:
     """Each entry is scored once, no precursor and no array of trials is submitted, no memory is held at the end."""
     world = HostWorld(seed, Faults(), nodes)
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
     assert trials_of(world) == {"build", "host", "metric"}
     assert not world.memory
     assert all(n == 1 for n in world.frames.values())
@@ -101,8 +100,7 @@ def test_hosts_survive_what_dies_now_and_then(seed: int, kill: float, nodes: int
     assert replay(world.journal) == world.state
     open_entries = [e for e in world.state.entries if e.status != "scored"]
     assert world.state.ending.reason or all("times" in e.error for e in open_entries), world.summary()
-    assert all(m.phase == "ended" for j in world.jobs.values() for m in j.members.values()), "jobs left"
-    assert not world.memory
+    world.assert_nothing_left()
 
 
 class PrivateWorld(HostWorld):
@@ -131,8 +129,7 @@ class PrivateWorld(HostWorld):
 def test_a_node_whose_trials_see_nothing_turns_to_hosting(seed: int, nodes: int) -> None:
     """Two precursors in a row were not seen: hosted, there and elsewhere; everything is scored and nothing is left."""
     world = PrivateWorld(seed, Faults(slow_outcome=0.2, restart=0.05), nodes)
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
     assert not world.memory
     used = [n for n in world.state.nodes.by_name.values() if n.rung]
     assert any(n.rung == "host" for n in used)
@@ -160,8 +157,7 @@ class PowerCutWorld(World):
 def test_a_node_that_lost_its_memory_is_staged_again(seed: int, nodes: int) -> None:
     """It is no site whose /dev/shm is private: no trial is hosted, everything is scored."""
     world = PowerCutWorld(seed, Faults(slow_outcome=0.2, restart=0.05, listing=0.2), nodes=nodes)
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
     assert not world.memory
     assert not any(n.hosted for n in world.state.nodes.by_name.values())
     assert any(n.unseen for n in world.state.nodes.by_name.values())

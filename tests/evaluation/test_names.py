@@ -31,7 +31,6 @@ def test_an_evaluation_ends_on_nodes_whose_names_differ_at_their_end_alone(seed:
     """Each of them stages and runs trials under names of its own, with failures and restarts as elsewhere."""
     world = World(seed, Faults(kill=0.02, restart=0.05), nodes=3)
     world.node_names = [f"{CLUSTER}{i:04d}" for i in range(1, 4)]
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
     staged = {i.job.node: name for name, i in world.state.jobs.by_name.items() if i.job.purpose == "stage"}
     assert set(staged) == set(world.node_names)

@@ -52,21 +52,13 @@ class Site(World):
         return sum(x.phase != "ended" for j in self.jobs.values() for x in j.members.values())
 
 
-def nothing_is_left(world: World) -> bool:
-    return not world.memory and all(
-        x.phase == "ended" for j in world.jobs.values() for x in j.members.values()
-    )
-
-
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), purposes=st.sampled_from([(), ("stage",), ("trial",)]))
 def test_a_refusal_that_one_node_causes_is_that_nodes_alone(seed: int, purposes: tuple[str, ...]) -> None:
     """Whichever of its jobs are refused, all is scored on the other node, and the refused one rests with the reason."""
     world = Site(seed, Faults(submit_waits=0.2, restart=0.02), record(entries=4))
     world.unfit, world.refused = frozenset({"n0"}), frozenset(purposes)
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
-    assert nothing_is_left(world)
+    world.run_to_scores()
     node = world.state.nodes.by_name["n0"]
     if node.back_offs:
         assert UNFIT in node.why
@@ -82,7 +74,7 @@ def test_where_no_node_takes_its_jobs_an_evaluation_ends_with_the_last_reason(se
     world.run()
     assert all(e.status == "failed" and UNFIT in e.error for e in world.state.entries), world.summary()
     assert 60.0 * (2**nodes.MAX_ALL_BACKED_OFF - 1) <= world.now <= 3600.0
-    assert nothing_is_left(world)
+    world.assert_nothing_left()
     barred = Site(seed, Faults(), record(entries=2))
     barred.banned = "stage"
     barred.run()
@@ -114,7 +106,7 @@ def test_a_job_that_a_limit_keeps_out_is_tried_again_with_growing_pauses_and_bla
     for times in world.refusals.values():
         for number, (before, after) in enumerate(pairwise(times)):
             assert after - before >= min(jobs.HELD_SECONDS * 2**number, jobs.MAX_HELD_SECONDS)
-    assert nothing_is_left(world)
+    world.assert_nothing_left()
 
 
 def test_more_refusals_of_a_limit_than_submissions_are_counted_end_nothing() -> None:
@@ -127,8 +119,7 @@ def test_more_refusals_of_a_limit_than_submissions_are_counted_end_nothing() -> 
     assert world.state.jobs.held
     assert not world.state.ending.reason
     world.most = 1 << 20
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
 
 
 @pytest.mark.parametrize("purpose", ["build", "stage", "trial", "metric"])
@@ -150,5 +141,5 @@ def test_a_job_that_its_partition_will_never_start_was_refused(purpose: str) -> 
     world.run()
     assert never in world.state.ending.reason
     assert any(e.status == "failed" and never in e.error for e in world.state.entries), world.summary()
-    assert nothing_is_left(world)
+    world.assert_nothing_left()
     assert never in detect.NEVER_STARTS

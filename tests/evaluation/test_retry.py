@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated.failing import VAGUE, Faulty, left_nothing
+from support.simulated.failing import VAGUE, Faulty
 from support.simulated.parts import Faults, record
 
 from coordinator.evaluation import events as ev
@@ -64,14 +64,14 @@ def test_a_retry_at_any_moment_doubles_and_orphans_nothing(
         nothing_is_doubled(world)
         tick += 1
         assert tick < 2000, world.summary()
-    left_nothing(world)
+    world.assert_nothing_left()
     world.poison = {}
     world.faults = Faults(listing=0.1)
     if world.state.failed_entries() or world.state.unscored_items:
         world.take([ev.RetryAsked(at=world.now)])
         world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
-    left_nothing(world)
+    world.assert_scored()
+    world.assert_nothing_left()
 
 
 @settings(max_examples=40)
@@ -91,12 +91,11 @@ def test_a_retry_of_what_runs_takes_nothing_from_it(seed: int, nodes: int) -> No
     world.take([ev.RetryAsked(at=world.now)])
     assert live <= world.state.jobs.live
     assert not [n for n in live if world.state.jobs.by_name[n].released_at is not None]
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
+    world.run_to_scores()
     anew = [j for j in world.jobs if world.jobs[j].job.purpose == "stage" and j not in staged]
     nodes_then = {world.jobs[j].job.node for j in staged}
     assert not nodes_then & {world.jobs[j].job.node for j in anew}
-    left_nothing(world)
+    world.assert_nothing_left()
 
 
 @settings(max_examples=30)
@@ -120,6 +119,6 @@ def test_a_retry_while_it_is_being_cancelled_waits_for_the_end(seed: int, ticks:
             world.tick()
             nothing_is_doubled(world)
         if not taken_back:
-            assert all(e.status == "scored" for e in world.state.entries), world.summary()
+            world.assert_scored()
         assert not world.state.ending.retry_waits
-        left_nothing(world)
+        world.assert_nothing_left()

@@ -12,11 +12,6 @@ from coordinator.evaluation import events as ev
 from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
 
 
-def all_scored(world: World) -> None:
-    world.run()
-    assert all(e.status == "scored" for e in world.state.entries), world.summary()
-
-
 def end_running(world: World) -> int:
     """End every worker that runs, without a word; how many there were."""
     ended = 0
@@ -37,7 +32,7 @@ def test_workers_that_get_something_done_are_sent_for_again_however_often_they_a
         world.tick()
         if not world.state.scoring.worker_attempts:
             taken += end_running(world)
-    all_scored(world)
+    world.run_to_scores()
     assert taken > MAX_WORKER_JOBS
 
 
@@ -54,7 +49,7 @@ def test_workers_that_get_nothing_done_have_a_quarter_of_an_hour_and_a_retry_sen
     world.faults.metric_slow = 0.0
     world.workers_stopped = False
     world.take([ev.RetryAsked(at=world.now)])
-    all_scored(world)
+    world.run_to_scores()
 
 
 @settings(max_examples=40)
@@ -83,4 +78,4 @@ def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, s
         most_seen = max(most_seen, there)
         assert there <= most
     assert most_seen <= (1 if slow == 0.0 else most)
-    all_scored(world)
+    world.run_to_scores()

@@ -16,7 +16,7 @@ from support.served import served_work
 
 from coordinator import hook
 from coordinator.cluster.fake import FakeCluster
-from coordinator.config.schema import Config, WatchConfig
+from coordinator.config.schema import Config
 from coordinator.intake import pending, sources
 from coordinator.intake.checkpoint import step_of
 from coordinator.intake.sources import FolderWatch, Notice, from_spool, from_stream, spool
@@ -117,16 +117,6 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(
         patch.setattr(sources, "read_plain", away)
         assert names(from_spool(work)) == []
     assert names(from_spool(work)) == ["/a"]
-
-
-def test_a_notice_of_a_place_that_cannot_be_looked_at_ends_no_daemon(tmp_path: Path) -> None:
-    """It is refused: a daemon that died of it would die of it again, for the notice stays until it is dealt with."""
-    config = Config(watch=WatchConfig(roots=(tmp_path,)))
-    service = Service(coordinator_on(tmp_path, FakeCluster(fleet=[])), config)
-    spool(service.paths, Notice(checkpoint=str(tmp_path / ("x" * 300)), suite="quickstart"))
-    service.tick()
-    assert not service.waiting
-    assert names(from_spool(service.paths)) == []
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -183,14 +182,6 @@ def test_what_cannot_be_planned_is_refused(sets, on, more):
     """No lane, twins, no speed, no slot, no shard, negative or unknown seconds: ValueError."""
     with pytest.raises(ValueError):
         plan(sets, on, load_seconds=1.0, **more)
-
-
-def test_a_shard_stands_on_one_lane_only():
-    """No (set, first batch) is planned twice over all lanes of a larger plan."""
-    sets = [WorkSet(name=str(i), batch_seconds=[0.5] * (i * 7 + 1), metric_seconds=i % 5) for i in range(60)]
-    made = plan(sets, alike(24, per_node=8), load_seconds=5, cpu_slots=8)
-    seen = Counter((shard.set, shard.first_batch) for shard in by_rank(made))
-    assert max(seen.values()) == 1
 
 
 def test_seconds_that_cannot_be_divided_are_planned_all_the_same():

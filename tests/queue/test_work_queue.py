@@ -180,7 +180,7 @@ def test_withdrawn_shards_never_return(queue: WorkQueue) -> None:
     assert queue.claim("u", "a").shard == "x"
 
 
-def test_add_takes_a_shard_from_whoever_holds_it(queue: WorkQueue) -> None:
+def test_add_takes_a_shard_from_its_holder(queue: WorkQueue) -> None:
     """What the coordinator requeues is unclaimed, wherever it was."""
     queue.fill({"a": shards("x")}, "1")
     queue.claim("t", "a")

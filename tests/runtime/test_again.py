@@ -66,9 +66,7 @@ def test_a_higher_priority_is_taken_over_and_outlives_the_daemon(tmp_path: Path)
 
 
 @pytest.mark.parametrize("reason", ["asked", "stale"])
-def test_what_was_cancelled_is_taken_up_again_by_a_submission_and_by_no_notice(
-    tmp_path: Path, reason: str
-) -> None:
+def test_what_was_cancelled_is_resumed_by_a_submission_and_by_no_notice(tmp_path: Path, reason: str) -> None:
     """One that was dropped as stale is not dropped once more; a notice that comes twice revives nothing."""
     old, new = small(tmp_path / "run" / "step-1"), small(tmp_path / "run" / "step-2", seed=1)
     ears = daemon(tmp_path / "work", Config(backlog="latest", watch=WatchConfig(roots=(tmp_path,))))

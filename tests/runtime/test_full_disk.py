@@ -48,7 +48,7 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
     coordinator.keeper.stop()
 
 
-def test_an_evaluation_asked_for_again_on_a_full_disk_is_taken_up_once_there_is_room(disk: Path) -> None:
+def test_an_evaluation_asked_for_again_on_a_full_disk_is_resumed_once_there_is_room(disk: Path) -> None:
     """One that has begun is waited for; one that has not is refused, and leaves nothing to resume."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
     before = coordinator_on(disk / "work", cluster, redis=True)

@@ -58,7 +58,7 @@ def test_one_listing_late_is_no_loss() -> None:
     assert detect.job_events(state, [], seen, GRACE, 2e6 + 1) == ([], [])
 
 
-def test_a_state_nobody_knows_is_still_running() -> None:
+def test_a_job_of_an_unknown_state_is_still_running() -> None:
     """Law 8: an unknown word never ends a job, for however many listings."""
     state, name = fresh()
     seen = detect.Sightings()

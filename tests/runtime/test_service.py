@@ -192,9 +192,7 @@ def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_sco
         assert process.returncode == 0
 
 
-def test_a_node_that_is_asked_back_is_left_alone_by_the_next_daemon_too(
-    site: Any, expected: dict[str, Any]
-) -> None:
+def test_a_released_node_is_left_alone_by_the_next_daemon_too(site: Any, expected: dict[str, Any]) -> None:
     """`release` says what it costs and cancels it; killed and started again, the daemon waits until it may be taken, and
     goes on to the same scores. An unknown name is refused."""
     with daemon(site) as (process, log):

@@ -116,9 +116,7 @@ def test_one_owner_at_a_time_and_its_death_frees_the_lock(tmp_path: Path) -> Non
     lock.release()
 
 
-def test_who_asks_whether_it_is_held_is_taken_for_no_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that asks hears nothing of another that asks, and an owner waits until it has its answer."""
     monkeypatch.setattr(store, "ASKING_SECONDS", 60.0)
     lock, path = WorkLock(tmp_path / "daemon.lock"), tmp_path / "daemon.lock"

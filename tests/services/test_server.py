@@ -139,13 +139,14 @@ def test_while_it_is_unknown_where_to_listen_the_server_that_is_there_goes_on(wo
     later.stop()
 
 
-def test_an_unrecorded_server_is_ended(work: WorkPaths) -> None:
+@pytest.mark.parametrize("lost", [("server.json",), ("server.json", "valkey.pid")])
+def test_an_unrecorded_server_is_ended_before_another_starts(work: WorkPaths, lost: tuple[str, ...]) -> None:
     """Whatever is left of its record and its pid file, no two servers share a folder; the one that answers is the recorded one."""
     first = RedisServer(work)
     address = first.ensure()
     unknown = first.pid()
     assert unknown is not None
-    for name in ("server.json", "valkey.pid"):
+    for name in lost:
         (work.redis / name).unlink()
     later = RedisServer(work, port=address.port or 0)
     later.ensure()
@@ -243,16 +244,6 @@ def test_an_address_of_another_host_is_an_operators_error(work: WorkPaths) -> No
     """Binding to what is no address of this host says so."""
     with pytest.raises(OperatorError, match="no address of this host"):
         RedisServer(work, "203.0.113.7").ensure()
-
-
-def test_an_unrecorded_server_is_ended_before_another_starts(server: RedisServer, work: WorkPaths) -> None:
-    """A coordinator killed before it recorded its server: the next ends that one; never two in a folder."""
-    server.ensure()
-    pid = server.pid()
-    (work.redis / "server.json").unlink()
-    RedisServer(work).ensure()
-    assert pid is not None
-    assert zombie(pid)
 
 
 def test_a_socket_serves_under_any_path(tmp_path: Path) -> None:
@@ -358,20 +349,7 @@ def two_hosts() -> Iterator[tuple[str, str, str]]:
     try:
         for name in (server, node):
             _ip("netns", "add", name)
-        _ip(
-            "link",
-            "add",
-            f"vs{tag}",
-            "netns",
-            server,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            f"vn{tag}",
-            "netns",
-            node,
-        )
+        _ip(*f"link add vs{tag} netns {server} type veth peer name vn{tag} netns {node}".split())
         for name, link, address in ((server, f"vs{tag}", "10.213.7.1"), (node, f"vn{tag}", "10.213.7.2")):
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
             _ip("-n", name, "link", "set", link, "up")

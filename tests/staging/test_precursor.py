@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 from support.node_memory import MIB, NodeMemory, make_checkpoint, names
+from support.with_root import small_disk
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed
@@ -246,10 +246,7 @@ def test_a_root_where_others_may_rename_is_refused(world: NodeMemory) -> None:
 def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No room, seen beforehand or by ENOSPC in mid-copy: cleaned up, and the next root is used."""
     checkpoint = world.checkpoint(size=4 * MIB)
-    small = world.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "tmpfs", str(small)], check=True)
-    try:
+    with small_disk(world.folder / "small", "6m") as small:
         spec = world.spec(checkpoint, roots=(str(small), str(world.root)))
         holding = precursor.stage_only(spec)
         assert "are needed" in holding.staged.why
@@ -259,8 +256,6 @@ def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.Mo
             publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
         assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
     assert world.nothing_left()
 
 
@@ -287,10 +282,7 @@ def test_what_dead_precursors_left_is_removed_after_its_lease(world: NodeMemory)
 def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: NodeMemory, size: int) -> None:
     """Of two dead precursors' copies the expired one goes first; if that makes room, the other stays."""
     checkpoint = world.checkpoint(size=size)
-    small = world.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=700", "tmpfs", str(small)], check=True)
-    try:
+    with small_disk(world.folder / "small", "100m") as small:
         for digest, seconds in (("a" * 32, 0.0), ("b" * 32, 600.0)):
             dead = store.join(small, digest, "t", lease_seconds=seconds)
             (dead.path / "weights").write_bytes(bytes(16 * MIB))
@@ -300,5 +292,3 @@ def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: Nod
         kept = {n for n in names(slot.path.parent) if store.DIGEST.fullmatch(n)}
         assert kept == {checkpoint.digest, *(["b" * 32] if size == 4 * MIB else [])}
         store.leave(slot)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)

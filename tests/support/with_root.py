@@ -38,7 +38,7 @@ def as_user(act: Callable[[], None]) -> None:
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """A tmpfs of this size with 400 names, mounted by root on a new or empty folder; elsewhere the test is skipped."""
     folder.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=400", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=400,mode=700", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("a small file system cannot be mounted here (needs root)")
     try:

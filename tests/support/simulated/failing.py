@@ -78,8 +78,3 @@ class Faulty(World):
     def until_planned(self) -> None:
         while not self.state.shards.leaves and self.state.ended_at is None:
             self.tick()
-
-
-def left_nothing(world: World) -> None:
-    assert not world.memory, "weights left in node memory"
-    assert all(x.phase == "ended" for j in world.jobs.values() for x in j.members.values()), "jobs left"

@@ -412,6 +412,19 @@ class World:
             self.tick()
         raise AssertionError(f"not ended after {most} ticks: {self.summary()}")
 
+    def run_to_scores(self) -> None:
+        """Run to the end: every entry is scored and nothing is left."""
+        self.run()
+        self.assert_scored()
+        self.assert_nothing_left()
+
+    def assert_scored(self) -> None:
+        assert all(e.status == "scored" for e in self.state.entries), self.summary()
+
+    def assert_nothing_left(self) -> None:
+        assert not self.memory, "weights left in node memory"
+        assert all(m.phase == "ended" for j in self.jobs.values() for m in j.members.values()), "jobs left"
+
     def summary(self) -> str:
         return (
             f"entries {[(e.status, e.error) for e in self.state.entries]}, todo {self.state.shards.todo}, "
