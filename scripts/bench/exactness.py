@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exactness.pipeline import Case, lm_eval_run, our_run
+from support.exactness.pipeline import Case, lm_eval_run, our_run
 
 from bench.harness import ROOT, command, option
 from evaljobs.contract.specs import ModelOptions

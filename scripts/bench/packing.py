@@ -86,7 +86,7 @@ def _span(text: str, policy: str, **more: Any) -> float:
 
 def random(_texts: Texts, args: argparse.Namespace) -> Rows:
     """Best known: CP-SAT on the plan's own shards, CPU slots unlimited, never below the bound."""
-    from tests.packing.oracle import best_known, random_problem  # noqa: PLC0415 - OR-Tools is optional
+    from support.oracle import best_known, random_problem  # noqa: PLC0415 - OR-Tools is optional
 
     import_module("ortools")
     ratios = []

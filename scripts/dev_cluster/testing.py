@@ -43,11 +43,13 @@ def unfinished(cluster: Cluster) -> list[str]:
     return cluster.run_as_user(["squeue", "--noheader", states, "--format=%j"], check=True).stdout.split()
 
 
-def wait_until(law: Callable[[], bool], what: str, deadline_s: float = 120.0) -> None:
+def wait_until(
+    law: Callable[[], object], what: str = "what was waited for", deadline_s: float = 120.0
+) -> None:
     end = time.monotonic() + deadline_s
     while not law():
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.03)
 
 
 def wait_state(cluster: Cluster, job: str, *wanted: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import typer
-from trackers.conftest import leave
+from support.trainings import leave
 from typer.testing import CliRunner
 
 from coordinator.cli import app
@@ -145,7 +145,7 @@ def _suite(site: Path, text: str) -> str:
 @pytest.mark.model
 @pytest.mark.parametrize("why", SUITES)
 def test_a_suite_that_cannot_run_is_refused_by_submit(talks, tiny_model_dir, why):
-    """Whoever types it is told, and no daemon ever hears of it."""
+    """The command says so, and no notice is left for a daemon."""
     text, says = SUITES[why]
     suite = _suite(talks, text)
     done = evalspan("submit", str(tiny_model_dir), "--suite", suite, "--work-dir", "w", folder=talks)
@@ -288,7 +288,7 @@ def test_init_writes_settings_that_are_taken_and_keeps_those_that_are_there(site
     assert evalspan("status", "--json", folder=site).returncode == 0
 
 
-def test_a_fault_of_ours_is_exit_code_3_and_asks_for_a_report() -> None:
+def test_a_bug_is_exit_code_3_and_asks_for_a_report() -> None:
     """It is no failed entry (1): a wrapper or a person must be able to tell."""
     broken = "from coordinator import cli\n@cli.app.command('broken')\ndef broken(): {}['x']\ncli.main()"
     ran = subprocess.run(

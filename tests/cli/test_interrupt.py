@@ -18,7 +18,7 @@ import pytest
 from dev_cluster.testing import wait_until
 
 pytestmark = pytest.mark.model
-TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
+TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
 SUITE = f'name = "toys"\ninclude_path = ["{TASKS}"]\nbatch_size = 8\n[[task]]\nname = "toy_choice"\n'
 # so that Ctrl-C on it is a signal to the command
 OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -129,7 +129,7 @@ def test_ctrl_c_asks_once_and_then_cancels_and_leaves_nothing(folder, tiny_model
     assert len(list((folder / "work").glob("*/results.json"))) == 1
 
     again = Terminal(folder, *command)
-    again.until(lambda: "retry-asked" in _kinds(folder), "it is taken up")
+    again.until(lambda: "retry-asked" in _kinds(folder), "the retry is journalled")
     again.type("\x03")
     again.until(lambda: "Cancel this evaluation?" in again.said, "the question")
     again.type("\x03")

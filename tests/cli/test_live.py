@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from trackers.conftest import leave, results
+from support.trainings import leave, results
 
 from coordinator.cli.live_screen import Scores, Watcher, apart, eta_seconds, screen
 from coordinator.evaluation.records import EvaluationRecord

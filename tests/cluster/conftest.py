@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from dev_cluster.api import Cluster
-from support.clusters import cluster
+from support.sites import cluster
 
 
 @pytest.fixture(scope="session")

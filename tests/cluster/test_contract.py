@@ -217,7 +217,7 @@ def test_a_job_runs_on_the_node_that_it_names_and_nowhere_else(place: Place) -> 
 
 
 def test_a_name_submitted_twice_is_two_jobs(place: Place) -> None:
-    """The cluster does not choose between twins; whoever asked twice sees both and does."""
+    """The cluster does not choose between twins; the caller that asked twice sees both and does."""
     work = job(place, "sleep 600")
     ids = {place.cluster.submit(work), place.cluster.submit(work)}
     states = wait(place, work.name, lambda s: len(s) == 2)

@@ -6,11 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dev_cluster.testing import wait_until
 
 from coordinator.cluster import COORDINATOR_ENDED, ClusterError, Job, JobState, RefusedError
 from coordinator.cluster.local import LocalCluster, parse_gpus
@@ -28,13 +27,6 @@ while not all(Path(path).exists() for path in json.loads(sys.argv[3])):
     time.sleep(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def until(law: Callable[[], object], what: str, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not law():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 def cluster(folder: Path, **more: object) -> LocalCluster:
@@ -76,7 +68,7 @@ def test_jobs_end_with_a_killed_coordinator(tmp_path: Path) -> None:
     ]
     killed_coordinator(tmp_path, jobs, until=("deaf", "far"))
     pids = [int((tmp_path / name).read_text()) for name in ("deaf", "far")]
-    until(lambda: all(_gone(pid) for pid in pids), "no process is left", seconds=10)
+    wait_until(lambda: all(_gone(pid) for pid in pids), "no process is left", 10)
     assert not (tmp_path / "late-ran").exists()
 
 
@@ -90,7 +82,7 @@ def test_jobs_of_an_earlier_coordinator_are_listed_as_ended_with_it(tmp_path: Pa
     assert states(local)["a.0"].phase == "running"
     new = local.submit(sh(tmp_path, "c", f"touch {tmp_path}/ran", gpus=1))
     assert states(local)["c.0"].phase == "pending"
-    until(lambda: states(local)["c.0"].phase == "ended", "the new job ran")
+    wait_until(lambda: states(local)["c.0"].phase == "ended", "the new job ran")
     seen = states(local)
     assert (seen["a.0"].phase, seen["a.0"].state) == ("ended", COORDINATOR_ENDED)
     assert seen["b.0"].phase == "ended"
@@ -111,10 +103,10 @@ def test_a_command_that_asks_for_nodes_moves_no_job(tmp_path: Path) -> None:
     local = cluster(tmp_path, slots=1)
     local.submit(sh(tmp_path, "a", f"touch {tmp_path}/a-ran", gpus=1))
     local.submit(sh(tmp_path, "b", f"touch {tmp_path}/ran", gpus=1))
-    until((tmp_path / "a-ran").exists, "the first ran")
+    wait_until((tmp_path / "a-ran").exists, "the first ran")
     assert cluster(tmp_path, slots=1).nodes()[0].gpus == 1
     assert not (tmp_path / "ran").exists()
-    until(lambda: states(local)["b.0"].phase == "ended", "the second is over")
+    wait_until(lambda: states(local)["b.0"].phase == "ended", "the second is over")
     assert (tmp_path / "ran").exists()
 
 
@@ -123,9 +115,9 @@ def test_nothing_of_a_job_outlives_it(tmp_path: Path) -> None:
     script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' & until [ -s {tmp_path}/pid ]; do sleep 0.02; done"
     local = cluster(tmp_path)
     local.submit(sh(tmp_path, "a", script, gpus=1))
-    until(lambda: states(local)["a.0"].phase == "ended", "ended")
+    wait_until(lambda: states(local)["a.0"].phase == "ended", "ended")
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: _gone(pid), "its grandchild is gone")
+    wait_until(lambda: _gone(pid), "its grandchild is gone")
 
 
 def _gone(pid: int) -> bool:
@@ -136,20 +128,20 @@ def _gone(pid: int) -> bool:
 
 
 def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    """And nobody waits for it: each look only sees whether the grace is over."""
+    """No caller waits for it: each look only sees whether the grace is over."""
     local = cluster(tmp_path, kill_seconds=0.2)
     job = sh(tmp_path, "a", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done", gpus=1)
     job_id = local.submit(job)
-    until((tmp_path / "ready").exists, "it runs")
+    wait_until((tmp_path / "ready").exists, "it runs")
     local.cancel([job_id])
-    until(lambda: states(local)["a.0"].phase == "ended", "killed")
+    wait_until(lambda: states(local)["a.0"].phase == "ended", "killed")
     assert (states(local)["a.0"].state, states(local)["a.0"].reason) == ("CANCELLED", "signal 9")
 
 
 def test_a_job_past_its_time_limit_is_told_to_end(tmp_path: Path) -> None:
     local = cluster(tmp_path)
     local.submit(sh(tmp_path, "a", "exec sleep 600", gpus=1, time_limit_seconds=0))
-    until(lambda: states(local)["a.0"].phase == "ended", "over")
+    wait_until(lambda: states(local)["a.0"].phase == "ended", "over")
     assert states(local)["a.0"].state == "TIMEOUT"
 
 
@@ -160,7 +152,7 @@ def test_a_cancelled_job_that_waited_never_runs(tmp_path: Path) -> None:
     local.cancel([second])
     assert states(local)["second.0"].state == "CANCELLED"
     local.cancel([first])
-    until(lambda: states(local)["first.0"].phase == "ended", "the first is over")
+    wait_until(lambda: states(local)["first.0"].phase == "ended", "the first is over")
     assert states(local)["second.0"].state == "CANCELLED"
     assert not (tmp_path / "ran").exists()
 
@@ -179,10 +171,10 @@ def test_gpu_jobs_start_in_the_order_of_their_submission(tmp_path: Path) -> None
         "side.0": "running",
     }
     local.cancel([one])
-    until(lambda: states(local)["two.0"].phase == "running", "two slots free")
+    wait_until(lambda: states(local)["two.0"].phase == "running", "two slots free")
     assert states(local)["three.0"].phase == "pending"
     local.cancel([s.job_id for s in local.jobs()])
-    until(lambda: all(s.phase == "ended" for s in local.jobs()), "all over")
+    wait_until(lambda: all(s.phase == "ended" for s in local.jobs()), "all over")
 
 
 def test_the_end_says_how(tmp_path: Path) -> None:
@@ -191,7 +183,7 @@ def test_the_end_says_how(tmp_path: Path) -> None:
     local.submit(sh(tmp_path, "bad", "exit 3"))
     local.submit(sh(tmp_path, "shot", "kill -9 $$"))
     local.submit(sh(tmp_path, "none", "", argv=("/no/such/program",)))
-    until(lambda: all(s.phase == "ended" for s in local.jobs()), "all over")
+    wait_until(lambda: all(s.phase == "ended" for s in local.jobs()), "all over")
     assert {n: (s.state, s.reason) for n, s in states(local).items()} == {
         "good.0": ("COMPLETED", ""),
         "bad.0": ("FAILED", "exit code 3"),
@@ -214,7 +206,7 @@ def test_a_slot_has_its_gpu_and_a_job_without_slots_sees_none(tmp_path: Path) ->
     node = local.nodes()[0]
     assert (node.gpus, node.gpus_free, node.gpu_type) == (2, 0, "NVIDIA X")
     (tmp_path / "gate").touch()
-    until(lambda: all(s.phase == "ended" for s in local.jobs()), "all over")
+    wait_until(lambda: all(s.phase == "ended" for s in local.jobs()), "all over")
     logs = {name: (tmp_path / f"{name}.0").read_text() for name in ("a", "b", "side")}
     assert logs == {"a": "[0]\n", "b": "[3]\n", "side": "[]\n"}
     with pytest.raises(RefusedError):
@@ -245,5 +237,5 @@ def test_a_path_may_be_called_anything(tmp_path: Path) -> None:
     local.submit(
         Job(name="a", argv=("sh", "-c", "echo $EVALSPAN_INDEX"), log=str(folder / "logs" / "l.%i"), count=2)
     )
-    until(lambda: all(s.phase == "ended" for s in local.jobs()), "over")
+    wait_until(lambda: all(s.phase == "ended" for s in local.jobs()), "over")
     assert [(folder / "logs" / f"l.{i}").read_text() for i in (0, 1)] == ["0\n", "1\n"]

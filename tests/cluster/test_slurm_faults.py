@@ -48,7 +48,7 @@ def raised(call: Callable[[], object]) -> ClusterError:
 
 
 def test_a_command_that_hangs_is_ended_and_may_have_done_it(tmp_path: Path) -> None:
-    """With the whole of its process group; nobody waits longer than the time limit for it."""
+    """With the whole of its process group; no caller waits longer than the time limit for it."""
     place = tmp_path / "pid"
     place.touch()
     command(tmp_path, "sbatch", f"sh -c 'echo $$ > {place}; exec sleep 600'")

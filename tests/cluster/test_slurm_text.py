@@ -125,7 +125,7 @@ def test_no_answer_and_no_jobs_are_two_things() -> None:
         parse_queue("", "t")
 
 
-def test_a_state_nobody_knows_is_unknown() -> None:
+def test_a_state_outside_the_table_is_unknown() -> None:
     """And every way to end that Slurm has is an end."""
     (job,) = parse_queue(queue(("1", "N/A", "HIBERNATING", "1", "1", "n1", "None", "t", "a")), "t")
     assert (job.phase, job.state) == ("unknown", "HIBERNATING")

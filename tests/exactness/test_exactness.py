@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exactness.pipeline import Case, Outcome, our_run
+from support.exactness.pipeline import Case, Outcome, our_run
 
 CASES = {
     "multiple choice": Case(task="toy_choice"),

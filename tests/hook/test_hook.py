@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.with_root import fill, small_disk
 
 from coordinator import hook
 from coordinator.intake import sources
@@ -196,14 +197,17 @@ def test_a_redis_that_never_answers_holds_up_nothing(tmp_path):
     assert sorted(n.step or 0 for n in spooled(tmp_path)) == list(range(20))
 
 
-def test_a_full_disk_is_one_warning(small_disk):
+def test_a_full_disk_is_one_warning(tmp_path):
     """Nothing can take the notice: training ends well, with one line, and no half file is left."""
     body = "from coordinator import hook\nfor i in range(5): hook.notify('/c', i)"
-    done = train(body, EVALSPAN_WORK_DIR=str(small_disk))
+    with small_disk(tmp_path / "full", "64k") as disk:
+        (disk / "spool").mkdir()
+        fill(disk)
+        done = train(body, EVALSPAN_WORK_DIR=str(disk))
+        assert not list((disk / "spool").iterdir())
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
     assert "No space left" in done.stderr
-    assert not list((small_disk / "spool").iterdir())
 
 
 def test_a_forked_process_can_notify(tmp_path):

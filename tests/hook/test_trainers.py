@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dev_cluster.testing import wait_until
 
 from coordinator import hook
 from coordinator.intake import checkpoint, sources
@@ -124,7 +125,7 @@ def test_dcp_is_announced_when_it_is_durable(tmp_path, tiny_model_dir):
         assert announced(work) == [], "the save has not ended, or is not exported"
         gate.set()
         getattr(saving, "upload_completion", saving).result(60)
-        _until(lambda: (work / "spool").exists() and bool(announced(work)))
+        wait_until(lambda: (work / "spool").exists() and bool(announced(work)))
     finally:
         torch.distributed.destroy_process_group()
     (notice,) = announced(work)
@@ -187,12 +188,3 @@ def test_lightning_announces_what_its_export_wrote(tmp_path):
     loader = torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4)
     trainer.fit(Module(), loader)
     assert [n.step for n in announced(tmp_path)] == [2, 4, 6]
-
-
-def _until(true: Any, seconds: float = 60.0) -> None:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "the notice did not arrive"
-        time.sleep(0.02)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dev_cluster.api import Cluster
 from support import sites
-from support.clusters import cluster
+from support.sites import cluster
 
 
 @pytest.fixture(scope="session")

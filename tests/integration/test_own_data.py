@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness.pipeline import Case, lm_eval_run
+from support.exactness.pipeline import Case, lm_eval_run
 
 pytestmark = pytest.mark.model
 

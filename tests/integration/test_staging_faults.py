@@ -130,7 +130,7 @@ def outcomes(site: Any, kind: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.model
 def test_coordinator_killed_between_staging_and_clearing(slurm_site: Any) -> None:
-    """Nobody comes back within the lease: the holders clear by themselves. Started again, it stages anew and clears in the end."""
+    """No coordinator comes back within the lease: the holders clear by themselves. Started again, it stages anew and clears in the end."""
     site, cluster = slurm_site, slurm_site.cluster
     site.env |= {"EVALSPAN_STAGE_LEASE_SECONDS": "3", "EVALSPAN_BORROW_MAX_NODES": "1"}
     killed = site.start(site.evaluate())

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judges.endpoint import Endpoint, serving
-from served import served_work
+from support.endpoint import Endpoint, serving
+from support.served import served_work
 
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeJob, JudgeOptions

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from judges.endpoint import Endpoint, Request
+from dev_cluster.testing import wait_until
+from support.endpoint import Endpoint, Request
 
 from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError
@@ -40,13 +41,6 @@ def asks(count: int, name: str = "q") -> list[Ask]:
 def judges(job: JudgeJob, folder: Path, **options: object) -> Judges:
     changed = job.model_copy(update={"options": job.options.model_copy(update=options)})
     return Judges(changed, str(folder), "job", backoff_seconds=0.02)
-
-
-def until(law: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not law():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.01)
 
 
 def start(job: JudgeJob, folder: Path, count: int, name: str, lease: float = 10.0) -> subprocess.Popen[str]:
@@ -203,11 +197,11 @@ def test_two_processes_share_the_rate_cap(job, folder, endpoint, redis_work) -> 
     """At 10 a minute two workers make 10 requests, then wait until the minute has passed."""
     job = job.model_copy(update={"options": job.options.model_copy(update={"requests_per_minute": 10})})
     workers = [start(job, folder, 8, name) for name in "ab"]
-    until(lambda: len(endpoint.requests) == 10)
+    wait_until(lambda: len(endpoint.requests) == 10)
     client = redis_client.connect(redis_work.redis_address)
     starts = prefix(job.options) + "starts"
     assert client.zcard(starts) == 10
-    until(lambda: len(kept(folder)) == 10)
+    wait_until(lambda: len(kept(folder)) == 10)
     assert any(w.poll() is None for w in workers), "six asks wait"
     assert len(endpoint.requests) == 10
     for member, _ in client.zrange(starts, 0, -1, withscores=True):  # the minute passes
@@ -260,7 +254,9 @@ def test_answers_that_were_lost_are_counted_at_their_most(job, folder, endpoint)
     one = judges(job, folder, timeout_seconds=0.2, retries=5, **priced)
     one.ask_missing(asks(1))
     assert "max_cost" in one.replies(asks(1))[0].error
-    until(lambda: len(endpoint.requests) == 2)  # the endpoint may get the request after this side gave up
+    wait_until(
+        lambda: len(endpoint.requests) == 2
+    )  # the endpoint may get the request after this side gave up
     assert [k.cost_millionths for k in kept(folder)] == [200_000]
 
 
@@ -274,7 +270,7 @@ def test_a_killed_worker_loses_no_paid_answer_and_no_slot(job, folder, endpoint)
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 2})})
     endpoint.handle = lambda r: r.answer() if r.number < 5 else r.hang()
     first = start(job, folder, 12, "q", lease=0.5)
-    until(lambda: len(kept(folder)) == 5 and endpoint.open == 2)
+    wait_until(lambda: len(kept(folder)) == 5 and endpoint.open == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     answered = {k.user for k in kept(folder)}

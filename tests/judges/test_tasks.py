@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness.pipeline import run_shards
+from support.exactness import pipeline
 
 from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
@@ -20,10 +20,8 @@ from coordinator.runtime.wiring import judge_options
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
-    BuildSpec,
     ExecuteSpec,
     JudgeJob,
-    ModelOptions,
     ScoreSpec,
     SuiteSpec,
     TaskEntry,
@@ -31,9 +29,7 @@ from evaljobs.contract.specs import (
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Reply
 from evaljobs.lmeval import hooks, run
-from evaljobs.requests import build as requests
 from evaljobs.scoring import score
-from evaljobs.trial import engine
 
 TASKS = str(suites.folder() / "judge")
 SHORT = {"max_gen_toks": 4}
@@ -41,53 +37,23 @@ SHORT = {"max_gen_toks": 4}
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from exactness import tiny_model
+    from support.exactness import tiny_model
 
     run.quiet_environment(offline=True)
     texts = [f"Question {i}: what is {i} and {i + 1}? The answer is {2 * i + 1}." for i in range(50)]
     return tiny_model.make(tmp_path_factory.mktemp("judged"), texts)
 
 
-def build(
-    model_dir: Path, folder: Path, task: str, *, judge: bool = True
-) -> tuple[SuiteSpec, dict[str, str]]:
+def suite_of(task: str, *, judge: bool = True) -> SuiteSpec:
     entry = TaskEntry(name=task, limit=6, gen_kwargs=SHORT, judge=judge)
-    suite = SuiteSpec(
+    return SuiteSpec(
         name="judged", include_path=(TASKS,), batch_size=2, apply_chat_template=True, tasks=(entry,)
     )
-    built = requests.build(
-        BuildSpec(
-            name="build",
-            evaluation_dir=str(folder),
-            suite=suite,
-            entry=0,
-            batch_size=2,
-            model_dir=str(model_dir),
-            model=ModelOptions(device="cpu", threads=1),
-            out_dir=str(folder / "sets"),
-        )
-    )
-    return suite, built.sets
 
 
 def answered(model_dir: Path, folder: Path, task: str, job: JudgeJob | None) -> ScoreSpec:
     """All of an entry but its score."""
-    suite, sets = build(model_dir, folder, task)
-    options = ModelOptions(device="cpu", threads=1)
-    lm = engine.load(str(model_dir), options, 2).lm
-    frames = run_shards(lm, sets, 2, 2, EvaluationPaths(folder))
-    return ScoreSpec(
-        name="score",
-        evaluation_dir=str(folder),
-        suite=suite,
-        entry=0,
-        request_sets=sets,
-        frames=frames,
-        model_dir=str(model_dir),
-        model=options,
-        bootstrap_iters=10,
-        judge=job,
-    )
+    return pipeline.answered(model_dir, suite_of(task), folder, 2, {}, judge=job)
 
 
 def execute_part(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed:
@@ -247,7 +213,7 @@ def test_pairs_are_judged_in_both_orders(model_dir, folder, job, endpoint) -> No
 def test_a_judge_task_without_a_judge_is_refused_early(model_dir, folder, endpoint, job) -> None:
     """Undeclared, it is refused by the build, before any GPU; a refused key fails the entry."""
     with pytest.raises(OperatorError, match=r"judge = true"):
-        build(model_dir, folder, "mt_bench", judge=False)
+        pipeline.answered(model_dir, suite_of("mt_bench", judge=False), folder, 2, {})
     endpoint.handle = lambda r: r.error(401, "no such key")
     outcome = score.perform(answered(model_dir, folder, "mt_bench", job))
     assert isinstance(outcome, Failed)

@@ -9,6 +9,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.observations import observation
 
 from priors.estimate import (
     Features,
@@ -22,7 +23,6 @@ from priors.estimate import (
 from priors.fit import residual
 from priors.hardware import nominal
 from priors.sizes import TASKS, all_known, known
-from tests.priors.test_table import observation
 
 SEVEN = Features(
     task="task0", model_parameters=7_000_000_000, hardware="nvidia_a100-sxm4-80gb", engine="hf", batch_size=8

@@ -7,28 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from support.observations import observation
 
 from priors import commands
-from priors.table import Observation, append, merge, read
-
-
-def observation(number=0, **changes):
-    values = {
-        "task": f"task{number}",
-        "key": "k",
-        "model_parameters": 7_000_000_000,
-        "hardware": "a100",
-        "engine": "hf",
-        "batch_size": 8,
-        "prefill_tokens": 100_000,
-        "generated_tokens": 0,
-        "documents": 100,
-        "inference_seconds": 12.5,
-        "metric_seconds": 1.0,
-        "load_seconds": 20.0,
-        "at": 1000.0 + number,
-    }
-    return Observation(**(values | changes))
+from priors.table import append, merge, read
 
 
 def test_what_was_appended_is_read(tmp_path):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.sandbox.attacks import ADD, ATTACKS, ROOT
+from sandbox.attacks import ADD, ATTACKS, ROOT
 
 DATA = Path(__file__).with_name("data")
 

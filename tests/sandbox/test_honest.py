@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sandbox.honest import IN_PROCESS, PROGRAMS, UNSUPPORTED, WRONG, WRONG_IN_PROCESS
 
 from evaljobs.sandbox import Level, Program, best_level, run_programs
 from evaljobs.sandbox.rpc.candidate import Agent
 from evaljobs.sandbox.rpc.link import Link
 from evaljobs.sandbox.rpc.names import needs_shared_process
-from tests.sandbox.honest import IN_PROCESS, PROGRAMS, UNSUPPORTED, WRONG, WRONG_IN_PROCESS
 
 UNWRITABLE = {"a file"}  # Landlock has no private folder, so programs may not write
 

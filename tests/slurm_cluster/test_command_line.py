@@ -95,7 +95,7 @@ def test_a_second_up_of_the_same_name_is_refused(plain: Cluster) -> None:
 
 
 def test_a_taken_port_is_refused(name: str) -> None:
-    """A forced port that somebody listens at: exit 2, and nothing is left of the attempt."""
+    """A forced port that is in use: exit 2, and nothing is left of the attempt."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         _refused(tool("up", "--name", name, "--port", str(port), *SMALL), f"port {port} is taken")
@@ -148,7 +148,7 @@ def test_wrong_options_are_refused(name: str, options: tuple[str, ...], word: st
 
 def test_an_unknown_name_is_refused(machine: None) -> None:
     """`down` of what is not there: exit 2, the names that are."""
-    _refused(tool("down", "--name", "nobody"), "no cluster named nobody")
+    _refused(tool("down", "--name", "unknown"), "no cluster named unknown")
 
 
 def test_a_dead_test_run_leaves_no_cluster_for_the_next(name: str, plain: Cluster) -> None:
@@ -174,7 +174,7 @@ def test_a_dead_test_run_leaves_no_cluster_for_the_next(name: str, plain: Cluste
 
 @pytest.mark.parametrize("part", ["munged", "login", "slurmctld", "n1.unshare", "n1", "n3"])
 def test_an_up_killed_halfway_is_undone_by_down(name: str, part: str) -> None:
-    """SIGKILL to `up` right after any part started: `down` ends that part and all before it, and nobody else."""
+    """SIGKILL to `up` right after any part started: `down` ends that part and all before it, and no other process."""
     record_file = Path(f"/run/evalspan-dev/{name}.json")
     line = [
         sys.executable,

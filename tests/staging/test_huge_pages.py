@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import xxhash
+from dev_cluster.testing import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
-from staging.world import MIB, ROOT, World, wait_for
+from support.node_memory import MIB, ROOT, NodeMemory
 
 from evaljobs.staging import store
 from evaljobs.staging.copy import Copy, copy_files
@@ -22,7 +23,7 @@ from evaljobs.staging.huge_pages import DEAR, EXTENT, LAST, Purse, huge_pages
 MOUNT = 'mount -t tmpfs -o huge=always,size=256m,mode=0755 none "$0" && exec "$@"'
 
 
-def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
+def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: NodeMemory) -> None:
     """Byte for byte there, on the "shm" rung, and gone after the release. Mounted for the precursor alone."""
     place = world.root / "huge"
     place.mkdir()
@@ -49,7 +50,7 @@ def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
             source = Path(checkpoint.source) / file.name
             assert (slot / store.MODEL / file.name).read_bytes() == source.read_bytes()
         world.release()
-        wait_for(lambda: world.outcome("cleared"))
+        wait_until(lambda: world.outcome("cleared"))
         assert precursor.wait(120) == 0
     finally:
         precursor.kill()
@@ -63,7 +64,7 @@ def test_a_tmpfs_of_huge_pages_is_a_root_like_any_other(world: World) -> None:
 @pytest.mark.parametrize("block", [MIB, 700_001, 3 * MIB])
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_bytes_are_the_same_whatever_pages_hold_them(
-    world: World, tmp_path: Path, size: int, block: int, where: str
+    world: NodeMemory, tmp_path: Path, size: int, block: int, where: str
 ) -> None:
     """Several readers, blocks within and across huge pages, a tail that has none; on a disk nothing is made of it."""
     source = tmp_path / "source"

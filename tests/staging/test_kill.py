@@ -7,7 +7,7 @@ import random
 import signal
 from pathlib import Path
 
-from staging.world import World, names
+from support.node_memory import NodeMemory, names
 
 from evaljobs.staging import clean, precursor, store
 
@@ -16,7 +16,7 @@ POINTS = int(os.environ.get("EVALSPAN_KILL_POINTS", "12"))
 
 
 def test_killed_anywhere_a_successor_completes_exactly_and_clean_leaves_nothing(
-    world: World, monkeypatch
+    world: NodeMemory, monkeypatch
 ) -> None:
     """After SIGKILL at any step: what is published is whole, the next precursor ends with the exact copy, clean cleans."""
     monkeypatch.setenv("PYTHONPATH", str(Path(RUNNER).parents[2]))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from staging.world import ROOT, World
+from support.node_memory import ROOT, NodeMemory
 
 # One process makes the checkpoint, stages it and loads it: torch is imported once. Values do not matter, pages do.
 TRIAL = """
@@ -47,7 +47,7 @@ print(json.dumps({"extra": extra, "size": size, "dtype": str(model.dtype)}))
 
 
 @pytest.mark.model
-def test_a_trial_adds_at_most_a_tenth_of_the_model(world: World) -> None:
+def test_a_trial_adds_at_most_a_tenth_of_the_model(world: NodeMemory) -> None:
     """Anonymous memory (smaps_rollup) that loading adds is at most 0.10 of the model's bytes: weights are mapped."""
     fields = {
         "name": "a",

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from staging.world import ROOT, World
+from support.node_memory import ROOT, NodeMemory
 
 from evaljobs.errors import OperatorError
 from evaljobs.staging import capacity, clean, node_probe, precursor
 from evaljobs.trial import hosted_trials
 
 
-def test_the_probe_measures_and_leaves_nothing(world: World) -> None:
+def test_the_probe_measures_and_leaves_nothing(world: NodeMemory) -> None:
     """One JSON object: what the root is, whether it can be used, rates of a real sample; nothing stays."""
     record = node_probe.probe_node([str(world.root), "/nowhere"], sample_mb=16)
     here, nowhere = record["roots"]
@@ -31,7 +31,7 @@ def test_the_probe_measures_and_leaves_nothing(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: World) -> None:
+def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: NodeMemory) -> None:
     """Left by one process, found once by another that sees the same root; not found elsewhere."""
     code = "import sys; from evaljobs.staging.node_probe import nonce; print(nonce(sys.argv[1], 'abc', leave=False))"
 
@@ -52,7 +52,7 @@ def test_a_nonce_tells_a_shared_memory_from_a_private_one(world: World) -> None:
 
 
 def test_clean_leaves_what_has_a_precursor_and_what_is_not_ours(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: NodeMemory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A held checkpoint and a file by a name that we do not give stay; the first is listed, the second reported."""
     holding = precursor.stage_only(world.spec(world.checkpoint()))

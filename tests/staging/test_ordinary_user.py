@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from staging.world import World, names
+from support.node_memory import NodeMemory, names
+from support.with_root import USER, as_user
 
 from evaljobs.staging import clean, owned_files, precursor, store
 from evaljobs.staging.store import reading
 
-USER = 64321  # no user has this uid
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
 
 
-def as_user(act: Callable[[], None]) -> None:
-    """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him."""
-    told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(USER, USER, USER)
-            os.setresuid(USER, USER, USER)
-            act()
-        except BaseException:  # noqa: BLE001 (an assertion, too, is told to the parent)
-            os.write(tell, traceback.format_exc().encode()[-4000:])
-            os._exit(1)
-        os._exit(0)
-    os.close(tell)
-    with os.fdopen(told) as file:
-        said = file.read()
-    assert os.waitpid(pid, 0)[1] == 0, said
-
-
 @pytest.fixture
-def shared(world: World) -> Iterator[World]:
+def shared(world: NodeMemory) -> Iterator[NodeMemory]:
     """A root that is everybody's and sticky, as /dev/shm is, and a folder of the user's for his checkpoints."""
     # what Python imports on first use is imported now: its folder may be closed to the user
     precursor.clear(precursor.stage_only(world.spec(world.checkpoint("warm"))), "test")
@@ -61,11 +40,11 @@ def as_root_remove(folder: Path) -> None:
     os.close(parent)
 
 
-def home(world: World) -> Path:
+def home(world: NodeMemory) -> Path:
     return world.root / store.home_name(USER)
 
 
-def test_stages_reads_and_clears(shared: World) -> None:
+def test_stages_reads_and_clears(shared: NodeMemory) -> None:
     """All of it without any privilege: copy, read, clear; another user's memory is not touched."""
     other = shared.root / store.home_name(0)
     (other / ("a" * 32)).mkdir(parents=True)
@@ -85,26 +64,26 @@ def test_stages_reads_and_clears(shared: World) -> None:
     assert (other / ("a" * 32) / "weights").read_text() == "root's"
 
 
-def plant_link(shared: World) -> None:
+def plant_link(shared: NodeMemory) -> None:
     (shared.folder / "trap").mkdir(mode=0o777)
     home(shared).symlink_to(shared.folder / "trap")
 
 
-def plant_own_link(shared: World) -> None:
+def plant_own_link(shared: NodeMemory) -> None:
     plant_link(shared)
     os.lchown(home(shared), USER, USER)
 
 
-def plant_file(shared: World) -> None:
+def plant_file(shared: NodeMemory) -> None:
     home(shared).write_text("another user's")
 
 
-def plant_folder(shared: World) -> None:
+def plant_folder(shared: NodeMemory) -> None:
     home(shared).mkdir()
     home(shared).chmod(0o777)
 
 
-def plant_open_folder(shared: World) -> None:
+def plant_open_folder(shared: NodeMemory) -> None:
     plant_folder(shared)
     os.chown(home(shared), USER, USER)
 
@@ -120,7 +99,7 @@ def plant_open_folder(shared: World) -> None:
     ],
 )
 def test_what_others_planted_is_named_and_left_alone(
-    shared: World, plant: Callable[[World], None], word: str
+    shared: NodeMemory, plant: Callable[[NodeMemory], None], word: str
 ) -> None:
     """At our home's name there is a link, a file, another's folder or one open to all: refused, and as it was afterwards."""
     plant(shared)
@@ -142,7 +121,7 @@ def test_what_others_planted_is_named_and_left_alone(
         assert not folder.is_dir() or list(folder.iterdir()) == []
 
 
-def test_a_checkpoint_that_he_may_not_read_is_the_operators(shared: World) -> None:
+def test_a_checkpoint_that_he_may_not_read_is_the_operators(shared: NodeMemory) -> None:
     """Denied by storage: a failure that says so and who must act; nothing is left in node memory."""
 
     def act() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
-from staging.world import MIB, World, make_checkpoint, names
+from support.node_memory import MIB, NodeMemory, make_checkpoint, names
+from support.with_root import small_disk
 
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.outcomes import Cleared, Failed
@@ -19,7 +19,7 @@ from evaljobs.staging import clean, copy, precursor, publish, store
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and other owners need root")
 
 
-def test_stages_holds_and_clears(world: World) -> None:
+def test_stages_holds_and_clears(world: NodeMemory) -> None:
     """Only what inference needs is copied, its bytes leave storage once, and after the release nothing is left."""
     checkpoint = world.checkpoint()
     process = world.start(world.spec(checkpoint))
@@ -38,7 +38,7 @@ def test_stages_holds_and_clears(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_two_at_once_copy_once(world: World) -> None:
+def test_two_at_once_copy_once(world: NodeMemory) -> None:
     """Two precursors of one checkpoint: storage is read once, and it stays until the second leaves."""
     checkpoint = world.checkpoint(size=16 * MIB)
     first = world.start(world.spec(checkpoint, "a"))
@@ -56,7 +56,7 @@ def test_two_at_once_copy_once(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_dead_precursors_copy_is_used_again(world: World) -> None:
+def test_a_dead_precursors_copy_is_used_again(world: NodeMemory) -> None:
     """A whole copy whose precursor was killed is verified and used, not copied again."""
     checkpoint = world.checkpoint()
     first = world.start(world.spec(checkpoint, "a"))
@@ -70,7 +70,7 @@ def test_a_dead_precursors_copy_is_used_again(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_sigterm_clears(world: World) -> None:
+def test_sigterm_clears(world: NodeMemory) -> None:
     """SIGTERM while holding: the memory is given back and the outcome says so."""
     process = world.start(world.spec(world.checkpoint()))
     world.staged()
@@ -83,7 +83,7 @@ def test_sigterm_clears(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_stopped_while_copying_leaves_nothing(world: World) -> None:
+def test_stopped_while_copying_leaves_nothing(world: NodeMemory) -> None:
     """A stop in mid-copy: no copy is published, the lease is gone, and it may be tried again."""
     checkpoint = world.checkpoint(size=8 * MIB)
     stop = threading.Event()
@@ -94,7 +94,7 @@ def test_stopped_while_copying_leaves_nothing(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_it_ends_when_the_coordinators_lease_ends(world: World) -> None:
+def test_it_ends_when_the_coordinators_lease_ends(world: NodeMemory) -> None:
     """The coordinator's lease file does not change for its time: the precursor clears and ends by itself."""
     process = world.start(world.spec(world.checkpoint(), lease_seconds=0.2))
     process.communicate(timeout=120)
@@ -105,7 +105,7 @@ def test_it_ends_when_the_coordinators_lease_ends(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_copy_removed_under_its_precursor_ends_it(world: World) -> None:
+def test_a_copy_removed_under_its_precursor_ends_it(world: NodeMemory) -> None:
     """`clean --all` while a precursor lives: it sees that and ends, and nothing is left."""
     process = world.start(world.spec(world.checkpoint()))
     world.staged()
@@ -116,7 +116,7 @@ def test_a_copy_removed_under_its_precursor_ends_it(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: World) -> None:
+def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: NodeMemory) -> None:
     """A byte flipped in the copy: the next precursor sees it, says so, and copies again."""
     checkpoint = world.checkpoint()
     first = precursor.stage_only(world.spec(checkpoint, "a"))
@@ -135,7 +135,7 @@ def test_a_flipped_byte_in_memory_is_caught_before_reuse(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_flipped_byte_on_storage_is_caught_where_the_save_left_hashes(world: World) -> None:
+def test_a_flipped_byte_on_storage_is_caught_where_the_save_left_hashes(world: NodeMemory) -> None:
     """Rot on storage, with mtime and size kept: caught by the hashes that were written at save time."""
     folder = make_checkpoint(world.folder / "step-1")
     weights = folder / "model-00001-of-00003.safetensors"
@@ -153,7 +153,7 @@ def test_a_flipped_byte_on_storage_is_caught_where_the_save_left_hashes(world: W
 
 
 @pytest.mark.parametrize("change", ["gone", "rewritten", "truncated", "replaced"])
-def test_a_checkpoint_that_changed_is_a_clear_failure(world: World, change: str) -> None:
+def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change: str) -> None:
     """Deleted, rewritten, truncated or replaced since it was announced: Failed for the operator, nothing published."""
     checkpoint = world.checkpoint()
     folder = Path(checkpoint.source)
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: World, change: str)
     assert world.nothing_left()
 
 
-def test_deleted_half_way_publishes_nothing(world: World) -> None:
+def test_deleted_half_way_publishes_nothing(world: NodeMemory) -> None:
     """The folder is deleted while blocks are read: nothing is published, although every byte could still be read."""
     checkpoint = world.checkpoint()
     slot = store.join(world.root, checkpoint.digest, "t", lease_seconds=60)
@@ -197,7 +197,7 @@ def test_deleted_half_way_publishes_nothing(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
+def test_a_planted_link_is_reported_and_never_followed(world: NodeMemory) -> None:
     """A link at our home's name, or at a checkpoint's: the rung is refused by name, the link's target untouched."""
     checkpoint = world.checkpoint()
     trap = world.folder / "trap"
@@ -218,7 +218,7 @@ def test_a_planted_link_is_reported_and_never_followed(world: World) -> None:
 
 
 @root_only
-def test_another_owners_folder_is_never_used(world: World) -> None:
+def test_another_owners_folder_is_never_used(world: NodeMemory) -> None:
     """Another user made our home's name first: reported, left as it was, the next rung is taken."""
     checkpoint = world.checkpoint()
     world.home.mkdir(mode=0o777)
@@ -234,7 +234,7 @@ def test_another_owners_folder_is_never_used(world: World) -> None:
     assert world.home.stat().st_uid == 65534
 
 
-def test_a_root_where_others_may_rename_is_refused(world: World) -> None:
+def test_a_root_where_others_may_rename_is_refused(world: NodeMemory) -> None:
     """A root that is writable by all and not sticky: a user who may rename our home may replace weights."""
     world.root.chmod(0o777)
     holding = precursor.stage_only(world.spec(world.checkpoint()))
@@ -243,13 +243,10 @@ def test_a_root_where_others_may_rename_is_refused(world: World) -> None:
 
 
 @root_only
-def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No room, seen beforehand or by ENOSPC in mid-copy: cleaned up, and the next root is used."""
     checkpoint = world.checkpoint(size=4 * MIB)
-    small = world.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "tmpfs", str(small)], check=True)
-    try:
+    with small_disk(world.folder / "small", "6m") as small:
         spec = world.spec(checkpoint, roots=(str(small), str(world.root)))
         holding = precursor.stage_only(spec)
         assert "are needed" in holding.staged.why
@@ -259,12 +256,10 @@ def test_too_small_takes_the_next_rung(world: World, monkeypatch: pytest.MonkeyP
             publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
         assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
     assert world.nothing_left()
 
 
-def test_what_dead_precursors_left_is_removed_after_its_lease(world: World) -> None:
+def test_what_dead_precursors_left_is_removed_after_its_lease(world: NodeMemory) -> None:
     """Another checkpoint's precursor removes a dead one's copy past its lease, and keeps it for a successor until then."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
     for seconds, stays in ((600.0, True), (0.0, False)):
@@ -284,13 +279,10 @@ def test_what_dead_precursors_left_is_removed_after_its_lease(world: World) -> N
 
 @root_only
 @pytest.mark.parametrize("size", [4 * MIB, 9 * MIB])
-def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: World, size: int) -> None:
+def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: NodeMemory, size: int) -> None:
     """Of two dead precursors' copies the expired one goes first; if that makes room, the other stays."""
     checkpoint = world.checkpoint(size=size)
-    small = world.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=700", "tmpfs", str(small)], check=True)
-    try:
+    with small_disk(world.folder / "small", "100m") as small:
         for digest, seconds in (("a" * 32, 0.0), ("b" * 32, 600.0)):
             dead = store.join(small, digest, "t", lease_seconds=seconds)
             (dead.path / "weights").write_bytes(bytes(16 * MIB))
@@ -300,5 +292,3 @@ def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: Wor
         kept = {n for n in names(slot.path.parent) if store.DIGEST.fullmatch(n)}
         assert kept == {checkpoint.digest, *(["b" * 32] if size == 4 * MIB else [])}
         store.leave(slot)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)

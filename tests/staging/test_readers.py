@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from staging.world import ROOT, World, wait_for
+from dev_cluster.testing import wait_until
+from support.node_memory import ROOT, NodeMemory
 
 from evaljobs.contract.specs import CheckpointSpec
 from evaljobs.staging import clean, precursor, store
@@ -61,13 +62,13 @@ def end_trial(trial: subprocess.Popen[str]) -> list[str]:
     return output.split()
 
 
-def retire_by_hand(world: World, digest: str) -> None:
+def retire_by_hand(world: NodeMemory, digest: str) -> None:
     with store.locked_home(world.root) as home:
         store.retire(home, digest)
 
 
 @pytest.mark.parametrize("how", ["locked", "unlocked"])
-def test_no_checkpoint_changes_pages_that_are_mapped(world: World, how: str) -> None:
+def test_no_checkpoint_changes_pages_that_are_mapped(world: NodeMemory, how: str) -> None:
     """The next checkpoint gets pages of its own, whether the reader of the old one holds the lock or not."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
     first = precursor.stage_only(world.spec(old, "a"))
@@ -81,7 +82,7 @@ def test_no_checkpoint_changes_pages_that_are_mapped(world: World, how: str) -> 
     assert world.nothing_left()
 
 
-def test_cleaning_while_a_trial_reads_lets_it_finish(world: World) -> None:
+def test_cleaning_while_a_trial_reads_lets_it_finish(world: NodeMemory) -> None:
     """`clean --all` takes the names; what the trial has mapped stays its own to the end."""
     holding = precursor.stage_only(world.spec(world.checkpoint()))
     trial = start_trial(holding.staged.path)
@@ -93,31 +94,31 @@ def test_cleaning_while_a_trial_reads_lets_it_finish(world: World) -> None:
     assert world.nothing_left()
 
 
-def test_clearing_waits_for_a_reader_that_ends_in_time(world: World) -> None:
+def test_clearing_waits_for_a_reader_that_ends_in_time(world: NodeMemory) -> None:
     """A precursor that clears gives a reader time: names go only after the reader has ended."""
     process = world.start(world.spec(world.checkpoint()))
     staged = world.staged()
     with reading(staged.path):
         process.terminate()
         # the precursor has given its lease back before it waits for readers
-        wait_for(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
+        wait_until(lambda: not any((Path(staged.path).parent / "leases").iterdir()))
         assert Path(staged.path).is_dir()
     process.communicate(timeout=120)
     assert world.nothing_left()
 
 
-def test_reading_a_path_that_is_not_staged_does_nothing(world: World) -> None:
+def test_reading_a_path_that_is_not_staged_does_nothing(world: NodeMemory) -> None:
     """Storage paths, and names that only look like ours, take no lock and need none."""
     for path in ("/storage/step-1", "HuggingFaceTB/SmolLM2-135M", str(world.folder / "model")):
         with reading(path):
             pass
 
 
-def staged_path(world: World, checkpoint: CheckpointSpec) -> Path:
+def staged_path(world: NodeMemory, checkpoint: CheckpointSpec) -> Path:
     return world.home / checkpoint.digest / store.MODEL
 
 
-def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: World) -> None:
+def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: NodeMemory) -> None:
     """Before the manifest there is no reading; with patience it waits for the copy, then has all of it."""
     checkpoint = world.checkpoint(size=8 << 20)
     path = staged_path(world, checkpoint)
@@ -136,7 +137,7 @@ def test_a_trial_that_starts_early_waits_and_never_reads_half_a_model(world: Wor
     assert world.nothing_left()
 
 
-def test_map_of_a_staged_file_is_of_the_file_itself(world: World) -> None:
+def test_map_of_a_staged_file_is_of_the_file_itself(world: NodeMemory) -> None:
     """What a mapping shows is what was staged (the tests above rely on it)."""
     checkpoint = world.checkpoint(shards=1)
     holding = precursor.stage_only(world.spec(checkpoint))

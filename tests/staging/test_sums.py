@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from staging.world import ROOT, World, make_checkpoint
+from support.node_memory import ROOT, NodeMemory, make_checkpoint
 
 from coordinator import hook
 from coordinator.intake.checkpoint import inspect
@@ -37,7 +37,7 @@ def announce(checkpoint: Path, work: Path, *more: str, hidden: str = "") -> subp
     )
 
 
-def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world: World) -> None:
+def test_a_byte_flipped_after_the_save_never_reaches_a_gpu(world: NodeMemory) -> None:
     """The hook's sums are the files'; a flip that keeps size, mtime and header fails the precursor, which keeps nothing."""
     folder = make_checkpoint(world.folder / "step-1")
     assert hook.SUMS == SAVE_SUMS

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dev_cluster.api import Cluster
+import pytest
+from dev_cluster.api import Cluster, dev_cluster, unavailable
 
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.paths import WorkPaths
@@ -25,6 +26,15 @@ TOYS: dict[str, dict[str, int]] = {
     "toy_pages": {},
     "toy_programs": {},
 }
+
+
+@contextmanager
+def cluster(**shape: Any) -> Iterator[Cluster]:
+    """A real Slurm of this shape; the test is skipped where none can be started."""
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    with dev_cluster(**shape) as made:
+        yield made
 
 
 @dataclass

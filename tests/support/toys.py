@@ -9,7 +9,7 @@ from typing import Any
 
 from dev_cluster.api import Cluster
 
-TASKS = Path(__file__).resolve().parents[1] / "exactness" / "tasks"
+TASKS = Path(__file__).parent / "exactness" / "tasks"
 BOOTSTRAP = 100
 CONFIG = f"""
 [trial]
@@ -28,8 +28,8 @@ poll_seconds = 1.0
 
 def toy_model(folder: Path, seed: int = 7) -> Path:
     """A checkpoint of a tiny Llama with a tokenizer, the same for the same code; other weights for another seed."""
-    from exactness import tiny_model
-    from exactness.tasks import rows
+    from support.exactness import tiny_model
+    from support.exactness.tasks import rows
 
     return tiny_model.make(folder / f"tiny-{seed}", rows.corpus(), seed=seed)
 
@@ -51,9 +51,8 @@ def suite_text(
 
 def expected(model: Path, entries: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Any]]:
     """lm-eval's own results of each task, one run a task."""
-    from exactness.pipeline import Case, lm_eval_run
-
     from evaljobs.lmeval import run
+    from support.exactness.pipeline import Case, lm_eval_run
 
     run.quiet_environment(offline=True)
     cases = {
@@ -65,7 +64,7 @@ def expected(model: Path, entries: Mapping[str, Mapping[str, int]]) -> dict[str,
 
 def cluster_tasks(cluster: Cluster) -> Path:
     """The toy tasks as the user and the nodes see them."""
-    return Path(cluster.repo) / "tests" / "exactness" / "tasks"
+    return Path(cluster.repo) / "tests" / "support" / "exactness" / "tasks"
 
 
 def furnish(cluster: Cluster, name: str, model: Path, texts: Mapping[str, str]) -> Path:

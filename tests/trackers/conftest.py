@@ -1,113 +1,13 @@
-"""Evaluations of one training as they lie in a work folder, and their points."""
+"""The work folder that the tests of this folder read."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from coordinator.evaluation.records import EvaluationRecord, RunOptions
-from coordinator.report.learning_curves import Point, scores_of
-from coordinator.report.measurements import Report, Stages
-from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import (
-    CheckpointSpec,
-    ModelOptions,
-    SuiteSpec,
-    TaskEntry,
-)
-
-
-def results(value: float, stderr: float | str = 0.01, **more: Any) -> dict[str, Any]:
-    """lm-eval's results of two tasks, one of them better when lower."""
-    return {
-        "results": {
-            "add": {"alias": "add", "exact_match,none": value, "exact_match_stderr,none": stderr},
-            "pages": {
-                "alias": "pages",
-                "word_perplexity,none": 10 - value,
-                "word_perplexity_stderr,none": "N/A",
-            },
-        },
-        "higher_is_better": {"add": {"exact_match": True}, "pages": {"word_perplexity": False}},
-        "n-samples": {"add": {"original": 100, "effective": 100}},
-        "configs": {"add": {"task": "add"}, "pages": {"task": "pages"}},
-        "config": {"model": "hf", "model_args": {}},
-        **more,
-    }
-
-
-def point(step: int | None, value: float, stderr: float | str = 0.01, **more: Any) -> Point:
-    known: dict[str, Any] = {
-        "evaluation_id": f"step-{step}-mini-0000000{(step or 0) % 10}",
-        "suite": "mini",
-        "checkpoint": f"/runs/a/step-{step}",
-        "step": step,
-        "status": "done",
-        "accepted_at": 1_700_000_000.0 + (step or 0),
-        "makespan_seconds": 60.0,
-        "gpu_seconds": 1800.0,
-        "scores": scores_of(results(value, stderr)),
-    }
-    return Point(**{**known, **more})
-
-
-def leave(
-    work: Path, step: int, value: float | None, parent: str = "/runs/a", suite: str = "mini"
-) -> EvaluationPaths:
-    """Write an evaluation's record, and its results and report unless `value` is None (it runs)."""
-    record = EvaluationRecord(
-        evaluation_id=f"step-{step}-{suite}-{step:08d}",
-        checkpoint=CheckpointSpec(source=f"{parent}/step-{step}", digest="d", files=(), step=step),
-        suite=SuiteSpec(name=suite, tasks=(TaskEntry(name="add"),)),
-        model=ModelOptions(),
-        options=RunOptions(),
-        accepted_at=1_700_000_000.0 + step,
-    )
-    paths = EvaluationPaths(work / record.evaluation_id)
-    for folder in paths.folders():
-        folder.mkdir(parents=True)
-    paths.evaluation.write_text(record.model_dump_json())
-    if value is None:
-        return paths
-    report = Report(
-        evaluation_id=record.evaluation_id,
-        checkpoint=record.checkpoint.source,
-        step=step,
-        suite=suite,
-        status="done",
-        accepted_at=record.accepted_at,
-        makespan_seconds=90.0,
-        predicted_makespan_seconds=None,
-        lower_bound_seconds=None,
-        ratio=None,
-        stages=Stages(),
-        gpu_seconds=3600.0,
-        gpu_busy_fraction=0.5,
-        gpus=(),
-        nodes={},
-        staged_bytes=0,
-        storage_bytes=0,
-        shards=(),
-        metric_seconds={},
-        entries=(),
-        warnings=(),
-    )
-    paths.report.write_text(report.model_dump_json())
-    sample = {"doc_id": 0, "doc_hash": "a", "prompt_hash": "b", "target_hash": "c", "resps": [["1"]]}
-    (paths.samples / "samples_add_000.jsonl").write_text(json.dumps(sample) + "\n")
-    paths.results.write_text(json.dumps(results(value)))
-    return paths
+from support.trainings import two_trainings
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """Three checkpoints of /runs/a (the last one still runs) and one of another training."""
-    folder = tmp_path / "work"
-    leave(folder, 10, 0.2)
-    leave(folder, 20, 0.6)
-    leave(folder, 30, None)
-    leave(folder, 5, 0.9, parent="/runs/b")
-    return folder
+    return two_trainings(tmp_path / "work")

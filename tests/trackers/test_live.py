@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trackers.conftest import leave, results
+from support.trainings import leave, results
 
 from coordinator.config.schema import Config, TrackersConfig
 from coordinator.trackers import TRACKERS, live, runs_of
@@ -168,7 +168,7 @@ def test_settings_name_their_trackers(tmp_path):
 
 def test_a_common_folder_name_is_no_name_of_a_run():
     """Trainings whose folder is `checkpoints` are named by the folder above."""
-    from trackers.conftest import point
+    from support.trainings import point
 
     names = runs_of([point(1, 0.1, checkpoint=f"/runs/{t}/checkpoints/step-1") for t in ("a", "b")])
     assert list(names) == ["a-mini", "b-mini"]

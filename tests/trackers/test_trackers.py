@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trackers.conftest import leave, point
+from support.trainings import leave, point
 
 from coordinator import trackers
 from coordinator.errors import OperatorError

@@ -1,0 +1,178 @@
+"""What is to blame for trials that fail on a shard: bad nodes rest, poison shards are quarantined, seeded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated.failing import VAGUE, Faulty
+from support.simulated.parts import Faults, record
+from support.simulated.world import World
+
+from coordinator.evaluation.fault_attribution import (
+    MAX_KILLS,
+    MAX_KILLS_ON_ONE_NODE,
+    NODE_WORDS,
+    SHARD_WORDS,
+    whose,
+)
+
+ECC = (
+    "AcceleratorError: CUDA error: uncorrectable ECC error encountered Search for `cudaErrorECCUncorrectable'"
+)
+ASSERT = "AcceleratorError: CUDA error: device-side assert triggered Search for `cudaErrorAssert' in"
+MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+QUIET = Faults()
+BUSY = Faults(
+    submit_waits=0.2, submit_timeout=0.05, listing=0.2, wipe_queue=0.02, restart=0.05, slow_outcome=0.3
+)
+
+
+def in_use_again(world: World) -> None:
+    """No node that works is out of use, or only for as long as one rest."""
+    for node in world.state.nodes.by_name.values():
+        assert node.name in world.bad or node.back_offs <= 1, world.summary()
+
+
+@pytest.mark.parametrize("phrase", NODE_WORDS)
+def test_words_that_only_hardware_says_are_the_nodes(phrase: str) -> None:
+    """As torch says them; the same words in a prompt are no error of CUDA."""
+    assert whose(f"AcceleratorError: CUDA error: {phrase} Search for") == "node"
+    assert whose(f"RuntimeError: CUDA error: {phrase} CUDA kernel errors might be asynchronously") == "node"
+    assert whose(f"KeyError: '{phrase}'") == "either"
+
+
+def test_words_that_tell_nothing_of_whose_fault_it_is() -> None:
+    """A kernel's check of its input is the shard's; memory, addresses, other errors may be either's."""
+    assert {whose(f"RuntimeError: CUDA error: {phrase}") for phrase in SHARD_WORDS} == {"shard"}
+    for error in (
+        MEMORY,
+        VAGUE,
+        "ValueError: no",
+        "RuntimeError: CUDA error: unspecified launch failure",
+        "",
+    ):
+        assert whose(error) == "either"
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    nodes=st.integers(2, 4),
+    gpus=st.sampled_from([1, 2, 8]),
+    error=st.sampled_from([ECC, VAGUE, MEMORY]),
+    faults=st.sampled_from([QUIET, BUSY]),
+)
+def test_a_bad_node_among_good_ones_costs_nothing(
+    seed: int, nodes: int, gpus: int, error: str, faults: Faults
+) -> None:
+    """Whatever its error, each of its trials fails on a shard: every entry is scored, no shard is quarantined,
+    and where it had the time to fail again and again it rests."""
+    world = Faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
+    world.bad = {"n0": error}
+    world.run_to_scores()
+    most = 3 if error == ECC else 3 * gpus
+    asides = [w for w in world.state.warnings if w.startswith("node n0 set aside")]
+    late = 4 if faults.restart else 0  # with shards that another trial has done meanwhile
+    assert asides or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
+    assert not [w for w in world.state.warnings if "set aside" in w and "n0" not in w] or faults.restart
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    nodes=st.integers(1, 4),
+    gpus=st.sampled_from([1, 2, 8]),
+    error=st.sampled_from([ASSERT, VAGUE, MEMORY]),
+    how=st.tuples(st.booleans(), st.sampled_from([QUIET, BUSY])),
+)
+def test_poison_costs_its_task_and_no_node(
+    seed: int, nodes: int, gpus: int, error: str, how: tuple[bool, Faults]
+) -> None:
+    """One shard, or all of a task: the task fails after a bounded number of deaths of each, everything else is scored, and
+    no node is out of use for longer than one rest."""
+    whole, faults = how
+    world = Faulty(seed, faults, record(entries=6), nodes=nodes, gpus=gpus)
+    world.until_planned()
+    shards = list(world.state.shards.leaves["t1"].planned.shards)
+    world.poison = dict.fromkeys(shards if whole else shards[:1], error)
+    world.run()
+    assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
+    assert f"took down {MAX_KILLS}" in world.state.entries[1].error or nodes > 1
+    assert max(world.deaths.values()) <= MAX_KILLS_ON_ONE_NODE + (3 if faults.restart else 0)
+    world.assert_nothing_left()
+    in_use_again(world)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    nodes=st.integers(3, 4),
+    gpus=st.sampled_from([1, 2, 8]),
+    errors=st.tuples(st.sampled_from([ECC, VAGUE]), st.sampled_from([ASSERT, VAGUE])),
+)
+def test_a_bad_node_and_a_poison_shard_are_told_apart(
+    seed: int, nodes: int, gpus: int, errors: tuple[str, str]
+) -> None:
+    """Both at once: the poison's task fails and no other."""
+    world = Faulty(seed, BUSY, record(entries=6), nodes=nodes, gpus=gpus)
+    world.bad = {"n0": errors[0]}
+    world.until_planned()
+    poison = world.state.shards.leaves["t1"].planned.shards[0]
+    world.poison = {poison: errors[1]}
+    world.run()
+    assert {e.name for e in world.state.entries if e.status != "scored"} == {"t1"}, world.summary()
+    world.assert_nothing_left()
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**32),
+    nodes=st.integers(1, 3),
+    error=st.sampled_from([ECC, ASSERT, VAGUE]),
+    everything=st.booleans(),
+)
+def test_where_all_nodes_or_all_shards_are_bad_it_ends_with_reasons(
+    seed: int, nodes: int, error: str, everything: bool
+) -> None:
+    """It ends after a bounded number of trials, and each entry says why."""
+    world = Faulty(seed, Faults(slow_outcome=0.2), record(entries=5), nodes=nodes)
+    world.until_planned()
+    if everything:
+        world.poison = dict.fromkeys(world.state.shards.by_name, error)
+    else:
+        world.bad = dict.fromkeys(world.node_names, error)
+    world.run()
+    assert all(e.status == "failed" and e.error for e in world.state.entries)
+    assert sum(world.died_at.values()) <= MAX_KILLS_ON_ONE_NODE * len(world.state.shards.by_name) + 8 * nodes
+    world.assert_nothing_left()
+
+
+class Silent(Faulty):
+    """The kernel ends trials that run a poison shard: nothing is heard of them but Slurm's word."""
+
+    def fail(self, trial: str, node: str, shard: str, error: str) -> None:
+        self.claims[shard] = trial
+        self.deaths[shard] = self.deaths.get(shard, 0) + 1
+        self.died_at[node] = self.died_at.get(node, 0) + 1
+        for job in self.jobs.values():
+            for index, member in job.members.items():
+                if trial in job.job.name + f".{index}":
+                    member.word = error
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 3), gpus=st.sampled_from([1, 2, 8]))
+def test_a_shard_that_takes_too_much_memory_is_named_and_no_node_is(seed: int, nodes: int, gpus: int) -> None:
+    """Its trials are killed without a word of their own: it is quarantined as if they had told of it."""
+    world = Silent(seed, Faults(listing=0.2, slow_outcome=0.2), record(entries=6), nodes=nodes, gpus=gpus)
+    world.until_planned()
+    shard = world.state.shards.leaves["t1"].planned.shards[0]
+    world.poison = {shard: "OUT_OF_MEMORY"}
+    world.run()
+    failed = {e.name: e.error for e in world.state.entries if e.status != "scored"}
+    assert failed.keys() == {"t1"}, world.summary()
+    assert f"shard {shard} took down" in failed["t1"]
+    assert world.deaths[shard] <= MAX_KILLS_ON_ONE_NODE
+    world.assert_nothing_left()
+    in_use_again(world)

@@ -1,0 +1,47 @@
+"""The time limit that trials ask for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.simulated.parts import record
+
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import indexes
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.job_specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
+from coordinator.evaluation.state import NodeUse, Trial
+
+DAY = 24 * 3600
+
+
+def state_of(work: float, load: float, lanes: int, most: int, attempt: int = 0):
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(trial_time_limit_seconds=most)))
+    state.plan.work_seconds_95, state.plan.load_seconds_95 = work, load
+    state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
+    for number in range(attempt):
+        state.trials.by_name[f"t{number}"] = Trial(name=f"t{number}", job="j", member=0, lane="n1/0")
+    state.index = indexes.recounted(state)
+    return state
+
+
+@given(work=st.floats(1, 1e7), load=st.floats(0, 1e4), lanes=st.integers(1, 64), attempt=st.integers(0, 40))
+def test_a_limit_covers_load_and_an_even_share_and_stays_below_the_settings(work, load, lanes, attempt):
+    """At least what is predicted and a quarter of an hour, doubled an attempt, unless the settings allow less."""
+    for most in (600, DAY):
+        limit = trial_limit_seconds(state_of(work, load, lanes, most, attempt), ["n1/0", "n1/1"])
+        wanted = max(SHORTEST_LIMIT_SECONDS, load + work / lanes) * 2 ** min(attempt, 20)
+        assert limit == most or limit >= wanted
+        assert limit <= most
+
+
+def test_without_a_prediction_the_settings_stand():
+    """A trial that probes for the batch size is submitted before there is a plan."""
+    assert trial_limit_seconds(state_of(0.0, 0.0, 8, DAY), ["n1/0"]) == DAY
+
+
+def test_more_gpus_make_limits_shorter():
+    """Eight times the lanes: about an eighth of the work each."""
+    few, many = (trial_limit_seconds(state_of(80_000.0, 30.0, lanes, DAY), ["n1/0"]) for lanes in (8, 64))
+    assert few == 10_150
+    assert many == 1_400

@@ -1,0 +1,439 @@
+"""The machine under seeded failures: thousands of interleavings, each replayable by its seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated.parts import Faults, record
+from support.simulated.shared import Shared
+from support.simulated.world import World, replay
+
+from coordinator.evaluation import events as ev
+from coordinator.evaluation.scoring import MAX_LOSSES
+
+MILD = Faults(kill=0.01, listing=0.1, slow_outcome=0.2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_undisturbed_evaluation_scores_every_entry_once(seed: int) -> None:
+    """Without faults each entry is scored exactly once and nothing is left on the cluster."""
+    world = World(seed, Faults())
+    world.run_to_scores()
+    assert world.scored_with == {0: 1, 1: 1, 2: 1}
+    assert all(n == 1 for n in world.frames.values())
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.02), nodes=st.integers(1, 4))
+def test_everything_is_scored_whatever_dies_now_and_then(seed: int, kill: float, nodes: int) -> None:
+    """Killed jobs, lost submissions, a wiped queue, lost metric jobs, late news, restarts: all entries are scored."""
+    faults = Faults(
+        kill=kill,
+        submit_waits=0.2,
+        submit_lost=0.05,
+        submit_timeout=0.05,
+        vanish=0.2,
+        listing=0.2,
+        wipe_queue=0.03,
+        lose_metric=0.05,
+        restart=0.05,
+        node_down=0.01,
+        slow_outcome=0.3,
+    )
+    world = World(seed, faults, nodes=nodes)
+    world.run()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
+    world.assert_nothing_left()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_stealing_a_lane_runs_exactly_the_shards_that_were_planned_for_it(seed: int) -> None:
+    """`steal` False, undisturbed: every shard is run once, by a trial of its planned lane, and no lane has two trials."""
+    world = World(seed, Faults(), record(steal=False), nodes=3)
+    world.run_to_scores()
+    (plan,) = (e for e in world.journal if isinstance(e, ev.Planned))
+    lane_of = {s: lane.lane for lane in plan.lanes for s, _, _ in lane.shards}
+    ran = {
+        s: world.state.trials.by_name[frame.file.removesuffix(".frames")].lane
+        for e in world.journal
+        if isinstance(e, ev.ShardsDumped)
+        for s, frame in e.shards
+    }
+    assert ran == lane_of
+    assert all(n == 1 for n in world.frames.values())
+    lanes = [trial.lane for trial in world.state.trials.by_name.values()]
+    assert len(set(lanes)) == len(lanes)
+
+
+@pytest.mark.long
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32), most=st.sampled_from([None, 1, 3]), nodes=st.integers(1, 4))
+def test_without_stealing_every_shard_of_a_lost_lane_is_run_by_others(
+    seed: int, most: int | None, nodes: int
+) -> None:
+    """`steal` False: nodes that go, trials that die, lanes that are preempted, a wiped queue, fewer trials than lanes were
+    planned: all entries are scored all the same."""
+    faults = Faults(
+        kill=0.01,
+        submit_lost=0.05,
+        vanish=0.2,
+        listing=0.2,
+        wipe_queue=0.03,
+        restart=0.05,
+        node_down=0.02,
+        drain=0.01,
+        preempt=0.02,
+        slow_outcome=0.3,
+        straggle=0.05,
+    )
+    world = World(seed, faults, record(steal=False, max_trials=most), nodes=nodes)
+    world.run()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
+    world.assert_nothing_left()
+    assert replay(world.journal) == world.state
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), dies=st.sampled_from([0.3, 0.8, 1.0]), forgets=st.sampled_from([0.0, 1.0]))
+def test_a_metric_job_that_takes_its_workers_down_is_not_asked_for_without_end(
+    seed: int, dies: float, forgets: float
+) -> None:
+    """However often metric jobs end without an outcome, or are forgotten by the queue, the evaluation ends: each is
+    enqueued a bounded number of times, and an entry without a score says why."""
+    world = World(seed, Faults(metric_dies=dies, lose_metric=forgets))
+    world.run()
+    assert max(world.enqueued.values()) <= MAX_LOSSES + 1
+    assert not world.state.ending.reason
+    for entry in world.state.entries:
+        assert entry.status == "scored" or "abandoned" in entry.error or "forgot" in entry.error
+    if dies == 1 and not forgets:
+        assert all("abandoned" in e.error for e in world.state.entries)
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3), late=st.sampled_from([0.0, 0.3]))
+def test_a_trial_that_outlives_its_limit_hands_its_shards_back(
+    seed: int, overrun: float, late: float
+) -> None:
+    """Whatever number of trials run into their limit, no node rests for it, also where a trial's end is seen before its own
+    word. With its word in time every entry is scored, no shard is blamed, and each next trial on a lane asks for at
+    least as long, never for more than the settings allow."""
+    world = World(seed, Faults(overrun=overrun, slow_outcome=late))
+    world.run()
+    assert not [text for text in world.state.warnings if "set aside" in text and "TIMEOUT" in text]
+    assert not world.memory
+    if late and world.state.ending.reason:
+        return
+    world.assert_scored()
+    world.assert_nothing_left()
+    if late:
+        return
+    assert not any(s.kills for s in world.state.shards.by_name.values())
+    most = world.record.options.trial_time_limit_seconds
+    asked: dict[str, list[int]] = {}
+    for job in world.jobs.values():
+        if job.job.purpose == "trial":
+            for lane in next(iter(job.specs.values())).lanes:
+                asked.setdefault(lane.lane, []).append(job.job.time_limit_seconds)
+    for limits in asked.values():
+        assert limits == sorted(limits)
+        assert limits[-1] <= most
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), kill=st.floats(0, 0.1))
+def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, kill: float) -> None:
+    """A conversion that dies is tried again, three times in all; until it is done no other job is submitted."""
+    world = World(
+        seed,
+        Faults(kill=kill, convert_fails=kill, submit_lost=0.1, vanish=0.2, restart=0.1),
+        record(convert="x"),
+    )
+    world.run()
+    scored = all(e.status == "scored" for e in world.state.entries)
+    assert scored or world.state.ending.reason or any("times" in e.error for e in world.state.entries), (
+        world.summary()
+    )
+    purposes = [j.job.purpose for j in world.jobs.values()]
+    assert purposes[0] == "convert"
+    assert world.converted or set(purposes) == {"convert"}
+    assert not scored or world.state.record.checkpoint.announced == "/c"
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), preempt=st.floats(0, 0.15), nodes=st.integers(1, 3))
+def test_preemption_blames_no_node(seed: int, preempt: float, nodes: int) -> None:
+    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node rests."""
+    world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
+    world.run_to_scores()
+    assert all(n.failures == 0 and not n.back_offs for n in world.state.nodes.by_name.values())
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(2, 4))
+def test_a_drained_node_keeps_nothing_waiting(seed: int, nodes: int) -> None:
+    """Nodes drain while submissions to them are in doubt: the others score all, nothing more is submitted to a
+    drained one, and no job waits for it."""
+    faults = Faults(
+        submit_waits=0.3, submit_lost=0.2, submit_timeout=0.3, drain=0.1, restart=0.03, listing=0.1
+    )
+    world = World(seed, faults, nodes=nodes, gpus=8)
+    world.run()
+    scored = all(e.status == "scored" for e in world.state.entries)
+    assert scored or "could not be submitted" in world.state.ending.reason, world.summary()
+    world.assert_nothing_left()
+
+
+@pytest.mark.long
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), quiet=st.booleans())
+def test_evaluations_that_share_a_cluster_all_end(seed: int, quiet: bool) -> None:
+    """They arrive while others infer, with GPUs and memory for few of them, nodes given back, down, taken by other
+    users' jobs: none waits for another for ever, each is scored, and nothing is left."""
+    faults = Faults(
+        kill=0.005,
+        submit_waits=0.2,
+        submit_timeout=0.05,
+        listing=0.2,
+        overrun=0.02,
+        restart=0.02,
+        stage_fails=0.03,
+        slow_outcome=0.2,
+        preempt=0.01,
+    )
+    shared = Shared(seed, Faults() if quiet else faults)
+    shared.run()
+    for tenant in shared.tenants:
+        lost = [e for e in tenant.state.entries if e.status != "scored"]
+        told = tenant.state.ending.reason or all("times" in e.error for e in lost)
+        assert not lost or (told and not quiet), tenant.summary()
+        tenant.assert_nothing_left()
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), steal=st.booleans())
+def test_a_journal_rebuilds_the_state_exactly(seed: int, steal: bool) -> None:
+    """Replaying the journal gives the state that the living coordinator had, whatever happened."""
+    faults = Faults(
+        kill=0.02, submit_timeout=0.05, wipe_queue=0.02, slow_outcome=0.2, build_fails=0.1, node_down=0.05
+    )
+    world = World(seed, faults, record(steal=steal))
+    for _ in range(40):
+        if world.state.ended_at is None:
+            world.tick()
+        assert replay(world.journal) == world.state
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_what_cannot_be_done_ends_with_reasons(seed: int) -> None:
+    """Builds, staging and metrics that keep failing end the evaluation with a reason for each entry; it never hangs."""
+    world = World(seed, Faults(kill=0.2, build_fails=0.5, stage_fails=0.5, metric_fails=0.5))
+    world.run()
+    for entry in world.state.entries:
+        assert entry.status == "scored" or entry.error
+
+
+class Poisoned(World):
+    """The build of entry 2 ends its job: of the entries after it nothing is heard."""
+
+    def run_build(self, job: Any, index: int, member: Any) -> None:
+        whole = job.specs
+        names = [spec.entry for spec in whole.values()]
+        if 2 in names:
+            job.specs = {n: s for n, s in whole.items() if names.index(s.entry) < names.index(2)}
+        super().run_build(job, index, member)
+        job.specs = whole
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), parts=st.integers(1, 3))
+def test_an_entry_whose_build_ends_its_job_takes_no_other_with_it(seed: int, parts: int) -> None:
+    """It fails after three tries, by name; all others are scored."""
+    world = Poisoned(seed, Faults(slow_outcome=0.1), record(entries=7, build_jobs=parts))
+    world.run()
+    assert [e.index for e in world.state.entries if e.status != "scored"] == [2], world.summary()
+    assert "its build job ended 3 times" in world.state.entries[2].error
+
+
+def test_where_no_entry_can_be_built_all_of_them_say_so_after_six_jobs() -> None:
+    """It is not tried three times for each of thirty entries."""
+    world = World(1, Faults(), record(entries=30, build_jobs=1))
+    world.run_build = world.end_member  # type: ignore[method-assign]  # an interpreter that does not start
+    world.run()
+    assert all("its build job ended" in e.error for e in world.state.entries)
+    assert sum(j.job.purpose == "build" for j in world.jobs.values()) == 6
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), at=st.integers(0, 30))
+def test_cancelling_at_any_moment_leaves_nothing_behind(seed: int, at: int) -> None:
+    """After a cancellation no job runs, no memory is held, and every unscored entry says why."""
+    world = World(seed, MILD, record(entries=4, max_trials=3))
+    for _ in range(at):
+        if world.state.ended_at is None:
+            world.tick()
+    if world.state.ended_at is None:
+        world.take([ev.CancelAsked(at=world.now, reason="asked")])
+    world.run()
+    world.assert_nothing_left()
+    assert all(e.status == "scored" or "cancelled" in e.error for e in world.state.entries)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), straggle=st.floats(0.05, 1.0), nodes=st.integers(1, 3))
+def test_stragglers_lose_no_work(seed: int, straggle: float, nodes: int) -> None:
+    """Whichever trials are named as slow, all of them too, and whatever dies meanwhile: all entries are scored."""
+    faults = Faults(straggle=straggle, kill=0.01, wipe_queue=0.03, restart=0.05, slow_outcome=0.2)
+    world = World(seed, faults, record(entries=4), nodes=nodes)
+    world.run()
+    lost = [e for e in world.state.entries if e.status != "scored"]
+    assert not lost or world.state.ending.reason or any("times" in e.error for e in lost), world.summary()
+
+
+def test_a_stragglers_lane_is_left_alone_while_another_trial_runs() -> None:
+    """It ends with shards to do: no trial follows it on its lane while another one runs."""
+    checked = 0
+    for seed in range(30):
+        world = World(seed, Faults(straggle=0.2), record(entries=8))
+        before: set[str] = set()
+        for _ in range(200):
+            if world.state.ended_at is not None:
+                break
+            runs = any(world.state.running_lanes(node) for node in world.state.nodes.by_name)
+            shunned = {world.state.trials.by_name[t].lane for t in world.state.trials.stragglers}
+            before = set(world.state.trials.live)
+            world.tick()
+            still = any(
+                world.state.running_lanes(node) for node in world.state.nodes.by_name
+            ) and before & set(world.state.trials.live)
+            for trial in set(world.state.trials.live) - before if runs and still else ():
+                checked += 1
+                assert world.state.trials.by_name[trial].lane not in shunned, world.summary()
+        world.assert_scored()
+    assert checked, "no trial followed another: other dice are needed"
+
+
+def killed(world: World, nodes: list[str]) -> None:
+    """All trials that run on these nodes die at once, without a word."""
+    for job in world.jobs.values():
+        if job.job.purpose == "trial" and job.job.node in nodes:
+            for index, member in job.members.items():
+                if member.phase == "running":
+                    world.end_member(job, index, member)
+
+
+def inferring(world: World) -> bool:
+    """A shard is done and another one is to do, with a trial running."""
+    done = any(s.frame is not None for s in world.state.shards.by_name.values())
+    return (
+        done
+        and world.state.shards.todo > 2
+        and any(world.state.running_lanes(n) for n in world.state.nodes.by_name)
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_node_that_takes_eight_trials_with_it_ends_no_evaluation(seed: int) -> None:
+    """Eight deaths in one listing are one node's fault: it rests, and the work goes on, also where it was the only one."""
+    world = World(seed, Faults(), record(entries=12), nodes=1 + seed % 2, gpus=8)
+    while not inferring(world):
+        world.tick()
+    killed(world, ["n0"])
+    world.tick()
+    assert not world.state.ending.reason
+    world.run_to_scores()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nodes_that_all_rest_are_waited_for(seed: int) -> None:
+    """Trials die until every node rests; the evaluation waits until the first returns, says so, and ends well."""
+    world = World(seed, Faults(), record(entries=12))
+    while not inferring(world):
+        world.tick()
+    for _ in range(100):
+        if all(n.status == "back-off" for n in world.state.nodes.by_name.values()):
+            break
+        killed(world, world.node_names)
+        world.tick()
+    assert not world.state.ending.reason
+    assert world.state.waits_until is not None
+    assert world.state.waits_until > world.now
+    assert min(n.back_off_until or 0 for n in world.state.nodes.by_name.values()) == world.state.waits_until
+    world.run_to_scores()
+
+
+def test_waiting_for_nodes_is_bounded() -> None:
+    """Where trials go on dying on every node that returns, the evaluation ends with the reason, within the hour or so."""
+    world = World(1, Faults(), record(entries=12))
+    while not inferring(world):
+        world.tick()
+    started = world.now
+    while world.state.ended_at is None:
+        killed(world, world.node_names)
+        for job in world.jobs.values():  # none lives to its first shard
+            for index, member in job.members.items() if job.job.purpose == "trial" else ():
+                world.end_member(job, index, member)
+        world.tick()
+    assert "without a word" in world.state.ending.reason
+    assert world.now - started < 2 * 3600
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_weights_go_once_no_shard_is_left(seed: int) -> None:
+    """While metrics still run no node holds weights; a record that proves unreadable has them staged once more."""
+    world = World(seed, Faults(), record(entries=4))
+    score, world.run_metric = world.run_metric, lambda *_: None  # type: ignore[method-assign]
+    while world.memory or not world.state.shards.leaves or world.state.shards.todo:
+        world.tick()
+        assert world.now < 5000, world.summary()
+    assert world.state.scoring.outstanding
+    assert world.state.ended_at is None
+    shard = sorted(world.state.shards.by_name)[seed % len(world.state.shards.by_name)]
+    world.take([ev.ShardCorrupted(at=world.now, shard=shard, error="torn")])
+    world.run_metric = score  # type: ignore[method-assign]
+    world.run_to_scores()
+    assert world.frames[shard] == 2
+
+
+def test_a_node_returns_from_a_rest_and_rests_longer_each_time() -> None:
+    """A minute, then two; back in use, one more failure and it rests again. The time is in the state."""
+    rests = []
+    for seed in range(60):
+        world = World(seed, Faults(kill=0.25), record(entries=8), nodes=3)
+        since: dict[str, float] = {}
+        for _ in range(300):
+            if world.state.ended_at is not None:
+                break
+            world.tick()
+            for node in world.state.nodes.by_name.values():
+                if node.status != "back-off":
+                    since.pop(node.name, None)
+                elif node.name not in since and node.back_off_until is not None:
+                    since[node.name] = world.now
+                    rests.append((node.back_offs, node.back_off_until - world.now))
+    assert {n for n, _ in rests} >= {1, 2}, "no node rested twice: other dice are needed"
+    assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_a_retry_scores_again_what_lacks_items_and_infers_nothing(seed: int) -> None:
+    """Entries that were scored without some of their items are scored once more from the responses that are there."""
+    world = World(seed, Faults(item_fails=1.0))
+    world.run_to_scores()
+    assert world.state.unscored_items == len(world.state.entries)
+    assert world.state.warnings
+    frames = dict(world.frames)
+    world.faults.item_fails = 0.0
+    world.workers_stopped = False
+    world.take([ev.RetryAsked(at=world.now)])
+    world.run_to_scores()
+    assert world.state.unscored_items == 0
+    assert world.frames == frames
+    assert set(world.scored_with.values()) == {2}

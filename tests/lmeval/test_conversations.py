@@ -1,0 +1,345 @@
+"""Conversations: turns with the model's own answers equal a plain loop's, however sharded."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.exactness.pipeline import TASKS, Case, our_run
+
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import request_set_manifest
+from evaljobs.contract.specs import BuildSpec, ModelOptions, RequestSetManifest, SuiteSpec, TaskEntry
+from evaljobs.contract.storage import FrameWriter, read_record
+from evaljobs.errors import OperatorError
+from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
+from evaljobs.lmeval.conversations import turns
+from evaljobs.lmeval.instances import instances_digest
+from evaljobs.lmeval.replay_model import ReplayError, collect_answers
+from evaljobs.requests import build
+from evaljobs.trial.engine import load, run_batch
+from evaljobs.trial.shard_runner import RequestSet
+
+SYSTEM = "Be brief."
+CAP = 24
+CHAT = {"apply_chat_template": True, "system_instruction": SYSTEM}
+TALKS = Case(task="toy_talks", suite=CHAT)
+
+
+def spec(model_dir: Path, folder: Path, include: Path = TASKS, engine: str = "hf", **entry: Any) -> BuildSpec:
+    return BuildSpec(
+        name="build",
+        evaluation_dir=None,
+        suite=SuiteSpec(
+            name="s",
+            include_path=(str(include),),
+            tasks=(TaskEntry(name="toy_talks", **entry.pop("task", {})),),
+            **{**CHAT, **entry},
+        ),
+        entry=0,
+        batch_size=4,
+        model_dir=str(model_dir),
+        model=ModelOptions(engine=engine, device="cpu", threads=1),
+        out_dir=str(folder),
+    )
+
+
+def documents() -> list[dict[str, Any]]:
+    rows = runpy.run_path(str(TASKS / "rows.py"))
+    return list(rows["talks"]()["test"])
+
+
+def plain_loop(model_dir: Path, batch_size: int) -> tuple[list[list[str]], int]:
+    """Answers by document, and the longest prompt in tokens, with one model call per turn.
+
+    The first turn of all documents is one call; later ones are a call per batch of lm-eval's,
+    longest first.
+    """
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    torch.set_num_threads(1)
+    lm = HFLM(pretrained=str(model_dir), batch_size=batch_size, device="cpu")
+    docs = documents()
+    messages = [
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": doc["question"]}] for doc in docs
+    ]
+
+    def render(number: int) -> str:
+        return str(
+            lm.tokenizer.apply_chat_template(messages[number], tokenize=False, add_generation_prompt=True)
+        )
+
+    def ask(numbers: list[int]) -> list[str]:
+        how = {"until": ["Q:"], "do_sample": False, "max_gen_toks": CAP}
+        asked = [
+            Instance(request_type="generate_until", doc={}, arguments=(render(n), dict(how)), idx=0)
+            for n in numbers
+        ]
+        return list(lm.generate_until(asked, disable_tqdm=True))
+
+    said = [[answer] for answer in ask(list(range(len(docs))))]
+    order = sorted(range(len(docs)), key=lambda n: (-len(lm.tok_encode(render(n))), render(n)))
+    longest = 0
+    for at in range(0, len(order), batch_size):
+        batch = order[at : at + batch_size]
+        for turn in range(3):
+            going = [n for n in batch if len(docs[n]["next"]) > turn]
+            for n in going:
+                messages[n] += [
+                    {"role": "assistant", "content": said[n][-1]},
+                    {"role": "user", "content": docs[n]["next"][turn]},
+                ]
+                longest = max(longest, len(lm.tok_encode(render(n))))
+            for n, answer in zip(going, ask(going) if going else [], strict=True):
+                said[n].append(answer)
+    return said, longest
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_turn_is_that_of_a_plain_loop(batch_size: int, model_dir: Path, tmp_path: Path) -> None:
+    """System instruction, one to three turns, long prompts: the same at 1 and 3 shards."""
+    expected, longest = plain_loop(model_dir, batch_size)
+    assert longest > 256 - CAP, "no prompt is truncated: the law is not tested"
+    for n_shards in (1, 3):
+        ours = our_run(
+            model_dir, TALKS, batch_size, n_shards, tmp_path / str(n_shards), sets=tmp_path / "sets"
+        )
+        assert [sample["resps"] for sample in ours.samples["toy_talks"]] == [[[said]] for said in expected]
+        letters = [float(len("".join(said))) for said in expected]
+        assert ours.results["results"]["toy_talks"]["letters,none"] == pytest.approx(
+            sum(letters) / len(letters)
+        )
+
+
+@pytest.mark.model
+def test_repeats_are_conversations_of_their_own_and_sampling_does_not_depend_on_sharding(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Two sampled repeats of a document differ, and each is the same in every trial."""
+    folder = task_folder(
+        tmp_path,
+        {"repeats": 2, "generation_kwargs": {"do_sample": True, "temperature": 0.9, "max_gen_toks": 6}},
+    )
+    case = Case(task="toy_talks", suite=CHAT, include_path=str(folder))
+    runs = [our_run(model_dir, case, 4, n, tmp_path / str(n)) for n in (1, 3)]
+    assert runs[0] == runs[1]
+    answers = [sample["resps"][0] for sample in runs[0].samples["toy_talks"]]
+    assert all(len(repeats) == 2 for repeats in answers)
+    assert any(one != other for one, other in answers)
+
+
+@pytest.mark.model
+def test_a_set_counts_all_turns_and_is_known_by_them(model_dir: Path, tmp_path: Path) -> None:
+    """Prompts and caps of every turn count in manifest and index; another later message is another
+    set; engines with batches of their own get the same ones.
+    """
+    built = build.build(spec(model_dir, tmp_path / "a"))
+    place = Path(built.sets["toy_talks"])
+    manifest = read_record(request_set_manifest(place), RequestSetManifest)
+    docs = documents()
+    asked = sum(1 + len(doc["next"]) for doc in docs)
+    assert (manifest.requests, manifest.generation_cap_tokens) == (len(docs), asked * CAP)
+    index = RequestSet(place, 4).index
+    assert sum(index.generated_tokens) == asked * CAP
+    head, pieces = build.read_requests(place)
+    assert head.follow_up == "next"
+    assert manifest.prompt_tokens == sum(sum(p.lengths(CAP)) for p in pieces)
+    assert all(
+        p.conversation is not None and len(p.lengths(CAP)) == 1 + len(docs[p.document]["next"])
+        for p in pieces
+    )
+    shots = build.build(spec(model_dir, tmp_path / "b", task={"num_fewshot": 2})).sets["toy_talks"]
+    (roles,) = {
+        tuple(m["role"] for m in p.conversation.history)
+        for p in build.read_requests(Path(shots))[1]
+        if p.conversation
+    }
+    assert roles == ("system", *("user", "assistant") * 2, "user")
+    other = task_folder(tmp_path / "c", {"dataset_kwargs": {"seed": 9, "rows": 10, "other": 1}})
+    assert build.build(spec(model_dir, tmp_path / "d", other)).sets != built.sets
+    texts = build.build(spec(model_dir, tmp_path / "e", engine="vllm")).sets["toy_talks"]
+    assert list(RequestSet(texts, 4).batches(0, 3)) == list(RequestSet(place, 4).batches(0, 3))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no chat template": ({}, {"apply_chat_template": False}, "apply_chat_template = true"),
+    "no generation": (
+        {"output_type": "multiple_choice", "doc_to_choice": ["a", "b"], "doc_to_target": 0},
+        {},
+        "only generate_until",
+    ),
+    "filters": (
+        {"filter_list": [{"name": "f", "filter": [{"function": "take_first"}]}]},
+        {},
+        "in process_results",
+    ),
+    "lm-eval's metrics": ({"process_results": None}, {}, "give it a process_results"),
+    "no such column": ({"metadata": {"follow_up": "nxt"}}, {}, "column 'nxt'"),
+    "no texts in it": ({"metadata": {"follow_up": "number"}}, {}, "neither a text nor a list"),
+    "no name": ({"metadata": {"follow_up": 3}}, {}, "no column's name"),
+    "a begun answer": ({"gen_prefix": "Sure:"}, {}, "leave out gen_prefix"),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_conversation_is_refused_when_it_is_built(
+    name: str, model_dir: Path, tmp_path: Path
+) -> None:
+    """Before any GPU, with what to do about it."""
+    task, suite, says = REFUSED[name]
+    with pytest.raises(OperatorError, match=says):
+        build.build(spec(model_dir, tmp_path / "sets", task_folder(tmp_path / "tasks", task), **suite))
+
+
+@pytest.mark.model
+def test_a_sequence_to_sequence_model_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    """It reads a prompt and writes a text: no conversation."""
+    from transformers import T5Config
+
+    copy = tmp_path / "t5"
+    copy.mkdir()
+    for file in model_dir.glob("*token*"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "chat_template.jinja").write_text((model_dir / "chat_template.jinja").read_text())
+    T5Config(vocab_size=600, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(copy)
+    with pytest.raises(OperatorError, match="sequence-to-sequence"):
+        build.build(spec(copy, tmp_path / "sets"))
+
+
+@pytest.mark.model
+def test_a_template_that_changes_is_refused_by_the_trial(model_dir: Path, tmp_path: Path) -> None:
+    """A model whose template renders the first turn differently gives no answers."""
+    place = build.build(spec(model_dir, tmp_path)).sets["toy_talks"]
+    lm = load(str(model_dir), ModelOptions(device="cpu", threads=1), 4).lm
+    (batch,) = RequestSet(place, 4).batches(0, 1)
+    lm.tokenizer.chat_template = "Today is Tuesday. " + lm.tokenizer.chat_template
+    with pytest.raises(OperatorError, match="hold the date"):
+        run_batch(lm, batch)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text() | st.sampled_from(['["a", "b"]', '{"turns": []}', "\\ud800", "\x00", "[[10]]", "null", ""])
+HEAD = RequestsHead(
+    task="t",
+    requests=1,
+    digests={"generate_until": "d"},
+    order={},
+    settings=[{}],
+    max_gen_tokens=[7],
+    text=False,
+    grouped=True,
+    max_length=100,
+    follow_up="next",
+)
+
+
+def record(answer: Any) -> ShardResponses:
+    return ShardResponses(
+        task="t", key="k", shard="t:0-1", trial="x", started_at=0.0, seconds=0.0, responses=((0, answer),)
+    )
+
+
+@settings(max_examples=30)  # each is synced to disk
+@given(said=st.lists(TEXTS, min_size=1, max_size=4))
+def test_answers_come_back_turn_by_turn_whatever_they_say(
+    said: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Text that looks like JSON, a list or a rating stays text: the type tells turns apart."""
+    place = tmp_path_factory.getbasetemp() / "said.frames"
+    with FrameWriter(place) as writer:
+        frame = writer.append(record(said))
+    (answer,) = collect_answers(HEAD, "k", place.parent, [frame])
+    assert turns(answer) == tuple(said)
+
+
+@pytest.mark.parametrize(
+    ("follow_up", "answer"),
+    [("next", '["a", "b"]'), ("next", []), ("next", ["a", 1]), ("", ["a", "b"])],
+)
+def test_a_record_with_other_turns_than_asked_is_refused(follow_up: str, answer: Any, tmp_path: Path) -> None:
+    """One text where turns were asked, or turns where one text was, is no answer."""
+    import dataclasses
+
+    with FrameWriter(tmp_path / "r.frames") as writer:
+        frame = writer.append(record(answer))
+    with pytest.raises(ReplayError, match=r"turn|is no answer"):
+        collect_answers(dataclasses.replace(HEAD, follow_up=follow_up), "k", tmp_path, [frame])
+
+
+def test_a_single_answer_is_no_conversation() -> None:
+    """Plain `lm_eval` gives one text: the metric's error says how to ask the other turns."""
+    with pytest.raises(OperatorError, match="evalspan eval"):
+        turns('["a", "b"]')
+
+
+PIECES = st.lists(
+    st.builds(
+        lambda document, length, later: Piece(
+            kind="generate_until",
+            index=document,
+            document=document,
+            context="c" * length,
+            length=length,
+            settings=0,
+            conversation=Conversation(
+                history=[{"role": "user", "content": "c" * length}],
+                turns=[Turn(message="m", length=length + more) for more in later],
+            ),
+        ),
+        document=st.integers(0, 99),
+        length=st.integers(1, 120),
+        later=st.lists(st.integers(1, 30), max_size=3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(pieces=PIECES, size=st.integers(1, 5))
+def test_every_turn_costs_its_prompt_and_its_cap(pieces: list[Piece], size: int) -> None:
+    """Batches of one are exact: prompts with earlier answers at their cap. Others pad."""
+    assert [Piece.of(json.loads(json.dumps(p.row()))) for p in pieces] == pieces
+    _, index = encode_batches(HEAD, "k", pieces, size)
+    answers = sum(1 + len(p.conversation.turns) for p in pieces if p.conversation)
+    exact = sum(min(n, 93) for p in pieces for n in p.lengths(7))
+    assert sum(index.generated_tokens) == 7 * answers
+    assert sum(index.prefill_tokens) == exact if size == 1 else sum(index.prefill_tokens) >= exact
+    assert sum(index.requests) == len(pieces)
+
+
+@given(one=st.lists(st.text()), other=st.lists(st.text()))
+def test_a_digest_covers_the_later_messages(one: list[str], other: list[str]) -> None:
+    """Instances of other later messages have another digest: their answers are not replayed."""
+    from lm_eval.api.instance import Instance
+
+    def digest(messages: list[str], follow_up: str = "next") -> dict[str, str]:
+        instance = Instance(
+            request_type="generate_until",
+            doc={"next": messages},
+            arguments=("c", {}),
+            idx=0,
+            metadata=("t", 0, 1),
+        )
+        return instances_digest([instance], follow_up)
+
+    assert (digest(one) == digest(other)) == (one == other)
+    assert digest(one, "") == digest(other, "")
+
+
+def task_folder(folder: Path, changes: Mapping[str, Any]) -> Path:
+    """A folder with the toy task in other settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"include: {TASKS / 'talks.yaml'}", *(f"{k}: {json.dumps(v)}" for k, v in changes.items())]
+    (folder / "talks.yaml").write_text("\n".join(lines) + "\n")
+    return folder

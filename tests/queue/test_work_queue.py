@@ -1,0 +1,311 @@
+"""Laws of the work queue, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import uuid
+
+import pytest
+import redis
+from hypothesis import settings
+from support.queue_model import AgainstModel
+
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import lua, redis_client
+from evaljobs.queue.work_queue import Claim, QueuedShard, QueueUnavailable, WorkQueue
+
+
+def shards(*names: str, seconds: float = 1.0) -> list[QueuedShard]:
+    return [QueuedShard(shard=n, priority=i, seconds=seconds) for i, n in enumerate(names)]
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> WorkQueue:
+    return WorkQueue(client, uuid.uuid4().hex)
+
+
+def test_waits_until_filled_then_own_lane_in_order_then_drained(queue: WorkQueue) -> None:
+    """A trial waits for the fill, takes its own lane by priority, and ends when nothing is unclaimed."""
+    assert queue.claim("t", "a") == Claim(kind="wait")
+    queue.fill({"a": shards("x", "y")}, "1")
+    assert queue.claim("t", "a").shard == "x"
+    assert queue.done("t", "x", 10)
+    assert queue.claim("t", "a").shard == "y"
+    assert queue.claim("u", "a") == Claim(kind="drained")
+
+
+def test_steals_the_head_of_the_lane_with_most_seconds(queue: WorkQueue) -> None:
+    """An empty lane's trial takes the head of the lane that has most predicted seconds left."""
+    queue.fill({"a": [], "b": shards("b0", "b1", seconds=2), "c": shards("c0", seconds=5)}, "1")
+    assert queue.claim("t", "a").shard == "c0"
+    assert queue.claim("u", "a").shard == "b0"
+    assert queue.loads() == {"b": 2.0}
+
+
+def test_a_lost_answer_is_given_again(queue: WorkQueue) -> None:
+    """A claim whose answer was lost is not lost: asked again, the trial gets the same shard."""
+    queue.fill({"a": shards("x", "y", "z")}, "1")
+    first = queue.claim("t", "a")
+    assert queue.claim("t", "a") == first
+    assert queue.claim("t", "a", holding=["x"]).shard == "y"
+    assert queue.claim("t", "a", holding=["y"]).shard == "x"
+
+
+def late(queue: WorkQueue, client: redis.Redis, shard: str, seconds: float) -> None:
+    """As if `shard` had been claimed that much earlier."""
+    claims = f"{queue._prefix}claims"
+    trial, since = json.loads(client.hget(claims, shard) or "[]")  # type: ignore[arg-type]
+    client.hset(claims, shard, json.dumps([trial, str(float(since) - seconds)]))
+
+
+def straggling(queue: WorkQueue, client: redis.Redis) -> None:
+    """`fast` has done its shard in the predicted 10 s; `slow` has been at its own of 10 s for 100."""
+    queue.fill({"a": shards("x", seconds=10), "b": shards("y", seconds=10)}, "1")
+    assert [queue.claim("fast", "a").shard, queue.claim("slow", "b").shard] == ["x", "y"]
+    late(queue, client, "x", 10)
+    late(queue, client, "y", 100)
+    assert queue.done("fast", "x", 1)
+
+
+@pytest.mark.parametrize("first", ["fast", "slow"])
+def test_the_first_of_two_to_finish_a_slow_shard_counts(
+    queue: WorkQueue, client: redis.Redis, first: str
+) -> None:
+    """A freed trial runs a straggler's shard once more, one copy only; the second to finish it is answered to drop it."""
+    straggling(queue, client)
+    assert queue.claim("fast", "a").shard == "y"
+    assert queue.claim("fast", "a").shard == "y", "its answer may have been lost"
+    assert queue.claim("third", "a").kind == "drained"
+    assert queue.heartbeat("fast", phase="infer", shard="y")
+    assert queue.heartbeat("slow", phase="infer", shard="y")
+    second = {"fast": "slow", "slow": "fast"}[first]
+    queue.done(first, "y", 2)
+    assert not queue.heartbeat(second, phase="infer", shard="y")
+    assert queue.snapshot().claims == {}
+    queue.done(second, "y", 2)
+    assert queue.claim("slow", "b").kind == "drained"
+    assert queue.unclaimed() == ()
+
+
+def test_a_shard_on_its_way_is_not_run_twice(queue: WorkQueue, client: redis.Redis) -> None:
+    """Where its own trial will be sooner, by its rate or because all predictions were too short, nothing is copied."""
+    straggling(queue, client)
+    queue.heartbeat("slow", phase="infer", shard="y", batches_done=9, batches=10)
+    assert queue.claim("fast", "a").kind == "drained"
+    queue.heartbeat("slow", phase="infer", shard="y", batches_done=2, batches=10)
+    assert queue.claim("fast", "a").shard == "y"
+
+
+def test_a_dead_copy_is_forgotten_and_a_dead_straggler_is_replaced(
+    queue: WorkQueue, client: redis.Redis
+) -> None:
+    """The copy's trial dies: another may copy. The straggler dies: its shard is queued again."""
+    straggling(queue, client)
+    assert queue.claim("fast", "a").shard == "y"
+    assert queue.release_claims("fast") == ()
+    assert queue.claim("third", "a").shard == "y"
+    assert queue.release_claims("slow") == ("y",)
+    assert queue.heartbeat("third", phase="infer", shard="y")
+    assert queue.snapshot().claims == {"y": "third"}
+    assert queue.unclaimed() == ()
+
+
+def test_without_stealing_a_lane_is_handed_its_own_shards_alone(
+    queue: WorkQueue, client: redis.Redis
+) -> None:
+    """A fill without stealing: an empty lane's trial ends and copies no late shard; what is added to its lane it
+    takes. The next fill decides anew.
+    """
+    straggling(queue, client)
+    queue.fill({"a": shards("x0"), "b": shards("b0", "b1")}, "2", steal=False)
+    assert queue.claim("fast", "a").shard == "x0"
+    assert queue.done("fast", "x0", 2)
+    assert queue.claim("fast", "a") == Claim(kind="drained")
+    assert queue.claim("slow", "b", holding=["y"]).shard == "b0"
+    queue.add("a", shards("b1"))
+    assert queue.claim("fast", "a").shard == "b1"
+    queue.fill({"b": shards("b2")}, "3")
+    assert queue.claim("third", "a").shard == "b2"
+
+
+def test_fill_keeps_claims_and_replaces_the_rest(queue: WorkQueue) -> None:
+    """A fill replaces what is unclaimed; a claimed shard that it names stays claimed, and is unclaimed no second time."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    queue.fill({"b": shards("x", "z")}, "2")
+    snapshot = queue.snapshot()
+    assert (snapshot.epoch, snapshot.claims) == ("2", {"x": "t"})
+    assert queue.unclaimed() == ("z",)
+    assert queue.give_back("t", "x")
+    assert queue.claim("u", "b").shard == "x"
+
+
+def test_a_dead_trials_claims_return_to_their_lane(queue: WorkQueue) -> None:
+    """release_claims queues what the trial held, in the planned lane and rank; the dead one's done still counts."""
+    queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
+    queue.claim("t", "a")
+    assert queue.release_claims("t") == ("x",)
+    assert queue.claim("u", "a").shard == "x"
+    assert not queue.heartbeat("t", phase="run", shard="x")
+    assert not queue.done("t", "x", 5)
+    assert queue.snapshot().claims == {"x": "u"}
+
+
+def test_a_released_trial_takes_nothing_back(queue: WorkQueue) -> None:
+    """A trial released while it lives: its heartbeat registers no claim, it claims nothing more, and what it finished counts."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    assert queue.release_claims("t") == ("x",)
+    assert not queue.heartbeat("t", phase="infer", shard="x")
+    assert queue.snapshot().claims == {}
+    assert "t" not in queue.snapshot().trials
+    assert queue.claim("t", "a") == Claim(kind="drained")
+    queue.fill({"a": shards("x", "y")}, "2")
+    assert not queue.heartbeat("t", phase="infer", shard="x")
+    assert set(queue.unclaimed()) == {"x", "y"}
+    queue.done("t", "x", 9)
+    assert queue.unclaimed() == ("y",)
+
+
+def test_withdrawn_shards_never_return(queue: WorkQueue) -> None:
+    """A withdrawn shard is not claimed, and not queued when its claim is given back; add brings it back."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    queue.withdraw(["x", "y"])
+    queue.give_back("t", "x")
+    assert queue.claim("u", "a") == Claim(kind="drained")
+    queue.add("a", shards("x"))
+    assert queue.claim("u", "a").shard == "x"
+
+
+def test_add_takes_a_shard_from_its_holder(queue: WorkQueue) -> None:
+    """What the coordinator requeues is unclaimed, wherever it was."""
+    queue.fill({"a": shards("x")}, "1")
+    queue.claim("t", "a")
+    queue.add("b", shards("x"))
+    assert queue.snapshot().claims == {}
+    assert queue.claim("u", "b").shard == "x"
+
+
+def test_progress_moves_only_with_figures(queue: WorkQueue) -> None:
+    """A heartbeat that says nothing new moves beat_at and leaves progress_at."""
+    queue.heartbeat("t", phase="infer", shard="x", batches_done=1, batches=4)
+    first = queue.snapshot().trials["t"]
+    queue.heartbeat("t", phase="infer", shard="x", batches_done=1, batches=4)
+    second = queue.snapshot().trials["t"]
+    assert second.beat_at > first.beat_at
+    assert second.progress_at == first.progress_at
+    queue.heartbeat("t", phase="infer", shard="x", batches_done=2, batches=4)
+    assert queue.snapshot().trials["t"].progress_at > first.progress_at
+    assert (first.shard, first.batches_done, first.batches) == ("x", 1, 4)
+
+
+def test_done_counts_once(queue: WorkQueue) -> None:
+    """done may be called again after a lost answer; a beat that it overtook does not claim the shard anew."""
+    queue.fill({"a": shards("x")}, "1")
+    queue.claim("t", "a")
+    queue.done("t", "x", 7)
+    queue.done("t", "x", 7)
+    assert not queue.heartbeat("t", phase="infer", shard="x")
+    snapshot = queue.snapshot()
+    assert snapshot.claims == {}
+    assert (snapshot.trials["t"].shards_done, snapshot.trials["t"].response_bytes) == (1, 7)
+
+
+def test_an_emptied_redis_is_seen_and_claims_come_back(queue: WorkQueue) -> None:
+    """With all keys gone the epoch is None; heartbeats register claims anew and the next fill leaves them."""
+    queue.fill({"a": shards("x", "y")}, "1")
+    queue.claim("t", "a")
+    queue.remove()
+    assert queue.snapshot().epoch is None
+    assert queue.heartbeat("t", phase="infer", shard="x")
+    assert queue.claim("u", "a") == Claim(kind="wait")
+    queue.fill({"a": shards("x", "y")}, "2")
+    assert queue.snapshot().claims == {"x": "t"}
+    assert queue.claim("u", "a").shard == "y"
+
+
+def test_a_fill_overtaken_by_another_does_nothing_more(queue: WorkQueue, client: redis.Redis) -> None:
+    """Of two fills at once the one that began last decides; the other's rest is refused."""
+    queue.fill({"a": shards(*(f"x{i}" for i in range(3)))}, "1")
+    client.hset(f"{queue._prefix}meta", "filling", "another's")
+    queue._run(lua.FILL, "mine", "a", "late", "0.0", "1.0")
+    assert "late" not in queue.unclaimed()
+
+
+def test_remove_leaves_no_key(queue: WorkQueue, client: redis.Redis) -> None:
+    """Nothing of an evaluation stays in Redis."""
+    queue.fill({"a": shards("x", "y"), "b": shards("z")}, "1")
+    queue.claim("t", "a")
+    queue.heartbeat("t", phase="infer", shard="x")
+    queue.withdraw(["z"])
+    queue.remove()
+    assert list(client.scan_iter(match=f"{queue._prefix}*")) == []
+
+
+def test_redis_away_is_one_error(tmp_path) -> None:
+    """Whatever is wrong with Redis comes as QueueUnavailable, naming the place."""
+    with pytest.raises(QueueUnavailable, match="no Redis address"):
+        WorkQueue.connect(tmp_path / "address.json", "e")
+    address = redis_client.RedisAddress(host="127.0.0.1", port=1)
+    redis_client.publish(address, tmp_path / "address.json")
+    with pytest.raises(QueueUnavailable, match=r"127\.0\.0\.1:1/0 cannot be reached"):
+        WorkQueue.connect(tmp_path / "address.json", "e").snapshot()
+
+
+def test_odd_predictions_are_refused(queue: WorkQueue) -> None:
+    """A negative or undefined duration would corrupt a lane's load."""
+    for seconds in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="predicted"):
+            queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=seconds)]}, "1")
+    with pytest.raises(ValueError, match="twice"):
+        queue.fill({"a": shards("x"), "b": shards("x")}, "1")
+
+
+# --- many processes --------------------------------------------------------------------------------------------------
+
+
+def _pull(file: str, evaluation: str, trial: str, lane: str, out) -> None:
+    queue = WorkQueue.connect(redis_client.Path(file), evaluation)
+    mine = []
+    while (claim := queue.claim(trial, lane)).kind != "drained":
+        if claim.shard is not None:
+            mine.append(claim.shard)
+            queue.done(trial, claim.shard, 0)
+    out.put(mine)
+
+
+def test_eight_processes_claim_each_shard_once(shared_work: WorkPaths) -> None:
+    """Eight trials at once claim every shard, each exactly once."""
+    evaluation = uuid.uuid4().hex
+    queue = WorkQueue.connect(shared_work.redis_address, evaluation)
+    # of nothing predicted nothing is late: a trial that waits for a core has its shard for itself
+    lanes = {f"l{lane}": shards(*(f"s|{lane}|{i}" for i in range(150)), seconds=0.0) for lane in range(3)}
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    pullers = [
+        context.Process(
+            target=_pull, args=(str(shared_work.redis_address), evaluation, f"t{n}", f"l{n}", out)
+        )
+        for n in range(8)
+    ]
+    for p in pullers:
+        p.start()
+    queue.fill(lanes, "1")
+    taken = list(itertools.chain.from_iterable(out.get(timeout=120) for _ in pullers))
+    for p in pullers:
+        p.join(60)
+    assert sorted(taken) == sorted(s.shard for lane in lanes.values() for s in lane)
+
+
+def test_any_order_of_calls_agrees_with_a_model(client: redis.Redis) -> None:
+    """See AgainstModel."""
+    from hypothesis.stateful import run_state_machine_as_test
+
+    machine = type("Bound", (AgainstModel,), {"client": client})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=150, stateful_step_count=30),
+    )

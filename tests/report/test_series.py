@@ -1,0 +1,135 @@
+"""Laws of learning curves: order, regressions, cost, and a drawing that fits."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.trainings import leave, point, results
+
+from coordinator.errors import OperatorError
+from coordinator.report.ascii_curves import plot
+from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
+from coordinator.report.load_series import find_series, in_series
+
+
+def test_scores_are_numbers_with_their_direction():
+    """Aliases and texts are left out, "N/A" is no error, lower_is_better is kept."""
+    add, pages = scores_of(results(0.25))
+    assert (add.name, add.value, add.stderr, add.documents) == ("add/exact_match", 0.25, 0.01, 100)
+    assert (pages.stderr, pages.higher_is_better) == (None, False)
+
+
+def test_points_come_in_order_of_training():
+    """In whatever order they ended; of two evaluations of a checkpoint the later counts."""
+    late = point(10, 0.3, accepted_at=2e9, evaluation_id="later")
+    series = make_series([point(20, 0.5), point(10, 0.2), late])
+    assert [(p.step, p.evaluation_id) for p in series.points] == [
+        (10, "later"),
+        (20, "step-20-mini-00000000"),
+    ]
+    (curve, _) = series.curves
+    assert [p.value for p in curve.points] == [0.3, 0.5]
+
+
+def test_a_drop_beyond_two_standard_errors_is_flagged():
+    """A smaller drop, a rise, or a drop without a known error is not."""
+    values = [0.50, 0.48, 0.60, 0.50]
+    (curve, pages) = make_series([point(i, v) for i, v in enumerate(values)]).curves
+    assert [p.regressed for p in curve.points] == [False, False, False, True]
+    assert curve.regressions[0].step == 3
+    assert not pages.regressions, "its errors are unknown"
+    (unknown, _) = make_series([point(0, 0.9, "N/A"), point(1, 0.1, "N/A")]).curves
+    assert not unknown.regressions
+
+
+@given(a=st.floats(0, 1), b=st.floats(0, 1), e=st.floats(0.001, 0.1), f=st.floats(0.001, 0.1))
+def test_a_regression_is_one_way_and_mirrors(a, b, e, f):
+    """Never both ways; for a metric where lower is better it is the mirror image."""
+    there, back = scores_of(results(b, f))[0], scores_of(results(a, e))[0]
+    assert not (is_regression(a, e, there) and is_regression(b, f, back))
+    mirrored = there.model_copy(update={"value": -b, "higher_is_better": False})
+    assert is_regression(a, e, there) == is_regression(-a, e, mirrored)
+
+
+def test_cost_is_gpu_hours_at_the_price():
+    """1,800 s at 2 an hour cost 1; a checkpoint that runs costs nothing yet."""
+    running = point(2, 0.1, status="running", gpu_seconds=None, scores=())
+    series = make_series([point(1, 0.1), running], gpu_hour_price=2.0)
+    assert [p.cost for p in series.points] == [1.0, None]
+    assert (series.cost, series.gpu_seconds) == (1.0, 1800.0)
+
+
+def test_csv_has_a_line_per_checkpoint_and_score():
+    """Readable by name; a running checkpoint has a line with empty scores."""
+    series = make_series([point(1, 0.5), point(2, 0.1), point(3, 0, status="running", scores=())])
+    rows = list(csv.DictReader(io.StringIO(to_csv(series))))
+    assert [(r["step"], r["task"], r["value"], r["regressed"]) for r in rows] == [
+        ("1", "add", "0.5", "0"),
+        ("1", "pages", "9.5", "0"),
+        ("2", "add", "0.1", "1"),
+        ("2", "pages", "9.9", "0"),
+        ("3", "", "", ""),
+    ]
+
+
+def test_json_is_versioned_and_reads_back():
+    """The printed JSON is the record itself."""
+    series = make_series([point(1, 0.5), point(2, 0.1)], 2.0)
+    assert series.schema_version == 1
+    assert Series.model_validate_json(series.model_dump_json()) == series
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+    width=st.integers(20, 200),
+    height=st.integers(2, 20),
+)
+def test_a_plot_fits_and_is_ascii(values, width, height):
+    """Any values, any width: no line is wider, and every end of the curve is drawn."""
+    lines = plot(make_series([point(i, v) for i, v in enumerate(values)]).curves[:1], width, height)
+    assert all(len(line) <= width and line.isascii() for line in lines)
+    assert sum(line.count("*") for line in lines[:height]) >= 1
+
+
+def test_a_rising_curve_rises_in_the_plot():
+    """The first point is in the lowest row at the left, the last in the highest at the right."""
+    lines = plot(make_series([point(i, i / 10) for i in range(5)]).curves[:1], 60, 5)
+    assert lines[4].index("*") == 9
+    assert lines[0].rstrip().endswith("*")
+    assert [lines[4 - i].index("*") for i in range(5)] == sorted(lines[4 - i].index("*") for i in range(5))
+
+
+def test_a_folder_or_a_glob_names_a_training(tmp_path, monkeypatch):
+    """The parent folder, relative or not, or a glob of the checkpoint folders."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint = str(tmp_path / "runs" / "step-10")
+    for selector in ("runs", str(tmp_path / "runs"), "runs/step-*", str(tmp_path / "*/step-1?"), "*step-10"):
+        assert in_series(checkpoint, selector), selector
+    for selector in ("run", "runs/step-2*", str(tmp_path)):
+        assert not in_series(checkpoint, selector), selector
+
+
+def test_a_series_is_found_in_the_work_folder(work):
+    """Ended ones with scores, a running one without, none of another training or suite; a typo is
+    named.
+    """
+    leave(work, 10, 0.1, suite="other")
+    points = make_series(find_series(work, "/runs/a", "mini")).points
+    assert [(p.step, p.status, len(p.scores)) for p in points] == [
+        (10, "done", 2),
+        (20, "done", 2),
+        (30, "running", 0),
+    ]
+    with pytest.raises(OperatorError, match="checkpoints are in: /runs/a, /runs/b"):
+        find_series(work, "/runs/c")
+
+
+def test_a_damaged_evaluation_does_not_hide_the_others(work):
+    """Half a record is skipped."""
+    (work / "broken").mkdir()
+    (work / "broken" / "evaluation.json").write_text('{"schema_version": 1')
+    assert len(find_series(work, "/runs/a")) == 3

@@ -1,0 +1,325 @@
+"""What goes wrong with one evaluation is that one's fault alone: it is parked, read back, given up; others go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.loops import coordinator_on, until
+from support.simulated.parts import record
+from support.with_root import fill, no_room_for_an_event
+
+from coordinator.base.throttle import Throttle
+from coordinator.cli.standing import rows_of
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.config.schema import Config
+from coordinator.evaluation.records import job_prefix
+from coordinator.hook import pinned
+from coordinator.runtime import parked
+from coordinator.runtime.loop import Coordinator
+from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
+from coordinator.runtime.service import Service
+from coordinator.runtime.status_file import Ended, Parked, read_status, write_parked
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+GOOD, BAD = "ckpt-good-00000001", "ckpt-bad-00000002"
+
+
+def jobs_of(cluster: FakeCluster, evaluation_id: str) -> list[str]:
+    prefix = job_prefix(evaluation_id)
+    return [j.name for j in cluster.jobs() if j.name.startswith(prefix) and j.phase != "ended"]
+
+
+def accept(coordinator: Coordinator, *names: str) -> None:
+    for name in names:
+        coordinator.accept(record().model_copy(update={"evaluation_id": name}))
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster(
+        fleet=[fake_node("n1", gpus=0, memory_mb=64_000)]
+    )  # builds only: a holder ends by its files
+
+
+@pytest.fixture
+def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
+    """A coordinator in charge of two evaluations, each with a job on the cluster."""
+    coordinator = coordinator_on(tmp_path / "work", cluster, redis=True)
+    with coordinator.in_charge():
+        accept(coordinator, GOOD, BAD)
+        until(coordinator, lambda: bool(jobs_of(cluster, GOOD) and jobs_of(cluster, BAD)))
+        yield coordinator
+    coordinator.keeper.stop()
+
+
+def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
+    config = Config(work_dir=coordinator.performer.site.paths.root)
+    return {row["evaluation_id"]: row for row in rows_of(config)}
+
+
+def parked_bad(coordinator: Coordinator) -> parked.ParkedEvaluation:
+    return coordinator._parked.by_id[BAD]
+
+
+def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
+    pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the fault: the other goes on, the traceback is told once, jobs go on, and `status` says why."""
+    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
+    pair.tick()
+    assert list(pair.running) == [GOOD]
+    assert caplog.text.count("Traceback") == 1
+    assert jobs_of(cluster, BAD)
+    assert pair.busy
+    assert shown(pair)[BAD]["stage"] == "parked"
+    assert str(shown(pair)[BAD]["fault"]).startswith("TypeError: ")
+    assert shown(pair)[GOOD]["fault"] is None
+    for _ in range(20):  # it does not spin
+        pair.tick()
+    assert caplog.text.count("Traceback") == 1
+    parked_bad(pair).until = 0.0
+    pair.tick()
+    assert sorted(pair.running) == [BAD, GOOD]
+    assert shown(pair)[BAD]["fault"] is None
+
+
+def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
+    pair: Coordinator, cluster: FakeCluster
+) -> None:
+    """A journal that is not ours to read, here: four looks, then nothing of it is left on the cluster. `retry` begins anew."""
+    journal = pair.running[BAD].paths.journal
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"kind": "of-another-version"}\n')
+    pair.running[BAD].state.jobs.live = None  # type: ignore[assignment]
+    pair.tick()
+    for _ in parked.FAULT_SECONDS:
+        assert parked_bad(pair).reason == "fault"
+        parked_bad(pair).until = 0.0
+        pair.tick()
+    assert parked_bad(pair).reason == "given-up"
+    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
+    assert jobs_of(cluster, GOOD)
+    assert "is no event of this version" in str(pair.lost(BAD))
+    assert shown(pair)[BAD]["stage"] == "given up"
+    journal.write_bytes(whole)
+    leave_command(pair.performer.site.paths, Command(command="retry", evaluation_id=BAD))
+    obey_commands(pair)
+    assert sorted(pair.running) == [BAD, GOOD]
+
+
+def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its_row(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    """Named with its line, by the daemon that starts and by `status`; and it may be cancelled."""
+    work = tmp_path / "work"
+    before = coordinator_on(work, cluster, redis=True)
+    with before.in_charge():
+        accept(before, GOOD, BAD)
+        until(before, lambda: bool(jobs_of(cluster, BAD)))
+    before.keeper.stop()
+    with (work / BAD / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"kind": "of-another-version"}\n')
+    (work / "empty").mkdir()
+    (work / "empty" / "journal.jsonl").touch()
+    coordinator = coordinator_on(work, cluster, redis=True)
+    assert shown(coordinator)[BAD]["stage"] == "unreadable"
+    assert f"{BAD}/journal.jsonl:" in str(shown(coordinator)[BAD]["fault"])
+    with coordinator.in_charge():
+        coordinator.resume_all()
+        assert list(coordinator.running) == [GOOD]
+        leave_command(WorkPaths(work), Command(command="cancel", evaluation_id=BAD, reason="enough"))
+        obey_commands(coordinator)
+        until(coordinator, lambda: not jobs_of(cluster, BAD) and coordinator.lost(BAD) is not None)
+    coordinator.keeper.stop()
+    status = read_status(EvaluationPaths(work / BAD))
+    assert isinstance(status, Parked)
+    assert (status.cancelled, status.until) == ("enough", None)
+    lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (work / BAD / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
+    later = coordinator_on(work, cluster, redis=True)
+    with later.in_charge():
+        later.resume_all()
+        assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
+    later.keeper.stop()
+
+
+def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(
+    pair: Coordinator, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once; a job that writes its outcome brings back no evaluation. The work folder that is away is no removal."""
+    work = pair.performer.site.paths.root
+    shutil.rmtree(work / BAD)
+    pair.tick()
+    assert list(pair.running) == [GOOD]
+    (work / BAD / "outcomes").mkdir(parents=True)
+    until(pair, lambda: not jobs_of(cluster, BAD) and not parked_bad(pair).open)
+    assert jobs_of(cluster, GOOD)
+    pair.forget_ended()
+    assert not pair._parked.by_id
+    assert caplog.text.count("its folder has been removed; forgotten") == 1
+    away = work.with_name("away")
+    work.rename(away)
+    pair.tick()
+    assert pair._parked.by_id[GOOD].reason == "refused"
+    assert jobs_of(cluster, GOOD)
+    away.rename(work)
+    pair._parked.by_id[GOOD].until = 0.0
+    pair.tick()
+    assert list(pair.running) == [GOOD]
+
+
+def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
+    disk: Path, cluster: FakeCluster
+) -> None:
+    """The event found room in the journal's page, and nothing that it called for did."""
+    coordinator = coordinator_on(disk / "work", cluster, redis=True)
+    with coordinator.in_charge():
+        accept(coordinator, GOOD)
+        until(coordinator, lambda: bool(jobs_of(cluster, GOOD)))
+        paths = coordinator.performer.site.paths
+        leave_command(paths, Command(command="cancel", evaluation_id=GOOD))
+        filler = fill(disk)
+        for _ in range(3):
+            obey_commands(coordinator)
+            coordinator.tick()
+        assert coordinator.busy
+        filler.unlink()
+
+        def over() -> bool:
+            obey_commands(coordinator)
+            ended = coordinator.running.get(GOOD)
+            return ended is not None and ended.state.ended_at is not None
+
+        until(coordinator, over)
+        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
+        assert json.loads(coordinator.running[GOOD].paths.results.read_text())["failed"]
+        until(
+            coordinator,
+            lambda: not obey_commands(coordinator) and not list((paths.spool / "commands").iterdir()),
+        )
+    coordinator.keeper.stop()
+
+
+def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
+    disk: Path, cluster: FakeCluster
+) -> None:
+    """Rotation may not take what is needed again in a moment; who asked is obeyed once it is back."""
+    coordinator = coordinator_on(disk / "work", cluster, redis=True)
+    checkpoint = disk / "ckpt"
+    checkpoint.mkdir()
+    service = Service(coordinator, Config(work_dir=disk / "work"))
+    with coordinator.in_charge():
+        wanted = record().model_copy(update={"evaluation_id": GOOD})
+        source = wanted.checkpoint.model_copy(update={"source": str(checkpoint)})
+        coordinator.accept(wanted.model_copy(update={"checkpoint": source}))
+        service.tick()
+        assert pinned(checkpoint)
+        no_room_for_an_event(coordinator.running[GOOD].paths.journal)
+        filler = fill(disk)
+        until(coordinator, lambda: GOOD not in coordinator.running)
+        service._throttle = Throttle()
+        service.tick()
+        assert pinned(checkpoint)
+        filler.unlink()
+        leave_command(coordinator.performer.site.paths, Command(command="cancel", evaluation_id=GOOD))
+        service._throttle = Throttle()
+        service.tick()
+        until(coordinator, lambda: GOOD in coordinator.running)
+        service._throttle = Throttle()
+        service.tick()
+        assert coordinator.running[GOOD].state.ending.cancelled == "asked"
+    coordinator.keeper.stop()
+
+
+def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Neither by a daemon that starts nor by `status`; one without the word (of an earlier version) is read once."""
+    work = tmp_path / "work"
+    before = coordinator_on(work, cluster, redis=True)
+    with before.in_charge():
+        accept(before, GOOD)
+        before.cancel(GOOD, "asked")
+        until(before, lambda: before.running[GOOD].state.ended_at is not None)
+        before.forget_ended()
+    before.keeper.stop()
+    paths = EvaluationPaths(work / GOOD)
+    row = shown(before)[GOOD]
+    ended = read_status(paths)
+    assert isinstance(ended, Ended)
+    paths.status.unlink()
+    assert {**shown(before)[GOOD], "age_seconds": 0} == {**row, "age_seconds": 0}
+    coordinator = coordinator_on(work, cluster, redis=True)
+    coordinator.resume_all()
+    assert not coordinator.running
+    assert read_status(paths) == ended
+    paths.journal.write_bytes(b"x" * paths.journal.stat().st_size)
+    coordinator.resume_all()
+    assert not coordinator._parked.by_id
+    assert shown(before)[GOOD]["stage"] == "cancelled"
+    with paths.journal.open("ab") as journal:
+        journal.write(b"x")
+    assert read_status(paths) is None, "it was gone on with"
+
+
+def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Its summary is `ended.json`, without the field that tells it from a parked one; `status.json` counts before it."""
+    work = tmp_path / "work"
+    before = coordinator_on(work, cluster, redis=True)
+    with before.in_charge():
+        accept(before, GOOD)
+        before.cancel(GOOD, "asked")
+        until(before, lambda: before.running[GOOD].state.ended_at is not None)
+        before.forget_ended()
+    before.keeper.stop()
+    paths = EvaluationPaths(work / GOOD)
+    ended = read_status(paths)
+    old = json.loads(paths.status.read_text())
+    del old["what"]
+    paths.ended.write_text(json.dumps(old))
+    paths.status.unlink()
+    assert read_status(paths) == ended
+    paths.journal.write_bytes(b"x" * (paths.journal.stat().st_size - 1) + b"\n")
+    assert shown(before)[GOOD]["stage"] == "cancelled"
+    write_parked(paths, Parked(evaluation_id=GOOD, at=1.0, error="no disk", until=2.0))
+    assert shown(before)[GOOD]["stage"] == "parked"
+
+
+def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:
+    """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
+    work = tmp_path / "work"
+    before = coordinator_on(work, cluster, redis=True)
+    with before.in_charge():
+        accept(before, GOOD)
+        until(before, lambda: bool(jobs_of(cluster, GOOD)))
+    before.keeper.stop()
+    shutil.copytree(work / GOOD, work / "backup-00000001")
+    coordinator = coordinator_on(work, cluster, redis=True)
+    with coordinator.in_charge():
+        coordinator.resume_all()
+        for _ in range(5):
+            coordinator.tick()
+        assert list(coordinator.running) == [GOOD]
+        assert not coordinator._parked.by_id
+        assert jobs_of(cluster, GOOD)
+        assert list(shown(coordinator)) == [GOOD]
+    coordinator.keeper.stop()
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "1e999", "-Infinity"])
+def test_an_outcome_that_no_journal_can_hold_is_passed_over_by_name(
+    pair: Coordinator, seconds: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its evaluation goes on, and the next coordinator reads its journal."""
+    paths = EvaluationPaths(pair.running[BAD].paths.root)
+    told = (
+        f'{{"kind": "built", "name": "x", "entry": 0, "batch_size": 8, "sets": {{}}, "seconds": {seconds}}}'
+    )
+    paths.outcome("built", "x").write_text(told)
+    pair.tick()
+    assert "x.built.json is no outcome of this version" in caplog.text
+    assert set(pair.running) == {GOOD, BAD}
+    pair.running.pop(BAD).journal.close()
+    assert pair.accept(record().model_copy(update={"evaluation_id": BAD})).state.jobs.live

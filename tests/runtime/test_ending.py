@@ -1,0 +1,72 @@
+"""What is written at an evaluation's end, whatever is gone by then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.simulated.parts import Faults
+from support.simulated.world import World
+
+from coordinator.runtime import finalize
+from coordinator.runtime.journal import Journal
+from evaljobs.contract.paths import EvaluationPaths
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> tuple[World, EvaluationPaths]:
+    """An evaluation that has run, its journal and score files on disk, its request sets and responses nowhere."""
+    world = World(3, Faults())
+    world.run()
+    paths = EvaluationPaths(tmp_path / "id")
+    paths.scores.mkdir(parents=True)
+    Journal(paths.journal).append(world.journal)
+    for entry in world.state.entries:
+        entry.result_file = str(paths.scores / f"{entry.index}.json")
+        Path(entry.result_file).write_text(json.dumps({"results": {entry.name: {"acc,none": 0.5}}}))
+    return world, paths
+
+
+def test_scores_are_written_whatever_report_and_priors_find(
+    ended: tuple[World, EvaluationPaths], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Request sets gone, observations that cannot be written, a journal that cannot be read: each a warning, and the scores."""
+    world, paths = ended
+    names = {e.name for e in world.state.entries}
+    paths.responses.mkdir()
+    for file in {s.frame.file for s in world.state.shards.by_name.values() if s.frame is not None}:
+        (paths.responses / file).write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    finalize.write_results(world.state, paths, {}, tmp_path / "folder")
+    assert json.loads(paths.results.read_text())["results"].keys() == names
+    paths.results.unlink()
+    paths.journal.write_text('{"kind": "of-another-version"}\n')
+    finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
+    assert json.loads(paths.results.read_text())["results"].keys() == names
+    assert "there is no new report" in caplog.text
+
+
+def test_what_the_priors_cannot_read_is_a_warning(
+    ended: tuple[World, EvaluationPaths], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shards are known by their times, and the request sets that they were of have been removed."""
+    world, paths = ended
+    report = finalize.try_report(world.state, paths)
+    assert report is not None
+    spans = [
+        finalize.ShardSpan(shard=name, trial="t", started_at=1.0, seconds=1.0)
+        for name in world.state.shards.by_name
+    ]
+    finalize.teach(world.state, report.model_copy(update={"shards": tuple(spans)}), tmp_path / "o.jsonl")
+    assert "the priors learn nothing of it: the request set of" in caplog.text
+
+
+def test_a_score_file_that_is_gone_costs_its_entry_alone(ended: tuple[World, EvaluationPaths]) -> None:
+    """It is named as failed, with the reason; the others have their scores."""
+    world, _ = ended
+    gone, *others = world.state.entries
+    Path(gone.result_file).unlink()
+    results = finalize.merged_results(world.state)
+    assert results["results"].keys() == {e.name for e in others}
+    assert "cannot be read (any more)" in results["failed"][gone.name]

@@ -1,0 +1,91 @@
+"""A coordinator that is started again while its work folder's disk is full. Root mounts the disk; elsewhere it is skipped."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.loops import coordinator_on
+from support.simulated.parts import record
+from support.with_root import fill, no_room_for_an_event
+
+from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.errors import OperatorError
+from coordinator.runtime import wiring
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_client
+
+
+def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
+    disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lock, lease, Redis and journals are opened as far as the disk allows; with room again all are there, Redis too."""
+    work = disk / "work"
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    before = coordinator_on(work, cluster, redis=True)
+    with before.in_charge():
+        accepted = before.accept(record()).state.evaluation_id
+    before.keeper.stop()
+    filler = fill(disk)
+    coordinator = coordinator_on(work, cluster, redis=True)
+    address = WorkPaths(work).redis_address
+    with coordinator.in_charge():
+        coordinator.resume_all()
+        for _ in range(3):
+            coordinator.tick()
+        assert coordinator.busy
+        assert "Redis: [Errno 28] No space left" in caplog.text
+        filler.unlink()
+        end = time.monotonic() + 60
+        while accepted not in coordinator.running or not address.exists():
+            assert time.monotonic() < end, coordinator.trouble
+            coordinator.tick()
+            time.sleep(0.05)
+        with redis_client.connect(address) as client:
+            assert client.ping()
+    coordinator.keeper.stop()
+
+
+def test_an_evaluation_asked_for_again_on_a_full_disk_is_resumed_once_there_is_room(disk: Path) -> None:
+    """One that has begun is waited for; one that has not is refused, and leaves nothing to resume."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    before = coordinator_on(disk / "work", cluster, redis=True)
+    with before.in_charge():
+        accepted = before.accept(record()).state.evaluation_id
+    before.keeper.stop()
+    journal = before.running[accepted].paths.journal
+    no_room_for_an_event(journal)
+    filler = fill(disk)
+    coordinator = coordinator_on(disk / "work", cluster, redis=True)
+    with coordinator.in_charge():
+        coordinator.accept_or_wait(record())
+        assert coordinator.busy
+        assert accepted not in coordinator.running
+        with pytest.raises(OSError, match="No space left"):
+            coordinator.accept_or_wait(record().model_copy(update={"evaluation_id": "another"}))
+        filler.unlink()
+        torn = coordinator.performer.site.paths.evaluation("torn").journal
+        torn.parent.mkdir()
+        torn.write_bytes(b'{"kind":"accep')
+        filler = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            coordinator.accept_or_wait(record().model_copy(update={"evaluation_id": "torn"}))
+        filler.unlink()
+        coordinator.run(lambda: accepted in coordinator.running)
+        assert list(coordinator.running) == [accepted]
+    coordinator.keeper.stop()
+
+
+def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> None:
+    """In one line, at once; one that has served before is waited for. What is used up here: the files that there may be."""
+    lock = WorkPaths(disk / "old").lock
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    with suppress(OSError):
+        for number in range(10_000):
+            (disk / str(number)).touch()
+    with pytest.raises(OperatorError, match="cannot be written"):
+        wiring.load(None, {"work_dir": disk / "new"})
+    assert wiring.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"

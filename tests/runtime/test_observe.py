@@ -1,0 +1,230 @@
+"""What a listing means: absence, twins, unknown words, trials that stand still, shards that lie nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.simulated.parts import SITE, Faults, record
+from support.simulated.world import World
+
+from coordinator.cluster import JobState
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.indexes import validate
+from coordinator.evaluation.state import State
+from coordinator.runtime import detect
+
+GRACE = detect.Grace(lost=30.0, uncertain=10.0, hung=100.0, overdue=60.0, outcome=3.0)
+
+
+def fresh() -> tuple[State, str]:
+    """An evaluation with one build job submitted as 100, seen at 0; and that job's name."""
+    state, _ = machine.start(ev.Accepted(at=0.0, record=record(1)))
+    event = ev.RequestSetsFound(at=0.0, sets={}, folders={0: "/s"}, batch_size=8)
+    (submit,) = (a for a in machine.step(state, SITE, event).actions if isinstance(a, do.SubmitJob))
+    machine.step(state, SITE, ev.JobSubmitted(at=0.0, job=submit.job.name, job_id="100"))
+    return state, submit.job.name
+
+
+def row(name: str, **more: Any) -> JobState:
+    return JobState(**{"job_id": "100", "name": name, "index": 0, "phase": "running", "state": "R", **more})
+
+
+def kinds(events: list[ev.AnyEvent]) -> list[str]:
+    return [e.kind for e in events]
+
+
+def test_a_job_is_lost_only_after_two_good_listings_and_the_grace_time() -> None:
+    """One look that lacks it means nothing, nor do two in a hurry."""
+    state, _ = fresh()
+    seen = detect.Sightings()
+    assert detect.job_events(state, [], seen, GRACE, 100.0) == ([], [])
+    assert detect.job_events(state, [], seen, GRACE, 101.0) == ([], [])
+    events, _ = detect.job_events(state, [], seen, GRACE, 131.0)
+    assert [(e.kind, e.lost) for e in events if isinstance(e, ev.JobEnded)] == [("job-ended", True)]
+
+
+def test_one_listing_late_is_no_loss() -> None:
+    """A single look, however long after the last, does not end a job; being seen starts the count anew."""
+    state, name = fresh()
+    seen = detect.Sightings()
+    assert detect.job_events(state, [], seen, GRACE, 1e6) == ([], [])
+    detect.job_events(state, [row(name)], seen, GRACE, 1e6 + 1)
+    assert detect.job_events(state, [], seen, GRACE, 2e6) == ([], [])
+    assert detect.job_events(state, [], seen, GRACE, 2e6 + 1) == ([], [])
+
+
+def test_a_job_of_an_unknown_state_is_still_running() -> None:
+    """Law 8: an unknown word never ends a job, for however many listings."""
+    state, name = fresh()
+    seen = detect.Sightings()
+    for now in range(0, 1000, 10):
+        listing = [row(name, phase="unknown", state="HYPERDRIVE")]
+        assert detect.job_events(state, listing, seen, GRACE, float(now)) == ([], [])
+
+
+def test_an_ended_job_is_told_after_the_grace_for_its_files() -> None:
+    """Its outcome file may reach us later than the word of its end."""
+    state, name = fresh()
+    seen = detect.Sightings()
+    ended = [row(name, phase="ended", state="COMPLETED")]
+    assert detect.job_events(state, ended, seen, GRACE, 10.0) == ([], [])
+    events, _ = detect.job_events(state, ended, seen, GRACE, 13.0)
+    assert kinds(events) == ["job-ended"]
+
+
+def test_the_later_twin_of_a_job_goes() -> None:
+    """A name submitted twice: the one we know stays, every other living one is named for cancelling, once each."""
+    state, name = fresh()
+    listing = [row(name), row(name, job_id="101"), row(name, job_id="101", index=1)]
+    listing.append(row(name, job_id="102", phase="ended"))
+    events, twins = detect.job_events(state, listing, detect.Sightings(), GRACE, 1.0)
+    assert kinds(events) == ["job-started"]
+    assert twins == ["101"]
+
+
+def uncertain() -> tuple[State, str]:
+    state, name = fresh()
+    state.jobs.by_name[name].phase, state.jobs.by_name[name].job_id = "uncertain", ""
+    return state, name
+
+
+def test_a_submission_that_timed_out_is_found_by_its_name() -> None:
+    """It had happened: its id is taken over, and it is not submitted again."""
+    state, name = uncertain()
+    events, twins = detect.job_events(state, [row(name, job_id="7")], detect.Sightings(), GRACE, 1.0)
+    assert kinds(events) == ["job-submitted", "job-started"]
+    assert twins == []
+
+
+def test_a_submission_that_no_listing_shows_is_made_again_after_the_grace() -> None:
+    """Not at the first good listing: the cluster may be slow to show it."""
+    state, name = uncertain()
+    seen = detect.Sightings()
+    assert detect.job_events(state, [], seen, GRACE, 5.0) == ([], [])
+    events, _ = detect.job_events(state, [], seen, GRACE, 16.0)
+    assert [(e.kind, e.maybe_done) for e in events if isinstance(e, ev.JobNotSubmitted)] == [
+        ("job-not-submitted", False)
+    ]
+    (again,) = (a for a in machine.step(state, SITE, events[0]).actions if isinstance(a, do.SubmitJob))
+    assert again.job.name == name
+
+
+words = st.text(max_size=12)
+rows = st.builds(
+    JobState,
+    job_id=st.sampled_from(["100", "101", "", "x"]),
+    name=st.one_of(st.just("OURS"), words),
+    index=st.integers(-1, 3),
+    phase=st.sampled_from(["pending", "running", "unknown"]),
+    state=words,
+    node=st.none() | words,
+)
+
+
+@given(st.lists(st.lists(rows, max_size=6), max_size=8))
+def test_no_listing_of_living_jobs_ends_one_that_is_in_it(listings: list[list[JobState]]) -> None:
+    """Garbage rows raise nothing and end nothing as long as our job is listed; every event is legal."""
+    state, name = fresh()
+    seen = detect.Sightings()
+    for number, listing in enumerate(listings):
+        named = [row(name if r.name == "OURS" else r.name, job_id=r.job_id, phase=r.phase) for r in listing]
+        now = float(number * 50)
+        events, twins = detect.job_events(state, [*named, row(name)], seen, GRACE, now)
+        assert "job-ended" not in kinds(events)
+        assert "100" not in twins
+        for event in events:
+            machine.step(state, SITE, event)
+            validate(state)
+
+
+def running_world(seed: int = 3) -> World:
+    """A world in mid-inference: a trial runs and holds a shard."""
+    world = World(seed, Faults())
+    while not world.claims:
+        world.tick()
+    return world
+
+
+def test_only_a_trial_without_progress_is_hung_and_it_is_told_until_it_is_gone() -> None:
+    """Any change of a trial's stamp is progress, whatever clock it came from; standing still beyond the grace is none."""
+    world = running_world()
+    state = world.state
+    seen = detect.Sightings()
+    trials = [
+        n for n, t in state.trials.live.items() if state.jobs.by_name[t.job].members[t.member] == "running"
+    ]
+    assert trials
+    stamps = dict.fromkeys(trials, (1.0, "s"))  # of a clock that is far from ours
+    assert detect.hung_trials(state, stamps, seen, GRACE, world.now) == []
+    late = world.now + 150.0
+    one = {**dict.fromkeys(trials, (2.0, "s")), trials[0]: (1.0, "shard")}
+    (event,) = detect.hung_trials(state, one, seen, GRACE, late)
+    assert isinstance(event, ev.TrialHung)
+    assert (event.trial, event.shard) == (trials[0], "shard")
+    assert detect.hung_trials(state, one, seen, GRACE, late + 10) == []
+    still = {**dict.fromkeys(trials, (3.0, "s")), trials[0]: one[trials[0]]}
+    (event,) = detect.hung_trials(state, still, seen, GRACE, late + 61)
+    assert isinstance(event, ev.TrialHung)
+    assert (event.trial, event.shard) == (trials[0], None), "cancelled again, its shard not blamed again"
+
+
+def test_no_news_of_trials_is_not_their_silence() -> None:
+    """A long trial outlives a Redis that is away for longer than it may be silent."""
+    world = running_world()
+    state, at = world.state, world.now
+    seen = detect.Sightings()
+    beats = dict.fromkeys(state.trials.live, (at, "s"))
+    assert detect.hung_trials(state, beats, seen, GRACE, at) == []
+    assert detect.hung_trials(state, None, seen, GRACE, at + 1000) == []
+    assert detect.hung_trials(state, beats, seen, GRACE, at + 1001) == []
+    assert detect.hung_trials(state, beats, seen, GRACE, at + 1102) != []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stray_shards_are_those_that_lie_nowhere(seed: int) -> None:
+    """Queued, claimed by the living, or done: not stray. All the others are, also those a dead trial had claimed."""
+    world = running_world(seed)
+    state = world.state
+    todo = {n for n, s in state.shards.by_name.items() if s.frame is None}
+    assert set(detect.stray_shards(state, todo, {})) == set()
+    assert set(detect.stray_shards(state, (), {})) == todo
+    held = dict(world.claims)
+    assert set(detect.stray_shards(state, (), held)) == todo - set(held)
+    assert set(detect.stray_shards(state, (), dict.fromkeys(held, "a dead one"))) == todo
+
+
+def test_metric_jobs_are_lost_only_after_a_while() -> None:
+    """RQ may not show at once what was just enqueued."""
+    world = World(1, Faults())
+    while not world.state.scoring.outstanding:
+        world.tick()
+    state, name = world.state, min(world.state.scoring.outstanding)
+    at = state.scoring.metrics[name].enqueued_at
+    assert detect.missing_metrics(state, [], 5.0, at + 4.0) == []
+    missing = detect.missing_metrics(state, [], 5.0, at + 6.0)
+    assert name in missing
+    assert detect.missing_metrics(state, sorted(state.scoring.outstanding), 5.0, at + 600.0) == []
+    assert detect.metric_events(missing, {}, at) == [ev.MetricJobsLost(at=at, jobs=tuple(missing))]
+    assert detect.metric_events(missing, dict.fromkeys(missing, "x"), at) == [
+        ev.MetricJobsDied(at=at, jobs=dict.fromkeys(missing, "x"))
+    ]
+    state.scoring.metrics[name].losses = 3
+    assert name not in detect.missing_metrics(state, [], 5.0, at + 39.0)
+    assert name in detect.missing_metrics(state, [], 5.0, at + 41.0)
+
+
+def test_a_holder_that_outstays_its_release_is_cancelled_until_it_is_gone() -> None:
+    """Told to end and still there after the grace: its id is named, and again a grace later (scancel may fail)."""
+    world = running_world()
+    info = next(iter(world.state.live_jobs("stage")))
+    info.released_at = 1000.0
+    seen = detect.Sightings()
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1059.0) == []
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1061.0) == [info.job_id]
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1100.0) == []
+    assert detect.overdue_jobs(world.state, seen, GRACE, 1122.0) == [info.job_id]

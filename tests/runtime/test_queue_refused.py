@@ -1,0 +1,134 @@
+"""A Redis that answers reads and takes no writes: the journal has the lost queue once."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from support.simulated.parts import Faults
+from support.simulated.world import World
+
+from coordinator.cluster.fake import FakeCluster
+from coordinator.evaluation.actions import EnqueueMetric
+from coordinator.evaluation.job_specs import Site, specs_of
+from coordinator.runtime.detect import Grace
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.runner import Running
+from coordinator.services.redis_server import binary
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.storage import write_record
+from evaljobs.queue.redis_client import RedisAddress
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[redis.Redis]:
+    """A server without ACL behind the address of the work folder `tmp_path`: a test may set its limits."""
+    socket = tmp_path / "s"
+    words = [str(binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+    process = subprocess.Popen([*words, "--maxmemory-policy", "noeviction"], stdout=subprocess.DEVNULL)
+    write_record(WorkPaths(tmp_path).redis_address, RedisAddress(socket=str(socket)))
+    try:
+        end = time.monotonic() + 60
+        with redis.Redis(unix_socket_path=str(socket)) as client:
+            while not _answers(client):  # its socket is there before anybody listens
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def _running(tmp_path: Path) -> Running:
+    """An evaluation with shards to do, on the server of the work folder `tmp_path`."""
+    world = World(3, Faults())
+    while not world.state.shards.todo:
+        world.tick()
+    work = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",))
+    performer = Performer(
+        site=work, cluster=FakeCluster(fleet=[]), lm_eval_version=lambda: "0", observations=tmp_path / "o"
+    )
+    (tmp_path / world.state.evaluation_id).mkdir()
+    journal = Journal(tmp_path / world.state.evaluation_id / "journal.jsonl")
+    return Running(world.state, journal, performer, Grace())
+
+
+def test_a_queue_that_redis_does_not_take_is_told_lost_once_and_filled_when_it_does(
+    server: redis.Redis, tmp_path: Path
+) -> None:
+    """Five times a second for as long as it lasts was megabytes of journal; so were shards told stray."""
+    running = _running(tmp_path)
+    state = running.state
+
+    def told() -> list[str]:
+        return [event.kind for event in read_events(running.journal.path)]
+
+    server.config_set("maxmemory", "1")
+    now = 1e6
+    for _ in range(50):
+        now += 1.0
+        running._look_at_queue(now)
+        running._audit(now)
+    assert told() == ["queue-lost"]
+    server.config_set("maxmemory", "0")
+    for _ in range(5):
+        now += 1.0
+        running._look_at_queue(now)
+    assert running.snapshot is not None
+    assert running.snapshot.unclaimed == state.shards.todo
+    assert told() == ["queue-lost"]
+    server.delete(f"evalspan:{{{state.evaluation_id}}}:where")
+    server.config_set("maxmemory", "1")
+    for _ in range(5):
+        now += 1.0
+        running._look_at_queue(now)
+        running._audit(now)
+    assert told() == ["queue-lost", "shards-stray"]
+    server.config_set("maxmemory", "0")
+    running._audit(now)
+    assert set(running.performer.queue(state.evaluation_id).unclaimed()) == {
+        name for name, shard in state.shards.by_name.items() if shard.frame is None
+    }
+    assert told() == ["queue-lost", "shards-stray"]
+
+
+def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redis, tmp_path: Path) -> None:
+    """Redis came back empty and has forgotten the release: the trial's heartbeat claims its shard once, is released again,
+    and what it is running is not counted as run without a record.
+    """
+    running = _running(tmp_path)
+    state, now = running.state, 1e6
+    queue = running.performer.queue(state.evaluation_id)
+    shard = next(name for name, found in state.shards.by_name.items() if found.frame is None)
+    held = []
+    for _ in range(6):
+        held.append(queue.heartbeat("dead", phase="infer", shard=shard))
+        running._look_at_queue(now)
+        running._audit(now)
+        now += 20.0
+    assert state.shards.by_name[shard].unread == 0
+    assert held == [True, True, False, False, False, False], "once more while the queue is filled"
+    assert shard in queue.unclaimed()
+
+
+def test_only_metric_jobs_go_to_the_metric_queue(server: redis.Redis, tmp_path: Path) -> None:
+    """A job of another kind is refused by name before its spec is written or anything is queued."""
+    running = _running(tmp_path)
+    site, jobs = running.performer.site, running.state.jobs.by_name.values()
+    (stage,) = next(specs_of(running.state, site, j) for j in jobs if j.job.purpose == "stage").values()
+    with pytest.raises(ValueError, match="stage job; metric workers run execute and score jobs"):
+        running.performer.perform(running.state, EnqueueMetric(name="misplaced", spec=stage))
+    assert not list(tmp_path.rglob("misplaced*"))
+    assert not server.keys("rq:*")

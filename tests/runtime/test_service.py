@@ -1,0 +1,261 @@
+"""A real daemon on this machine: however a checkpoint is announced and whatever is killed, one evaluation comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.hook import STREAM, pinned
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.sources import Notice, spool
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.storage import read_frames
+from evaljobs.queue import redis_client
+
+pytestmark = pytest.mark.model
+WEIGHTS = "model.safetensors"
+
+
+def wait(law: Callable[[], object], what: str, log: Path, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not law():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}\n{log.read_text()}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def daemon(site: Any, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A daemon of the site and its log; SIGKILLed at the end if it still runs."""
+    log = site.folder / "daemon.log"
+    with log.open("a") as err:
+        process = subprocess.Popen(
+            site.command("daemon", *options), env=site.env, stdout=err, stderr=err, text=True
+        )
+    try:
+        yield process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def journals(site: Any) -> list[Path]:
+    return list(site.work.glob("*/journal.jsonl"))
+
+
+def events(root: Path) -> list[dict[str, Any]]:
+    """Of an evaluation's journal, less a line that is being written."""
+    lines = (root / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def kinds(root: Path) -> list[str]:
+    return [event["kind"] for event in events(root)]
+
+
+def dumped(site: Any) -> int:
+    return sum(1 for f in site.work.glob("*/responses/*.frames") for _ in read_frames(f, 0))
+
+
+def processes(site: Any, *verbs: str) -> list[str]:
+    """Command lines of this site's jobs that run one of `verbs`."""
+    return list(pids(site, *verbs).values())
+
+
+def pids(site: Any, *verbs: str) -> dict[int, str]:
+    """Those processes by their ids. A child that has not called exec yet has its parent's command line, and is left out."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if any(word.endswith("local_guardian.py") for word in words):
+            continue  # it bears the command line of its job
+        if "evaljobs" in words and any(v in words for v in verbs) and str(site.work) in " ".join(words):
+            found[int(place.parent.name)] = " ".join(words)
+    # the parent of one that is gone by now cannot be asked: it was such a child, or has ended
+    parents = {pid: _parent(pid) for pid in found}
+    return {pid: found[pid] for pid, parent in parents.items() if parent is not None and parent not in found}
+
+
+def _parent(pid: int) -> int | None:
+    """Of a process; none where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+@contextmanager
+def held(site: Any, log: Path) -> Iterator[None]:
+    """Both trials of the site's evaluation stand still (SIGSTOP): however long a command takes, it comes in mid-run."""
+    stopped: set[int] = set()
+
+    def both() -> bool:
+        for pid in pids(site, "trial").keys() - stopped:
+            os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+        return len(stopped) == 2
+
+    try:
+        wait(both, "two trials", log)
+        yield
+    finally:
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def announce(site: Any, checkpoint: Path, times: int) -> None:
+    """Through the spool folder and the Redis stream, as the hook does; the watched folder tells of it anyway."""
+    paths = WorkPaths(site.work)
+    with redis_client.connect(paths.redis_address) as client:
+        for _ in range(times):
+            notice = Notice(checkpoint=str(checkpoint), step=100, noticed_at=time.time())
+            client.xadd(STREAM, {"notice": notice.model_dump_json()})
+            spool(paths, notice)
+
+
+def test_announced_a_hundred_times_by_three_ways_while_half_written_and_killed_in_between_it_is_one_evaluation(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """The daemon waits for the whole checkpoint, pins it, a second daemon is refused, a killed one goes on: same digits."""
+    checkpoint = site.folder / "run" / "step-100"
+    shutil.copytree(site.model, checkpoint)
+    whole = (checkpoint / WEIGHTS).read_bytes()
+    (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    site.pause_a_trial(after=0)
+    with daemon(site) as (process, log):
+        wait(lambda: "is not taken yet" in log.read_text(), "the log says what it waits for", log)
+        wait((site.work / "redis" / "address.json").exists, "Redis", log)
+        announce(site, checkpoint, 50)
+        assert not journals(site), "half a checkpoint is not taken"
+        assert not pinned(checkpoint)
+        second = site.run(site.command("daemon"))
+        assert second.returncode == 2
+        (line,) = second.stderr.strip().splitlines()
+        assert f"pid {process.pid} on " in line
+        (checkpoint / WEIGHTS).write_bytes(whole)
+        announce(site, checkpoint, 50)
+        wait(lambda: journals(site), "it is taken", log)
+        wait(lambda: pinned(checkpoint), "it is pinned", log)
+        wait(lambda: site.paused() and dumped(site) >= 1, "one of two trials writes", log)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert pinned(checkpoint), "the pin outlives the killed daemon, which needs the checkpoint"
+    os.kill(site.paused(), signal.SIGCONT)
+    with daemon(site, "--until-idle") as (process, log):
+        wait(lambda: process.poll() is not None, "it ends when nothing is left", log)
+    assert process.returncode == 0, log.read_text()
+    (journal,) = journals(site)
+    assert dict(site.results()["results"]) == expected
+    taken = json.loads((journal.parent / "evaluation.json").read_text())["checkpoint"]
+    assert taken["digest"] == inspect(checkpoint).digest
+    seen = events(site.root())
+    counted = [s for e in seen if e["kind"] == "shards-dumped" for s, _ in e["shards"]]
+    planned = [s for e in seen if e["kind"] == "planned" for x in e["leaves"] for s in x["shards"]]
+    assert sorted(counted) == sorted(planned)
+    assert not list((site.work / "spool").glob("*")), "every notice is dealt with"
+    assert not pinned(checkpoint)
+    assert not processes(site, "trial", "stage", "worker", "build")
+
+
+def test_cancelled_in_mid_run_nothing_is_left_and_a_retry_ends_with_the_same_scores(
+    site: Any, expected: dict[str, Any]
+) -> None:
+    """`submit`, `cancel` and `retry` of a running daemon; SIGTERM ends it with exit code 0."""
+    with daemon(site) as (process, log):
+        told = site.run(site.command("submit", str(site.model), "--suite", str(site.suite), "--json"))
+        name = json.loads(told.stdout)["evaluation_id"]
+        with held(site, log):
+            assert site.run(site.command("cancel", name)).returncode == 0
+            wait(lambda: "cancel-asked" in kinds(site.root()), "it is cancelled", log)
+        wait(lambda: not processes(site, "trial", "stage", "worker", "build"), "no job is left", log)
+        wait((site.root() / "results.json").exists, "results", log)
+        assert set(site.results()["failed"]) == set(expected)
+        assert "cancelled" in json.dumps(site.results()["failed"])
+        assert site.run(site.command("retry", name)).returncode == 0
+        wait(lambda: "failed" not in site.results(), "the retry ends", log)
+        assert dict(site.results()["results"]) == expected
+        process.send_signal(signal.SIGTERM)
+        wait(lambda: process.poll() is not None, "SIGTERM ends it", log)
+        assert process.returncode == 0
+
+
+def test_a_released_node_is_left_alone_by_the_next_daemon_too(site: Any, expected: dict[str, Any]) -> None:
+    """`release` says what it costs and cancels it; killed and started again, the daemon waits until it may be taken, and
+    goes on to the same scores. An unknown name is refused."""
+    with daemon(site) as (process, log):
+        site.run(site.command("submit", str(site.model), "--suite", str(site.suite)))
+        with held(site, log):
+            wrong = site.run(site.command("release", "locl"))
+            assert wrong.returncode == 2
+            assert "nearest: local" in wrong.stderr
+            told = site.run(site.command("release", "--gpus", "1"))
+            assert told.stdout.startswith("local is released (2 GPUs of "), told.stderr
+            wait(lambda: "node-withdrawn" in kinds(site.root()), "it is given back", log)
+        wait(lambda: not processes(site, "trial", "stage"), "its jobs are gone", log)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with daemon(site, "--until-idle") as (process, log):
+        wait(lambda: "restarted" in kinds(site.root()), "the retry is journalled", log)
+        shown = json.loads(site.run(site.command("status", "--json")).stdout)
+        assert 0 < shown["kept_back_seconds"]["local"] <= 3600
+        again = site.run(site.command("release", "local", "--minutes", "0"))
+        assert again.stdout == "local may be taken again\n", again.stderr
+        wait(lambda: process.poll() is not None, "it ends", log)
+    seen = kinds(site.root())
+    assert seen.index("node-withdrawn") < seen.index("restarted")
+    assert "nodes-offered" not in seen[seen.index("node-withdrawn") : seen.index("restarted")]
+    assert dict(site.results()["results"]) == expected
+
+
+def _folder(site: Any, step: int) -> Path | None:
+    return next((p.parent for p in site.work.glob(f"step-{step}-*/journal.jsonl")), None)
+
+
+def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, expected: dict[str, Any]) -> None:
+    """Staged before its first offer, and the report says so; scores are lm-eval's; node memory ends empty of both."""
+    site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"
+    home = Path(f"/dev/shm/evalspan-{os.getuid()}")
+    with daemon(site) as (_process, log):
+        shutil.copytree(site.model, site.folder / "run" / "step-1")
+        found: list[int] = []
+        wait(lambda: found.extend(pids(site, "trial")) or found, "the first checkpoint's trial runs", log)
+        (trial,) = found
+        os.kill(trial, signal.SIGSTOP)  # it keeps its slot for as long as the next one stages
+        shutil.copytree(site.model, site.folder / "run" / "step-2", copy_function=shutil.copyfile)
+        wait(
+            lambda: (root := _folder(site, 2)) and list(root.glob("outcomes/*.staged.json")),
+            "it is staged",
+            log,
+        )
+        assert len(pids(site, "trial")) == 1
+        os.kill(trial, signal.SIGCONT)
+        first, second = _folder(site, 1), _folder(site, 2)
+        assert first is not None
+        assert second is not None
+        wait(lambda: all((root / "results.json").exists() for root in (first, second)), "both end", log)
+        wait(lambda: not processes(site, "trial", "stage", "build"), "jobs end", log)
+    seen = [
+        e["outcome"]["kind"] if e["kind"] == "outcome-seen" else e["kind"]
+        for e in events(second)
+        if e["kind"] in ("memory-offered", "nodes-offered", "outcome-seen")
+    ]
+    assert seen.index("memory-offered") < seen.index("staged") < seen.index("nodes-offered"), seen
+    report = json.loads((second / "report.json").read_text())
+    assert report["staged_ahead"]["local"] > 0
+    for root in (first, second):
+        assert dict(json.loads((root / "results.json").read_text())["results"]) == expected
+        digest = json.loads((root / "evaluation.json").read_text())["checkpoint"]["digest"]
+        assert not (home / digest).exists()

@@ -1,0 +1,144 @@
+"""The journal: whatever a crash or a full disk leaves of it, what was acknowledged is there and nothing else is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.simulated.parts import record
+from support.with_root import small_disk
+
+from coordinator.errors import OperatorError
+from coordinator.evaluation.events import Accepted, CancelAsked, ResultsWritten
+from coordinator.runtime import journal as store
+from coordinator.runtime.journal import Journal, JournalError, UnreadableEventError, WorkLock, read_events
+
+EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
+
+
+def written(path: Path) -> bytes:
+    journal = Journal(path)
+    journal.append(EVENTS)
+    journal.close()
+    return path.read_bytes()
+
+
+def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
+    """For every length that a crash can leave: whole events are read, the torn one is gone, appending goes on."""
+    data = written(tmp_path / "whole")
+    path = tmp_path / "torn"
+    for length in range(len(data) + 1):
+        path.write_bytes(data[:length])
+        whole = data[:length].count(b"\n")
+        assert len(list(read_events(path))) == whole, "a reader beside the writer sees whole events only"
+        journal = Journal(path)
+        assert list(journal.replay()) == EVENTS[:whole]
+        journal.append([ResultsWritten(at=9.0)])
+        assert list(journal.replay()) == [*EVENTS[:whole], ResultsWritten(at=9.0)]
+        journal.close()
+
+
+def test_an_event_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    """JSON has no NaN: what stood there would come back as null, and no later start could read the journal."""
+    data = written(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal")
+    hostile = ResultsWritten.model_construct(at=float("nan"))
+    with pytest.raises(UnreadableEventError, match="results-written"):
+        journal.append([ResultsWritten(at=9.0), hostile])
+    journal.close()
+    assert (tmp_path / "journal").read_bytes() == data
+
+
+def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path) -> None:
+    """A plan's event is megabytes long: its torn beginning is found across blocks."""
+    data = written(tmp_path / "journal")
+    (tmp_path / "journal").write_bytes(data + b"x" * 200_000)
+    Journal(tmp_path / "journal").close()
+    assert (tmp_path / "journal").read_bytes() == data
+
+
+def test_a_line_that_is_no_event_stops_us_and_is_named(tmp_path: Path) -> None:
+    """To go on would be to forget."""
+    lines = written(tmp_path / "journal").splitlines(keepends=True)
+    (tmp_path / "journal").write_bytes(lines[0] + b'{"kind": "from-the-future"}\n' + lines[1])
+    with pytest.raises(OperatorError, match="journal:2 "):
+        list(read_events(tmp_path / "journal"))
+
+
+def test_on_a_full_disk_an_append_leaves_nothing_and_works_again_later(tmp_path: Path) -> None:
+    """All of a batch of events or none: half of it would be acted upon without the rest."""
+    with small_disk(tmp_path / "small", "64k") as disk:
+        journal = Journal(disk / "journal")
+        journal.append(EVENTS)
+        filler = disk / "filler"
+        filler.write_bytes(b"x" * (1 << 15))
+        batch = [CancelAsked(at=1.0, reason="r" * 3000) for _ in range(20)]
+        with pytest.raises(OSError, match="No space"):
+            journal.append(batch)
+        assert list(journal.replay()) == EVENTS
+        filler.unlink()
+        journal.append(batch[:3])
+        assert list(journal.replay()) == [*EVENTS, *batch[:3]]
+        journal.close()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from coordinator.runtime.journal import WorkLock
+WorkLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_owner_at_a_time_and_its_death_frees_the_lock(tmp_path: Path) -> None:
+    """The second is told who holds it; SIGKILL of the first lets it in at once."""
+    path = tmp_path / "daemon.lock"
+    owner = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "held\n"
+        with pytest.raises(OperatorError, match=f"pid {owner.pid} on "):
+            WorkLock(path).acquire()
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.communicate()
+    lock = WorkLock(path)
+    lock.acquire()
+    assert f"pid {os.getpid()}" in path.read_text()
+    lock.release()
+
+
+def test_a_look_at_the_lock_is_taken_for_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that asks hears nothing of another that asks, and an owner waits until it has its answer."""
+    monkeypatch.setattr(store, "ASKING_SECONDS", 60.0)
+    lock, path = WorkLock(tmp_path / "daemon.lock"), tmp_path / "daemon.lock"
+    path.touch()
+    with path.open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not lock.held()
+        owner = threading.Thread(target=lock.acquire)
+        owner.start()
+    owner.join()
+    assert lock.held()
+    lock.release()
+
+
+def test_an_unfinished_journal_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It does not say which jobs were submitted: the message says what to type."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append([Accepted(at=0.0, record=record(1))])
+    journal.close()
+    assert list(read_events(path))
+    path.write_bytes(path.read_bytes().replace(b',"journal_format":1', b""))
+    with pytest.raises(JournalError, match="`evalspan submit` it again") as refused:
+        list(read_events(path))
+    assert "\n" not in str(refused.value)

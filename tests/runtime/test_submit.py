@@ -1,0 +1,147 @@
+"""A submission, with or without a daemon on the work folder: it says what it waits for, is listed until it is taken, and means what `eval` means."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.daemons import SUITE, daemon, small, taken
+from support.with_root import as_user
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.cli.evaluate import _record
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.intake.sources import Notice, spool, submit
+from coordinator.runtime import service
+from coordinator.runtime.journal import DAEMON, WorkLock
+from evaljobs.contract.paths import WorkPaths
+
+EVAL = "evalspan eval"
+
+
+@pytest.fixture(autouse=True)
+def _defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVALSPAN_CONFIG", raising=False)
+    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "work"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> WorkLock:
+    return WorkLock(WorkPaths(tmp_path / "work").lock)
+
+
+def told(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def status() -> dict[str, Any]:
+    return dict(json.loads(told("status", "--json")))
+
+
+@pytest.mark.parametrize("holder", ["", EVAL])
+def test_a_submission_without_a_daemon_says_so_and_is_listed_until_one_takes_it(
+    tmp_path: Path, lock: WorkLock, holder: str
+) -> None:
+    """An `eval` in the work folder is no daemon, and is named; so is a notice of the hook listed."""
+    place = small(tmp_path / "step-300")
+    if holder:
+        lock.acquire(holder)
+    said = told("submit", str(place), "--suite", SUITE)
+    wait = "evalspan daemon --wait" if holder else "evalspan daemon"
+    for text in (said, told("status")):
+        assert "no daemon runs for this work folder" in text
+        assert f"it waits until one is started: `{wait}`" in text
+        assert (f"{EVAL}, pid {os.getpid()} on " in text) == bool(holder)
+    assert "daemon: not running" in told("status")
+    spool(WorkPaths(tmp_path / "work"), Notice(checkpoint="/c", noticed_at=4e9))
+    shown = status()
+    assert [(w["checkpoint"], w["suite"]) for w in shown["waiting"]] == [
+        (str(place), SUITE),
+        ("/c", "default"),
+    ]
+    assert shown["daemon"] is False
+    assert str(shown["holder"]).startswith(EVAL) == bool(holder)
+    lock.release()
+    ears = daemon(tmp_path / "work", Config())
+    ears.tick()
+    assert taken(ears) == ["step-300"]
+    assert not status()["waiting"]
+
+
+def test_status_names_the_command_that_has_the_work_folder(lock: WorkLock) -> None:
+    """A daemon runs only where a daemon has it; what it has not looked at yet is not said to wait for one."""
+    lock.acquire(DAEMON)
+    spool(WorkPaths(lock.path.parent), Notice(checkpoint="/c"))
+    assert f"daemon: running ({DAEMON}, pid {os.getpid()} on " in told("status")
+    assert (status()["daemon"], status()["waiting"]) == (True, [])
+    lock.release()
+    lock.acquire("evalspan retry")
+    assert "daemon: not running (evalspan retry, pid " in told("status")
+
+
+@pytest.mark.parametrize(
+    ("holder", "advice"), [(DAEMON, "submit to it"), (EVAL, "wait until it ends, or give")]
+)
+def test_only_a_daemon_is_to_be_submitted_to(lock: WorkLock, holder: str, advice: str) -> None:
+    lock.acquire(holder)
+    with pytest.raises(OperatorError, match=f"is in use by {holder}, pid .*: {advice}"):
+        WorkLock(lock.path).acquire(EVAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "step"), [("step-300", None, 300), ("step-300", 7, 7), ("final", None, None)]
+)
+def test_the_step_is_the_same_however_a_checkpoint_comes(
+    tmp_path: Path, name: str, said: int | None, step: int | None
+) -> None:
+    """By `eval`, `submit` or a notice: what was said, else the number in the folder's own name, also behind a link."""
+    place = small(tmp_path / name)
+    (tmp_path / "latest").symlink_to(place)
+    option = [] if said is None else ["--step", str(said)]
+    performer = daemon(tmp_path / "work").coordinator.performer
+    for path in (str(place), "latest"):
+        settings = Config(work_dir=tmp_path / "work")
+        record = _record(
+            performer, settings, path, SUITE, slots=None, shards=None, batch_size=None, step=said
+        )
+        assert record.checkpoint.step == step
+    told("submit", "latest", "--suite", SUITE, *option)
+    ears = daemon(tmp_path / "work")
+    ears.tick()
+    (running,) = ears.coordinator.running.values()
+    assert running.state.record.checkpoint.step == step
+    spool(WorkPaths(tmp_path / "other"), Notice(checkpoint=str(tmp_path / "latest"), suite=SUITE, step=said))
+    other = daemon(tmp_path / "other")
+    other.tick()
+    (running,) = other.coordinator.running.values()
+    assert running.state.record.checkpoint.step == step
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+def test_only_its_own_user_submits_to_a_work_folder() -> None:
+    """Also where others may write it: what they know to announce is a notice."""
+    folder = Path(tempfile.mkdtemp(prefix="submit-user-", dir="/dev/shm"))
+    try:
+        folder.chmod(0o777)
+        submit(WorkPaths(folder), Notice(checkpoint="/ours"))
+
+        def theirs() -> None:
+            with pytest.raises(OperatorError, match="of its own user alone; announce"):
+                submit(WorkPaths(folder), Notice(checkpoint="/theirs"))
+            spool(WorkPaths(folder), Notice(checkpoint="/theirs"))
+
+        as_user(theirs)
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,227 @@
+"""An item whose metric hangs or kills costs its own score and no other's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.api.filter import FilterEnsemble
+from lm_eval.api.instance import Instance
+from support.exactness.pipeline import Case, dumped
+
+from evaljobs.contract.outcomes import Scored
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.errors import RetryError
+from evaljobs.scoring import item_deadlines, score
+from evaljobs.scoring.item_deadlines import Items, Watch
+
+
+def spec_in(folder: Path, seconds: float = 0.2) -> ScoreSpec:
+    return ScoreSpec(
+        name="score-0-0",
+        evaluation_dir=str(folder),
+        suite=SuiteSpec(name="s", tasks=(TaskEntry(name="t"),)),
+        entry=0,
+        request_sets={},
+        frames={},
+        model_dir="/nowhere",
+        model=ModelOptions(),
+        item_seconds=seconds,
+    )
+
+
+@pytest.mark.model
+def test_hanging_and_deadly_items_have_no_score_and_all_others_have_theirs(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An item on which the job's process died twice, and one that exceeds its deadline while its
+    metric catches every Exception, are named; the mean is over the rest.
+    """
+    monkeypatch.setenv("HOSTILE", "horse")
+    spec = dumped(model_dir, Case(task="toy_hostile"), tmp_path).model_copy(update={"item_seconds": 0.5})
+    deaths = 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                score.perform(spec)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        deaths += 1
+    assert deaths == 2
+    outcome = Scored.model_validate_json(EvaluationPaths(tmp_path).outcome("scored", "score").read_bytes())
+    assert list(outcome.unscored) == ["toy_hostile 2", "toy_hostile 5"]
+    assert "2 processes died" in outcome.unscored["toy_hostile 2"]
+    assert "longer than 0.5 s" in outcome.unscored["toy_hostile 5"]
+    (samples,) = (tmp_path / "samples").glob("*.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    values = [line["letters"] for line in lines if "letters" in line]
+    assert len(values) == 6
+    found = json.loads(Path(outcome.result_file).read_text())["results"]["toy_hostile"]
+    assert found["letters,none"] == pytest.approx(statistics.mean(values))
+    monkeypatch.delenv("HOSTILE")
+    again = score.perform(spec)
+    assert isinstance(again, Scored)
+    assert list(again.unscored) == ["toy_hostile 2"], "what died is not run again, whatever became of it"
+
+
+def test_where_no_item_is_left_there_is_no_score(tmp_path: Path) -> None:
+    """A task all of whose items fail is a failure that names the first reason."""
+
+    class Task:
+        def doc_iterator(self):
+            return iter(enumerate("ab"))
+
+        def process_results(self, _doc, _results):
+            time.sleep(3600)
+
+    task = Task()
+    with Items(spec_in(tmp_path)) as some, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_deadlines, "FIRST_SECONDS", 0.0)
+        some.guard("t", task)
+        documents = task.doc_iterator()
+        for _ in range(2):
+            task.process_results(next(documents)[1], [])
+        with pytest.raises(RetryError, match=r"no item could be scored.*longer than 0.2 s"):
+            next(documents)
+    assert list(some.reasons()) == ["t 0", "t 1"]
+
+
+def test_an_alarm_of_before_is_still_due_after_an_item(tmp_path: Path) -> None:
+    """RQ's limit on a job outlasts items that set and clear their own alarms."""
+    rang = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    try:
+        with Items(spec_in(tmp_path, 60.0)) as some:
+            for number in range(3):
+                assert some.value(("t", number), lambda: {"left": signal.alarm(0)})
+            deadline = time.monotonic() + 20
+            while not rang:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@given(in_hand=st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8))
+def test_only_an_item_current_at_two_deaths_is_deadly(
+    tmp_path_factory: pytest.TempPathFactory, in_hand: list[int | None]
+) -> None:
+    """An item is left out from the second death during it; a job that ends well leaves a note only
+    if a process died.
+    """
+    folder = tmp_path_factory.mktemp("note")
+    spec = spec_in(folder)
+    for number in in_hand:
+        dying = Items(spec).__enter__()
+        if number is not None:
+            dying.take(("t", number))
+        os.close(dying._note)
+    with Items(spec) as some:
+        left = {n for n in range(4) if not some.value(("t", n), lambda: {"x": 1})}
+    assert left == {n for n in range(4) if in_hand.count(n) >= 2}
+    assert bool(list(folder.rglob("*.hand"))) == any(n is not None for n in in_hand)
+
+
+def test_a_note_held_by_a_twin_is_not_read_as_a_death(tmp_path: Path) -> None:
+    """The same job twice at once: the second counts no death of the first."""
+    spec = spec_in(tmp_path)
+    with Items(spec) as first:
+        first.take(("t", 1))
+        for _ in range(3):
+            with Items(spec) as second:
+                assert second.value(("t", 1), lambda: {"x": 1})
+
+
+def test_the_watch_finds_an_item_that_hangs(tmp_path: Path) -> None:
+    """An item that stays current for over twice its deadline plus import time is overdue; a new one
+    is not.
+    """
+    spec = spec_in(tmp_path, 60.0)
+    watch = Watch(spec)
+    assert watch.overdue(0.0) == ""
+    with Items(spec) as some:
+        some.take(("t", 1))
+        assert watch.overdue(1.0) == ""
+        assert watch.overdue(420.0) == ""
+        assert watch.overdue(422.0) == "t 1"
+        some.take(("t", 2))
+        assert watch.overdue(423.0) == ""
+        some.clear()
+        assert watch.overdue(9999.0) == ""
+
+
+def test_a_damaged_note_blames_no_item(tmp_path: Path) -> None:
+    """A damaged note counts as none."""
+    spec = spec_in(tmp_path)
+    file = item_deadlines.note_file(spec)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xff{[" * 400)
+    with Items(spec) as some:
+        assert some.value(("t", 0), lambda: {"x": 1})
+
+
+class Upper:
+    """A filter over all items that hangs on one answer and catches its deadline."""
+
+    def apply(self, resps, docs):
+        for resp, doc in zip(resps, docs, strict=True):
+            if "hang" in resp[0] and doc["hangs"]:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)  # its deadline is now
+                time.sleep(3600)
+        return [r[0].upper() for r in resps]
+
+
+def asked(hanging: set[int]) -> list[Instance]:
+    made = []
+    for number in range(4):
+        text = f"hang {number}" if number in hanging else f"answer {number}"
+        instance = Instance(
+            request_type="generate_until",
+            doc={"hangs": number in hanging},
+            arguments=("q", {}),
+            idx=0,
+            metadata=("t", number, 1),
+        )
+        instance.resps = [text]
+        made.append(instance)
+    return made
+
+
+@given(hanging=st.sets(st.integers(0, 3), max_size=2), died=st.booleans())
+@settings(max_examples=12)
+def test_a_filter_that_hangs_costs_its_item_and_leaves_all_others_lm_evals(
+    tmp_path_factory: pytest.TempPathFactory, hanging: set[int], died: bool
+) -> None:
+    """Also after a process died during the whole filter: it then runs over one item at a time."""
+    ensemble = FilterEnsemble(name="upper", filters=[Upper])
+    spec = spec_in(tmp_path_factory.mktemp("filter"), 60.0)
+    if died:
+        dying = Items(spec).__enter__()
+        dying.take(("t", item_deadlines.ALL))
+        os.close(dying._note)
+    mine = asked(hanging)
+    with Items(spec) as some, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_deadlines, "FIRST_SECONDS", 0.0)
+        some.filter("t", ensemble, mine)
+        assert {document for _, document in some.failed} == hanging
+        assert all(not some.value(("t", n), lambda: {"x": 1}) for n in hanging)
+    calm = asked(set())
+    ensemble.apply(calm)
+    for number, instance in enumerate(mine):
+        if number not in hanging:
+            assert instance.filtered_resps == calm[number].filtered_resps
+    assert all("upper" in instance.filtered_resps for instance in mine)

@@ -1,0 +1,138 @@
+"""Scoring: nothing partial, nothing of other prompts, nothing run twice, and no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.exactness.pipeline import Case, dumped, our_run
+
+from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import ExecuteSpec
+from evaljobs.contract.storage import write_record
+from evaljobs.lmeval import replay_model
+from evaljobs.lmeval.results import merge_results
+from evaljobs.scoring import score as metric
+from evaljobs.scoring.collect_programs import record_programs
+from evaljobs.scoring.item_deadlines import Items
+
+
+@pytest.mark.model
+def test_a_task_that_lacks_a_shard_is_not_scored(model_dir: Path, tmp_path: Path) -> None:
+    """Law 4: one missing record, and there is no score but a failure that says so."""
+    spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
+    short = spec.model_copy(update={"frames": {t: f[1:] for t, f in spec.frames.items()}})
+    outcome = metric.perform(short)
+    assert isinstance(outcome, Failed)
+    assert "no partial score" in outcome.error
+    assert not list((tmp_path / "scores").glob("*"))
+
+
+@pytest.mark.model
+def test_answers_to_other_prompts_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    """The rebuilt task must have the answered prompts; other keys are refused."""
+    spec = dumped(model_dir, Case(task="toy_choice"), tmp_path)
+    other = spec.suite.model_copy(update={"system_instruction": "Be brief."})
+    with pytest.raises(replay_model.ReplayError, match="other prompts"):
+        metric.score(spec.model_copy(update={"suite": other}))
+    letters = dumped(model_dir, Case(task="toy_letters"), tmp_path / "letters")
+    (tmp_path / "responses" / "other").write_bytes(
+        (tmp_path / "letters" / "responses" / "trial0.frames").read_bytes()
+    )
+    stray = letters.frames["toy_letters"][0].model_copy(update={"file": "other", "offset": 0})
+    with pytest.raises(replay_model.ReplayError, match="answers toy_letters"):
+        metric.score(spec.model_copy(update={"frames": {"toy_choice": (stray,)}}))
+
+
+@pytest.mark.model
+def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_path: Path) -> None:
+    """After `execute` jobs the score runs no program of theirs, and no value changes."""
+    case = Case(task="toy_programs")
+    spec = dumped(model_dir, case, tmp_path / "a")
+    halves = (tuple(range(8)), tuple(range(8, 16)))
+    for number, documents in enumerate(halves):
+        outcome = metric.perform(
+            ExecuteSpec(
+                name=f"execute-{number}",
+                evaluation_dir=spec.evaluation_dir,
+                suite=spec.suite,
+                entry=0,
+                task="toy_programs",
+                request_set=spec.request_sets["toy_programs"],
+                documents=documents,
+                frames=spec.frames["toy_programs"],
+                model_dir=spec.model_dir,
+                model=spec.model,
+                allow_unsafe=True,
+            )
+        )
+        assert isinstance(outcome, Executed)
+        assert (outcome.documents, outcome.programs, outcome.failed) == (
+            8,
+            8,
+            {},
+        )  # two equal answers a document
+    scored = metric.perform(spec)
+    assert isinstance(scored, Scored)
+    assert scored.programs_run == 0
+    score = json.loads(Path(scored.result_file).read_text())
+    alone = our_run(model_dir, case, 4, 1, tmp_path / "b")
+    assert score["results"] == alone.results["results"]
+    task = metric._built_tasks(spec).loaded["tasks"]["toy_programs"]
+    leaf = metric._answers(
+        EvaluationPaths(tmp_path / "a"), spec.request_sets["toy_programs"], spec.frames["toy_programs"]
+    )
+    with Items(spec) as items:
+        recorded = record_programs(task, leaf, None, items)
+    for program in recorded.programs.values():
+        assert program.entry_point, "its prompt was not told apart"
+        assert program.prompt.startswith(f"def {program.entry_point}")
+    assert score["results"]["toy_programs"]["pass@1,create_test"] == 0.5
+
+
+@pytest.mark.model
+def test_a_score_run_twice_is_the_same_score(model_dir: Path, tmp_path: Path) -> None:
+    """A retried job rewrites the same files."""
+    spec = dumped(model_dir, Case(task="toy_mutual"), tmp_path)
+    contents = []
+    for _ in range(2):
+        scored = metric.score(spec)
+        [samples] = (tmp_path / "samples").glob("samples_toy_mutual_*.jsonl")
+        contents.append((json.loads(Path(scored.result_file).read_text())["results"], samples.read_text()))
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.model
+def test_scoring_loads_no_torch(model_dir: Path, tmp_path: Path) -> None:
+    """Programs and a chat template are scored in processes that never import torch."""
+    program = (
+        "import sys; from evaljobs.__main__ import main; status = main(['score', *sys.argv[1:]]); "
+        "print(sorted(m for m in sys.modules if m == 'torch')); sys.exit(status)"
+    )
+    specs = []
+    chat = Case(task="toy_sums", entry={"limit": 4}, suite={"apply_chat_template": True})
+    for number, case in enumerate((Case(task="toy_programs"), chat)):
+        spec = dumped(model_dir, case, tmp_path / str(number))
+        write_record(tmp_path / f"{number}.json", spec)
+        specs.append(str(tmp_path / f"{number}.json"))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *specs], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_merged_results_have_the_shape_of_one_run() -> None:
+    """Entries merge by name, in order; a repeated name keeps both; no groups, no key."""
+    one = {"results": {"b": {"acc,none": 1}}, "versions": {"b": 1}, "n-samples": {"b": {"effective": 2}}}
+    two = {"results": {"a": {"acc,none": 2}}, "versions": {"a": 1}}
+    merged = merge_results([one, two, one])
+    assert list(merged["results"]) == ["b", "a", "b#2"]
+    assert list(merged["versions"]) == ["a", "b", "b#2"]
+    assert merged["n-samples"] == {"b": {"effective": 2}, "b#2": {"effective": 2}}
+    assert "groups" not in merged
+    assert merge_results([{**two, "groups": {"g": {}}}])["groups"] == {"g": {}}

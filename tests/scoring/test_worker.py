@@ -1,0 +1,421 @@
+"""Laws of the metric workers: real Valkey, real supervisor, workers and work-horses, real metric code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import rq.registry
+from dev_cluster.testing import wait_until
+from rq.utils import now
+from support.metric_jobs import Bench, children, kill, move, running, zombie
+
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import ScoreSpec
+from evaljobs.queue import redis_client
+from evaljobs.scoring import rq_jobs, worker
+from evaljobs.scoring.item_deadlines import NOTE_BYTES, note_file
+
+
+@pytest.fixture(scope="module")
+def bench_and_supervisor(shared_work: WorkPaths) -> Iterator[tuple[Bench, subprocess.Popen[bytes]]]:
+    """One supervisor for the tests that leave it whole: importing lm-eval takes seconds."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    with running(bench) as process:
+        yield bench, process
+
+
+def at_work(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int] | None:
+    """(worker, work-horse), where the only worker's horse (another than `before`) is at this job."""
+    with redis_client.connect(bench.work.redis_address) as client:
+        found = [(w, h) for w in children(supervisor) for h in children(w) if h != before]
+        status = client.hget(f"rq:job:{rq_jobs.job_id(bench.evaluation, job)}", "status")
+    # the horse of an earlier job may have ended, and this one's begun, between the two looks
+    return found[0] if found and status == b"started" and not zombie(found[0][1]) else None
+
+
+def busy_worker(bench: Bench, supervisor: int, job: str, before: int = 0) -> tuple[int, int]:
+    """Once it is so. The first job waits for lm-eval's import."""
+    found: list[tuple[int, int]] = []
+
+    def there() -> bool:
+        if (pair := at_work(bench, supervisor, job, before)) is not None:
+            found.append(pair)
+        return bool(found)
+
+    wait_until(there)
+    return found[0]
+
+
+def test_a_job_leaves_its_outcome_once(bench_and_supervisor) -> None:
+    """A job's outcome is a file; a job whose outcome is there is not run again."""
+    bench, _ = bench_and_supervisor
+    bench.enqueue("plain")
+    wait_until(lambda: bench.failed("plain"))
+    wait_until(lambda: "plain" not in bench.queue.known())
+    first = bench.paths.outcome("failed", "plain").stat().st_mtime_ns
+    bench.enqueue("plain")
+    wait_until(lambda: "plain" not in bench.queue.known())
+    assert bench.paths.outcome("failed", "plain").stat().st_mtime_ns == first
+
+
+def test_a_killed_work_horse_is_retried(bench_and_supervisor) -> None:
+    """kill -9 of the work-horse: the job is run again, before those that wait, and ends with an outcome."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("horse", held=True)
+    _, horse = busy_worker(bench, process.pid, "horse")
+    bench.queue.enqueue("score", "newer", bench.write_spec("newer"), seconds=9.0)
+    os.kill(horse, signal.SIGKILL)
+    busy_worker(bench, process.pid, "horse", before=horse)
+    assert bench.failed("newer") is None
+    bench.let_go("horse")
+    wait_until(lambda: bench.failed("horse"))
+    wait_until(lambda: bench.failed("newer"))
+
+
+def test_a_job_that_kills_its_process_thrice_says_so(bench_and_supervisor) -> None:
+    """A job whose process dies each time ends as a failure with a reason, not as a loop."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("deadly", held=True)
+    horse = 0
+    for _ in range(3):
+        _, horse = busy_worker(bench, process.pid, "deadly", before=horse)
+        os.kill(horse, signal.SIGKILL)
+    wait_until(lambda: bench.failed("deadly"))
+    failed = bench.failed("deadly")
+    assert failed is not None
+    assert (failed.job, failed.blame, failed.entry) == ("score", "retry", 0)
+    assert "died" in failed.error
+    wait_until(lambda: "deadly" in bench.queue.status().failed)  # the file comes first
+
+
+def test_a_job_that_kills_its_worker_thrice_is_given_up_with_the_reason(bench_and_supervisor) -> None:
+    """Where no process is left to write the outcome, the queue itself names the job as given up, with the reason."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("murderer", held=True)
+    horse = 0
+    for _ in range(3):
+        worker, horse = busy_worker(bench, process.pid, "murderer", before=horse)
+        os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: "murderer" not in bench.queue.known())
+    assert bench.failed("murderer") is None
+    assert "its worker died 3 times" in bench.queue.status().failed["murderer"]
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["worker", "worker and work-horse"])
+def test_a_killed_worker_loses_nothing(bench_and_supervisor, both) -> None:
+    """kill -9 of the worker, with or without its work-horse: another takes over within the recovery time."""
+    bench, process = bench_and_supervisor
+    name = f"worker-{both}"
+    bench.enqueue(name, held=True)
+    worker, horse = busy_worker(bench, process.pid, name)
+    os.kill(worker, signal.SIGKILL)
+    if both:
+        os.kill(horse, signal.SIGKILL)
+    assert busy_worker(bench, process.pid, name, before=horse)[0] != worker
+    bench.let_go(name)
+    wait_until(lambda: bench.failed(name))
+
+
+def test_an_hour_between_two_clocks_takes_no_job_from_a_living_worker(
+    bench_and_supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose last sign is too old is for Redis to say, whatever the clock of who looks shows."""
+    bench, process = bench_and_supervisor
+    bench.enqueue("hour", held=True)
+    busy = busy_worker(bench, process.pid, "hour")
+    true = rq.registry.current_timestamp
+    monkeypatch.setattr(rq.registry, "current_timestamp", lambda: true() + 3600)
+    client = redis_client.connect(bench.work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
+    for _ in range(3):
+        wait_until(lambda: not client.exists(f"{queue.key}:recovering"))
+        bench.queue.recover()
+    assert queue.count == 0
+    assert bench.queue.status().running == ("hour",)
+    assert busy_worker(bench, process.pid, "hour") == busy
+    bench.let_go("hour")
+    wait_until(lambda: bench.failed("hour"))
+
+
+def test_what_others_enqueue_is_refused(bench_and_supervisor, tmp_path) -> None:
+    """With write access to Redis one can run nothing but our functions on our own valid specs."""
+    from rq import Callback, Queue, Worker
+    from rq.webhook import Webhook
+
+    bench, _ = bench_and_supervisor
+    client = redis_client.connect(bench.work.redis_address)
+    queue = Queue(rq_jobs.queue_name(bench.evaluation), connection=client, serializer="json")
+    touched = tmp_path / "touched"
+    foreign = tmp_path / "specs" / "x.json"
+    foreign.parent.mkdir()
+    foreign.write_bytes(bench.write_spec("foreign").read_bytes())
+    link = bench.paths.specs / "link.json"
+    link.symlink_to(foreign)
+    good = str(bench.write_spec("good"))
+    attacks = [
+        queue.enqueue("os.system", f"touch {touched}"),
+        queue.enqueue("evaljobs.scoring.worker.main", ["--help"]),
+        queue.enqueue("evaljobs.scoring.worker.execute", good),  # a score spec
+        queue.enqueue(rq_jobs.SCORE, str(foreign)),
+        queue.enqueue(rq_jobs.SCORE, str(link)),
+        queue.enqueue(rq_jobs.SCORE, f"{bench.paths.specs}/../specs/../evaluation.json"),
+        queue.enqueue(rq_jobs.SCORE, "\0"),
+        queue.enqueue(rq_jobs.SCORE, [good]),
+        queue.enqueue(rq_jobs.SCORE, good, good),
+        queue.enqueue(rq_jobs.SCORE, good, work_dir="/"),
+        queue.enqueue(rq_jobs.SCORE, "x" * (1 << 22)),
+    ]
+    armed = queue.enqueue(
+        rq_jobs.SCORE,
+        str(bench.write_spec("armed")),
+        on_success=Callback("os.system"),
+        on_failure=Callback("os.system"),
+        webhooks=[Webhook("http://127.0.0.1:9/", job_status="finished")],
+    )
+    queue.connection.rpush(queue.key, "no-such-job")
+    client.hset("rq:job:garbage", mapping={"data": b"\x80\x04garbage", "origin": queue.name, "status": "?"})
+    queue.connection.rpush(queue.key, "garbage")
+    wait_until(lambda: bench.queue.known() == ())
+    registry = queue.failed_job_registry
+    for attack in attacks:
+        assert attack.id in registry, attack
+        assert "refused" in attack.latest_result().exc_string
+    assert armed.id not in registry
+    assert bench.failed("armed") is not None  # its score was tried, and nothing else
+    assert bench.failed("foreign") is None
+    assert not touched.exists()
+    assert Worker.count(queue=queue) >= 1
+
+
+def test_a_spec_that_cannot_be_read_is_an_outcome(bench_and_supervisor) -> None:
+    """A job of the evaluation whose spec is of another version fails with an outcome instead of being lost for ever."""
+    bench, _ = bench_and_supervisor
+    path = bench.paths.spec("unreadable task/1")
+    path.write_text('{"kind": "score", "version": 99}')
+    bench.queue.enqueue("score", "unreadable task/1", path)
+    wait_until(lambda: bench.failed("unreadable task/1"))
+
+
+def test_no_password_on_a_command_line(bench_and_supervisor) -> None:
+    """Neither server nor supervisor nor workers show the password in /proc."""
+    bench, process = bench_and_supervisor
+    password = redis_client.read(bench.work.redis_address).password
+    server = RedisServer(bench.work).pid()
+    assert password is not None
+    for pid in (process.pid, *children(process.pid), server):
+        for part in ("cmdline", "environ"):
+            assert password.encode() not in Path(f"/proc/{pid}/{part}").read_bytes()
+
+
+def test_enqueuing_twice_is_once_and_the_longest_go_first(shared_work: WorkPaths) -> None:
+    """A queued job is not queued again; those that take longest go first, the older of two equals; any name comes back."""
+    bench = Bench(shared_work, f"e/{uuid.uuid4().hex}".replace("/", "_"))
+    names = ["execute-mmlu_x:y-0", "score é|1", "a_5Fb"]
+    for name in [*names, *names]:
+        bench.enqueue(name)
+    longer = {"short": 2.5, "long": 30.0, "as long": 30.0, "longest": 700.0, "middle": 9.0}
+    for name, seconds in longer.items():
+        bench.queue.enqueue("score", name, bench.write_spec(name), seconds=seconds)
+    assert sorted(bench.queue.known()) == sorted([*names, *longer])
+    assert bench.queue.status().queued == 8
+    client = redis_client.connect(shared_work.redis_address)
+    waiting = client.lrange(rq_jobs.open_queue(client, bench.evaluation).key, 0, -1)
+    in_turn = [rq_jobs.job_name(bench.evaluation, i.decode()) for i in waiting]
+    assert in_turn == ["longest", "long", "as long", "middle", "short", *names]
+    bench.queue.remove()
+    assert bench.queue.known() == ()
+    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_ended_at_its_deadline_is_not_tried_again(shared_work: WorkPaths, late: bool) -> None:
+    """It would take as long again: its failure is an outcome at once. One that died in time keeps its attempts."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    path = bench.write_spec("slow")
+    bench.queue.enqueue("score", "slow", path)
+    queue = rq_jobs.open_queue(
+        redis_client.connect(shared_work.redis_address), bench.evaluation, worker.MetricJob
+    )
+    made = worker.MetricWorker(queue, work_dir=shared_work.root, crew="c")
+    made._spec = ScoreSpec.model_validate_json(path.read_bytes())
+    job = queue.fetch_job(rq_jobs.job_id(bench.evaluation, "slow"))
+    job.started_at = now()
+    job.ended_at = now() + timedelta(seconds=worker.deadline_seconds(made._spec) * 1.1 if late else 1.0)
+    made._on_killed_horse(job, None, signal.SIGKILL, None)
+    failed = bench.failed("slow")
+    assert job.should_retry is not late
+    assert (failed is not None) is late
+    assert failed is None or "took longer" in failed.error
+    bench.queue.remove()
+
+
+def test_a_job_lost_between_queue_and_worker_returns(shared_work: WorkPaths) -> None:
+    """A worker that died with a job popped and not begun: the job is known all the while, and queued again once."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("popped")
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
+    client.lmove(queue.key, queue.intermediate_queue_key)
+
+    def back() -> bool:
+        bench.queue.recover()
+        assert bench.queue.known() == ("popped",)
+        return bool(queue.count == 1)
+
+    wait_until(back)
+    assert rq_jobs.popped_ids(queue) == []
+    bench.queue.recover()
+    assert queue.count == 1
+    bench.queue.remove()
+
+
+def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths) -> None:
+    """A heartbeat that came after Redis was emptied leaves an execution without a beginning: the job is enqueued afresh,
+    and nothing of it stays behind."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("half")
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
+    rq_id = rq_jobs.job_id(bench.evaluation, "half")
+    client.lrem(queue.key, 0, rq_id)
+    client.zadd(f"rq:executions:{rq_id}", {"e1": 9e9})
+    client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
+    bench.enqueue("half")
+    assert bench.queue.known() == ("half",)
+    client.zadd(f"rq:executions:{rq_id}", {"e2": 9e9})
+    client.hset(f"rq:execution:{rq_id}:e2", "last_heartbeat", "9")
+    bench.queue.remove()
+    assert not list(client.scan_iter(match=f"rq:*{bench.evaluation}*"))
+
+
+def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) -> None:
+    """The running job of a worker whose parent saw it die is queued by the next look; another worker's is not."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    client = redis_client.connect(shared_work.redis_address)
+    queue = rq_jobs.open_queue(client, bench.evaluation)
+    for name, its_worker in (("dead", "host-crew-1-x"), ("alive", "host-crew-12-x")):
+        bench.enqueue(name)
+        rq_id = rq_jobs.job_id(bench.evaluation, name)
+        client.lrem(queue.key, 1, rq_id)
+        client.hset(f"rq:job:{rq_id}", "worker_name", its_worker)
+        client.zadd(rq_jobs.started_registry(queue).key, {f"{rq_id}:e1": 9e9})
+        client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
+    rq_jobs.give_up(queue, "host-crew-1-")
+    bench.queue.recover()
+    assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
+    assert bench.queue.status().running == ("alive",)
+    bench.queue.remove()
+
+
+def test_workers_end_when_there_is_no_work(shared_work: WorkPaths) -> None:
+    """--burst-idle ends them by themselves, with success."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    bench.enqueue("only")
+    with running(bench, "--burst-idle", "1", "--count", "2") as process:
+        assert process.wait(120) == 0
+    assert bench.failed("only")
+    assert "cannot be imported" not in (bench.paths.logs / "worker.log").read_text()
+
+
+IMPATIENT = (
+    "import sys; from evaljobs.scoring import item_deadlines; item_deadlines.FIRST_SECONDS = 0.0; "
+    "from evaljobs.scoring.worker import main; sys.exit(main(sys.argv[5:]))"
+)
+
+
+def test_a_metric_that_ignores_signals_is_ended_from_outside_and_the_job_goes_on(
+    shared_work: WorkPaths,
+) -> None:
+    """An item at work for far longer than its deadline: its process is ended, the job is run again and blames the item."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    path = bench.write_spec("deaf", held=True, item_seconds=0.2)
+    with running(bench, prefix=(sys.executable, "-c", IMPATIENT)) as process:
+        bench.queue.enqueue("score", "deaf", path)
+        _, horse = busy_worker(bench, process.pid, "deaf")
+        note = note_file(ScoreSpec.model_validate_json(path.read_bytes()))
+        wait_until(lambda: note.exists() and note.stat().st_size == NOTE_BYTES)  # it has been blanked
+        with note.open("r+b") as file:
+            file.write(b'["t", 7]')
+        busy_worker(bench, process.pid, "deaf", before=horse)
+        wait_until(
+            lambda: (
+                (text := note.read_bytes())[NOTE_BYTES:].startswith(b'["t", 7]')
+                and not text[:NOTE_BYTES].strip()
+            )
+        )
+        bench.let_go("deaf")
+        wait_until(lambda: bench.failed("deaf"))
+
+
+@contextmanager
+def renewed(lease: Path) -> Iterator[None]:
+    """A coordinator that lives, whatever else it waits for."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(0.1):
+            os.utime(lease)
+
+    coordinator = threading.Thread(target=renew)
+    coordinator.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        coordinator.join()
+
+
+def test_workers_end_where_no_coordinator_comes_back(shared_work: WorkPaths) -> None:
+    """Their Redis may live on: with a lease that is not renewed they end, with exit code 0; while it is renewed they stay."""
+    bench = Bench(shared_work, uuid.uuid4().hex)
+    lease = shared_work.root / f"{bench.evaluation}.lease"
+    lease.touch()
+    with running(bench, "--lease-file", str(lease), "--lease-seconds", "2") as process:
+        with renewed(lease):
+            bench.enqueue("only", held=True)
+            busy_worker(bench, process.pid, "only")
+            bench.let_go("only")
+            wait_until(lambda: bench.failed("only"))
+            assert process.poll() is None
+        assert process.wait(60) == 0
+
+
+def test_redis_restarted_empty_in_mid_job(work: WorkPaths) -> None:
+    """Redis killed and back empty while a job runs: worker and job go on, its outcome comes, later jobs are run; so
+    they are where Redis had to move."""
+    server = RedisServer(work)
+    server.ensure()
+    bench = Bench(work, "e")
+    try:
+        with running(bench, "--stop-file", str(bench.paths.release / "workers")) as process:
+            bench.enqueue("during", held=True)
+            worker, horse = busy_worker(bench, process.pid, "during")
+            kill(server)
+            for file in (work.redis / "data").rglob("*"):
+                if file.is_file():
+                    file.unlink()
+            server.ensure()
+            assert bench.queue.known() == ()
+            assert children(worker) == [horse]
+            bench.let_go("during")
+            wait_until(lambda: bench.failed("during"))
+            bench.enqueue("after")
+            wait_until(lambda: bench.failed("after"))
+            move(server)
+            bench.enqueue("moved")
+            wait_until(lambda: bench.failed("moved"))
+            (bench.paths.release / "workers").touch()
+            assert process.wait(60) == 0
+    finally:
+        server.stop()

@@ -1,0 +1,425 @@
+"""Laws of the embedded server and of the address, on real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+from dev_cluster.testing import wait_until
+from support.metric_jobs import Bench, kill, move, running, zombie
+
+from coordinator.errors import OperatorError, RetryError
+from coordinator.services import redis_server
+from coordinator.services.redis_server import RedisServer, SiteRedis, check, local_address_towards
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.queue import redis_client
+from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
+
+
+@pytest.fixture
+def server(work: WorkPaths) -> Iterator[RedisServer]:
+    made = RedisServer(work)
+    yield made
+    made.stop()
+
+
+def test_only_its_owner_reads_address_and_password(server: RedisServer, work: WorkPaths) -> None:
+    """The address is published whole, mode 0600, and no file of the server is readable by others."""
+    address = server.ensure()
+    assert redis_client.read(work.redis_address) == address
+    files = [work.redis, *work.redis.rglob("*")]
+    assert all(stat.S_IMODE(f.stat().st_mode) & 0o077 == 0 for f in (work.redis, work.redis_address))
+    for file in files:
+        if file.is_file() and address.password in file.read_text(errors="replace"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert address.password not in (work.redis / "users.acl").read_text()
+    assert address.password not in repr(address)
+
+
+def test_without_the_password_nothing_is_told(server: RedisServer) -> None:
+    """The default user is off, a wrong password is refused, and the error says what to do."""
+    address = server.ensure()
+    anonymous = address.model_copy(update={"username": None, "password": None})
+    with pytest.raises(OperatorError, match="needs a password: give"):
+        check(anonymous)
+    with pytest.raises(OperatorError, match="refuses our user or password"):
+        check(address.model_copy(update={"password": "guess"}))
+    assert check(address) == []
+
+
+def test_our_user_may_do_only_what_is_needed(server: RedisServer) -> None:
+    """The ACL keeps our user on our keys and away from the server's own controls."""
+    client = redis_client.client(server.ensure())
+    for forbidden in (
+        ("SET", "other:key", "1"),
+        ("GET", "other:key"),
+        ("CONFIG", "GET", "*"),
+        ("FLUSHALL",),
+        ("KEYS", "*"),
+        ("ACL", "LIST"),
+        ("SHUTDOWN",),
+        ("PUBLISH", "other", "x"),
+        ("MODULE", "LIST"),
+        ("REPLICAOF", "127.0.0.1", "1"),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.execute_command(*forbidden)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "unix"])
+@pytest.mark.parametrize("name", ["arbeit-größe", "評価", 'a "quoted" \\ name', "two\nlines \\n"])
+def test_the_server_starts_in_a_folder_of_any_name(tmp_path: Path, name: str, bind: str) -> None:
+    """Letters beyond ASCII, quotes, backslashes and line ends reach the server as they are."""
+    work = WorkPaths(tmp_path / name)
+    server = RedisServer(work, bind)
+    try:
+        assert check(server.ensure()) == []
+        assert (work.redis / "data").is_dir()
+        assert any((work.redis / "data").iterdir()), "its data lies there"
+    finally:
+        server.stop()
+
+
+def test_a_server_that_does_not_start_is_quoted(work: WorkPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that it refuses is known by its own words alone, said before it has a log."""
+    text = redis_server.config_text
+    monkeypatch.setattr(redis_server, "config_text", lambda *a: f"{text(*a)}maxmemory-policy never\n")
+    with pytest.raises(OperatorError, match=r"does not start at .*'maxmemory-policy never'"):
+        RedisServer(work).ensure()
+
+
+def test_a_running_server_is_adopted(server: RedisServer, work: WorkPaths) -> None:
+    """Another coordinator finds the server that an earlier one started, and may stop it."""
+    address = server.ensure()
+    pid = server.pid()
+    later = RedisServer(work)
+    assert later.ensure() == address
+    assert later.pid() == pid
+    later.stop()
+    assert pid is not None
+    wait_until(lambda: zombie(pid))
+    assert not work.redis_address.exists()
+
+
+def test_while_it_is_unknown_where_to_listen_the_server_that_is_there_goes_on(work: WorkPaths) -> None:
+    """None is started until that is known; then an earlier one is adopted, or started again where it was, without asking."""
+    asked: list[str] = []
+
+    def away() -> str:
+        asked.append("away")
+        raise RetryError("the controller is away")
+
+    homeless = RedisServer(work, away)
+    for _ in range(2):
+        with pytest.raises(RetryError, match="away"):
+            homeless.ensure()
+    assert asked == ["away", "away"], "asked again"
+    first = RedisServer(work, lambda: "127.0.0.1")
+    address = first.ensure()
+    pid = first.pid()
+    later = RedisServer(work, away)
+    assert later.ensure() == address
+    assert later.pid() == pid
+    kill(first)
+    assert later.ensure() == address
+    assert later.pid() != pid
+    later.stop()
+
+
+@pytest.mark.parametrize("lost", [("server.json",), ("server.json", "valkey.pid")])
+def test_an_unrecorded_server_is_ended_before_another_starts(work: WorkPaths, lost: tuple[str, ...]) -> None:
+    """Whatever is left of its record and its pid file, no two servers share a folder; the one that answers is the recorded one."""
+    first = RedisServer(work)
+    address = first.ensure()
+    unknown = first.pid()
+    assert unknown is not None
+    for name in lost:
+        (work.redis / name).unlink()
+    later = RedisServer(work, port=address.port or 0)
+    later.ensure()
+    assert zombie(unknown)
+    with redis_client.connect(work.redis_address) as client:
+        assert client.info("server")["process_id"] == later.pid()
+    later.stop()
+
+
+class _Forgetful(RedisServer):
+    """The disk is full when the server is to be recorded."""
+
+    def _write_record(self, record: object) -> None:
+        raise OSError(28, "No space left on device", str(record))
+
+
+def test_a_server_that_cannot_be_recorded_is_none(work: WorkPaths) -> None:
+    """It is ended at once, and the next one starts as if it had not been."""
+    with pytest.raises(OSError, match="No space left"):
+        _Forgetful(work).ensure()
+    config = os.fsencode(work.redis / "valkey.conf")
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            assert config not in place.read_bytes()
+    server = RedisServer(work)
+    server.ensure()
+    server.stop()
+
+
+def test_it_outlives_a_killed_coordinator(work: WorkPaths) -> None:
+    """A coordinator that starts the server and is SIGKILLed leaves it serving; the next one adopts it."""
+    code = textwrap.dedent(
+        f"""
+        import os, signal
+        from coordinator.services.redis_server import RedisServer
+        from evaljobs.contract.paths import WorkPaths
+        RedisServer(WorkPaths({str(work.root)!r})).ensure()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = json.loads((work.redis / "server.json").read_text())["pid"]
+    server = RedisServer(work)
+    server.ensure()
+    assert server.pid() == pid
+    server.stop()
+    assert zombie(pid)
+
+
+def test_a_killed_server_returns_with_its_data_address_and_password(server: RedisServer) -> None:
+    """SIGKILL of the server: started again in the same place; what was a second old is still there."""
+    address = server.ensure()
+    client = redis_client.client(address, seconds=60.0)
+    client.set("evalspan:kept", "1")
+    client.execute_command("WAITAOF", 1, 0, 0)  # however long the disk takes
+    kill(server)
+    assert server.ensure() == address
+    assert redis_client.client(address).get("evalspan:kept") == b"1"
+
+
+def test_a_server_that_cannot_load_its_data_starts_empty(server: RedisServer, work: WorkPaths) -> None:
+    """A rotten append-only file is deleted, and no copy of it stays: Redis is no truth."""
+    address = server.ensure()
+    redis_client.client(address).set("evalspan:x", "1")
+    kill(server)
+    (manifest,) = (work.redis / "data").rglob("*.manifest")
+    manifest.write_text("rotten")
+    assert server.ensure().password == address.password
+    assert redis_client.client(server.ensure()).get("evalspan:x") is None
+    assert [place.name for place in work.redis.glob("data*")] == ["data"]
+
+
+def test_a_taken_port_is_given_up_and_clients_follow(server: RedisServer, work: WorkPaths) -> None:
+    """Where its port was taken meanwhile, the server moves, and a queue that was connected follows."""
+    address = server.ensure()
+    queue = WorkQueue.connect(work.redis_address, "e")
+    queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "1")
+    moved = move(server)
+    assert moved.port != address.port
+    queue.fill({"a": [QueuedShard(shard="x", priority=0, seconds=1)]}, "2")
+    assert queue.claim("t", "a").shard == "x"
+
+
+def test_a_fixed_port_that_is_taken_is_an_operators_error(work: WorkPaths) -> None:
+    """A configured port is never left for another one; the server's own words are shown."""
+    with socket.socket() as taker:
+        taker.bind(("127.0.0.1", 0))
+        taker.listen()
+        with pytest.raises(OperatorError, match=r"does not start at .*Failed listening on port"):
+            RedisServer(work, port=taker.getsockname()[1]).ensure()
+
+
+def test_an_address_of_another_host_is_an_operators_error(work: WorkPaths) -> None:
+    """Binding to what is no address of this host says so."""
+    with pytest.raises(OperatorError, match="no address of this host"):
+        RedisServer(work, "203.0.113.7").ensure()
+
+
+def test_a_socket_serves_under_any_path(tmp_path: Path) -> None:
+    """bind="unix" listens on a socket alone, under a work folder of any length."""
+    for folder in ("w", "w" * 150):
+        server = RedisServer(WorkPaths(tmp_path / folder), "unix")
+        try:
+            address = server.ensure()
+            assert address.socket is not None
+            assert redis_client.client(address).ping()
+        finally:
+            server.stop()
+        assert not Path(address.socket).exists()
+        assert Path(address.socket).parent.exists() == (folder == "w")
+
+
+def test_a_frozen_server_is_an_error_within_seconds(server: RedisServer, work: WorkPaths) -> None:
+    """A server that does not answer (SIGSTOP) is QueueUnavailable, never a hang."""
+    address = server.ensure()
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        queue = WorkQueue(redis_client.client(address, seconds=0.2), "e", address=address)
+        with pytest.raises(QueueUnavailable, match="does not answer in time"):
+            queue.snapshot()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# --- the site's --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("redis://u:p%40ss@h:7000/2", "redis://h:7000/2"),
+        ("rediss://h", "rediss://h:6379/0"),
+        ("unix:///run/x.sock", "/run/x.sock"),
+    ],
+)
+def test_urls_are_read_without_loss(url: str, where: str) -> None:
+    """A site's URL becomes an address; its password is unquoted and never part of what is shown."""
+    address = RedisAddress.from_url(url)
+    assert address.where == where
+    if "@" in url:
+        assert (address.username, address.password) == ("u", "p@ss")
+    assert RedisAddress.from_url(url, username="me", password="it").username == "me"  # noqa: S106
+
+
+@pytest.mark.parametrize("url", ["http://h", "redis://", "redis://h/x", "unix://"])
+def test_other_urls_are_refused(url: str) -> None:
+    """What is no Redis URL is said to be none."""
+    with pytest.raises(ValueError, match="Redis URL"):
+        RedisAddress.from_url(url)
+
+
+def test_a_sites_redis_is_checked_and_published(server: RedisServer, tmp_path: Path) -> None:
+    """The site's server is tried before it is used, published for the nodes, and never stopped."""
+    given = server.ensure()
+    url = f"redis://{given.username}:{given.password}@127.0.0.1:{given.port}/0"
+    work = WorkPaths(tmp_path / "another")
+    site = SiteRedis(work, RedisAddress.from_url(url))
+    assert site.ensure() == site.ensure()
+    assert WorkQueue.connect(work.redis_address, "e").snapshot().epoch is None
+    site.stop()
+    assert redis_client.client(given).ping()
+    with pytest.raises(OperatorError, match="cannot be reached"):
+        SiteRedis(work, RedisAddress(host="127.0.0.1", port=1)).ensure()
+
+
+def test_a_sites_redis_that_has_served_is_waited_for(tmp_path: Path) -> None:
+    """A coordinator that starts again while it is away asks again later; with another password than before it is refused."""
+    work = WorkPaths(tmp_path)
+    work.redis.mkdir(parents=True)
+    address = RedisAddress(host="127.0.0.1", port=1, password="then")  # noqa: S106
+    redis_client.publish(address, work.redis_address)
+    with pytest.raises(RetryError, match="cannot be reached"):
+        SiteRedis(work, address).ensure()
+    with pytest.raises(OperatorError, match="cannot be reached"):
+        SiteRedis(work, address.model_copy(update={"password": "now"})).ensure()
+
+
+def test_the_address_towards_a_host_is_our_own() -> None:
+    """The way to this host is through its loopback."""
+    assert local_address_towards("127.0.0.1") == "127.0.0.1"
+
+
+# --- another host --------------------------------------------------------------------------------------------------------
+
+
+def _ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[str, str, str]]:
+    """(namespace of the server, of a node, the server's address), joined by a veth pair."""
+    if os.getuid() != 0:
+        pytest.skip("network namespaces need root")
+    tag = uuid.uuid4().hex[:6]
+    server, node = f"es{tag}", f"en{tag}"
+    try:
+        for name in (server, node):
+            _ip("netns", "add", name)
+        _ip(*f"link add vs{tag} netns {server} type veth peer name vn{tag} netns {node}".split())
+        for name, link, address in ((server, f"vs{tag}", "10.213.7.1"), (node, f"vn{tag}", "10.213.7.2")):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            _ip("-n", name, "link", "set", link, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    else:
+        yield server, node, "10.213.7.1"
+    finally:
+        for name in (server, node):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _in(namespace: str, code: str) -> str:
+    done = subprocess.run(
+        ["ip", "netns", "exec", namespace, sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_nodes_of_another_network_pull_shards_and_score(two_hosts, tmp_path: Path) -> None:
+    """The server on the cluster address is reached from another network namespace, with the password only: by a
+    trial's queue and by real metric workers."""
+    host, node, bind = two_hosts
+    work = WorkPaths(tmp_path / "work")
+    bench = Bench(work, "e")
+    common = f"""
+        from pathlib import Path
+        from coordinator.services.redis_server import RedisServer
+        from coordinator.services.metric_queue import MetricQueue
+        from evaljobs.queue import redis_client
+        from evaljobs.contract.paths import WorkPaths
+        from evaljobs.queue.work_queue import QueuedShard, WorkQueue
+        work = WorkPaths({str(work.root)!r})
+    """
+    spec = bench.write_spec("far")
+    server = RedisServer(work, bind)
+    try:
+        _in(
+            host,
+            f"""{common}
+        RedisServer(work, {bind!r}).ensure()
+        WorkQueue.connect(work.redis_address, "e").fill({{"a": [QueuedShard(shard="x", priority=0, seconds=1)]}}, "1")
+        MetricQueue(work.redis_address, "e").enqueue("score", "far", Path({str(spec)!r}))
+        """,
+        )
+        assert (
+            _in(
+                node,
+                f"{common}\n        print(WorkQueue.connect(work.redis_address, 'e').claim('t', 'a').shard)",
+            )
+            == "x"
+        )
+        refused = _in(
+            node,
+            f"""{common}
+            open_ = redis_client.read(work.redis_address).model_copy(update=dict(username=None, password=None))
+            try:
+                redis_client.client(open_).ping()
+            except Exception as error:
+                print(redis_client.explain(error, open_.where))
+            """.replace("            ", "        "),
+        )
+        assert "needs a password" in refused
+        with running(bench, "--burst-idle", "600", prefix=("ip", "netns", "exec", node)):
+            wait_until(lambda: bench.failed("far"))
+    finally:
+        server.stop()

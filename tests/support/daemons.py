@@ -1,0 +1,53 @@
+"""A daemon without rules of a site on the simulated cluster, and what is announced to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator.cluster.fake import FakeCluster
+from coordinator.cluster.slurm_rules import Hosting
+from coordinator.config.schema import Config, WatchConfig
+from coordinator.intake.sources import Notice, spool
+from coordinator.runtime.service import Service
+from support.loops import coordinator_on
+from support.node_memory import make_checkpoint
+
+SUITE = "quickstart"
+
+
+def daemon(work: Path, config: Config | None = None) -> Service:
+    """A daemon's ears on a cluster that has no rules of its own; by default checkpoints may lie beside the work folder."""
+    config = config or Config(watch=WatchConfig(roots=(work.parent,)))
+    made = Service(coordinator_on(work, FakeCluster(fleet=[])), config)
+    made._hosting = Hosting()
+    return made
+
+
+def announce(ears: Service, place: Path | str, suite: str = SUITE, priority: int = 0) -> None:
+    spool(ears.paths, Notice(checkpoint=str(place), suite=suite, priority=priority))
+
+
+def taken(ears: Service) -> list[str]:
+    return [Path(r.state.record.checkpoint.source).name for r in ears.coordinator.running.values()]
+
+
+def until(ears: Service, law: Callable[[], object], seconds: float = 60) -> None:
+    """Ticks of the daemon, while its cluster's time goes on."""
+    end = time.monotonic() + seconds
+    while not law():
+        assert time.monotonic() < end
+        ears.tick()
+        ears.coordinator.tick()
+        cluster = ears.coordinator.cluster
+        assert isinstance(cluster, FakeCluster)
+        cluster.advance()
+
+
+def notices(ears: Service) -> int:
+    return sum(len(list(f.glob("*.json"))) for f in (ears.paths.spool, ears.paths.submissions))
+
+
+def small(folder: Path, seed: int = 0) -> Path:
+    return make_checkpoint(folder, shards=1, size=100, seed=seed)

@@ -1,0 +1,222 @@
+"""One suite entry through our whole node side, and through lm-eval, in this process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.specs import (
+    BuildSpec,
+    FrameRef,
+    JudgeJob,
+    ModelOptions,
+    ScoreSpec,
+    SuiteSpec,
+    TaskEntry,
+)
+from evaljobs.contract.storage import FrameWriter
+from evaljobs.requests import build
+from evaljobs.scoring import score as metric
+from evaljobs.trial import engine, shard_runner
+
+TASKS = Path(__file__).parent / "tasks"
+BOOTSTRAP = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is evaluated; settings are a suite's and its entry's."""
+
+    task: str
+    entry: dict[str, Any] = field(default_factory=dict)
+    suite: dict[str, Any] = field(default_factory=dict)
+    include_path: str = str(TASKS)
+    model_args: dict[str, Any] = field(default_factory=dict)
+    bootstrap: int = BOOTSTRAP
+
+    def suite_spec(self, batch_size: int) -> SuiteSpec:
+        return SuiteSpec(
+            name="exactness",
+            include_path=(self.include_path,),
+            batch_size=batch_size,
+            tasks=(TaskEntry(name=self.task, **self.entry),),
+            **self.suite,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Everything that must be equal."""
+
+    results: dict[str, Any]
+    samples: dict[str, list[Any]]
+
+
+COMPARED = (
+    "results",
+    "groups",
+    "group_subtasks",
+    "configs",
+    "versions",
+    "n-shot",
+    "higher_is_better",
+    "n-samples",
+)
+
+
+def plain(value: Any) -> Any:
+    """A value as a reader of the JSON files sees it."""
+    from lm_eval.utils import handle_non_serializable
+
+    return json.loads(json.dumps(value, default=handle_non_serializable))
+
+
+def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) -> Outcome:
+    """lm-eval's own run with its own model class, arguments as its command would pass them."""
+    import torch
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from evaljobs.lmeval import hooks
+
+    hooks.install()
+    torch.set_num_threads(threads)
+    chat = case.suite.get("apply_chat_template", False)
+    seed = case.suite.get("seed")
+    seeds = (0, 1234, 1234, 1234) if seed is None else (seed,) * 4
+    model_args = {"pretrained": str(model_dir), **case.model_args}
+    with hooks.SEAM.computing(reference_code_eval):
+        results = simple_evaluate(
+            model="hf",
+            model_args=model_args,
+            tasks=[case.task],
+            batch_size=batch_size,
+            device="cpu",
+            num_fewshot=case.entry.get("num_fewshot"),
+            limit=case.entry.get("limit"),
+            gen_kwargs=case.entry.get("gen_kwargs"),
+            bootstrap_iters=case.bootstrap,
+            system_instruction=case.suite.get("system_instruction"),
+            apply_chat_template=chat,
+            fewshot_as_multiturn=case.suite.get("fewshot_as_multiturn", bool(chat)),
+            random_seed=seeds[0],
+            numpy_random_seed=seeds[1],
+            torch_random_seed=seeds[2],
+            fewshot_random_seed=seeds[3],
+            confirm_run_unsafe_code=True,
+            task_manager=TaskManager(
+                include_path=case.include_path, include_defaults=False, metadata=model_args
+            ),
+            log_samples=True,
+        )
+    samples = {
+        task: [json.loads(metric._sample_line(s)) for s in lines]
+        for task, lines in results["samples"].items()
+    }
+    return Outcome(results=plain({p: results[p] for p in COMPARED if p in results}), samples=samples)
+
+
+def our_run(model_dir: Path, case: Case, batch_size: int, n_shards: int, folder: Path, **how: Any) -> Outcome:
+    """Request sets, shards in a random order over three response files, score."""
+    spec = answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args, **how)
+    scored = metric.score(spec.model_copy(update={"bootstrap_iters": case.bootstrap}))
+    score = json.loads(Path(scored.result_file).read_text())
+    samples = {
+        task: [json.loads(line) for line in place.read_text().splitlines()]
+        for task in spec.request_sets
+        for place in EvaluationPaths(folder).samples.glob(f"samples_{task}_*.jsonl")
+    }
+    return Outcome(results={p: score[p] for p in COMPARED if p in score}, samples=samples)
+
+
+def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
+    """All of a case but its score."""
+    return answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args)
+
+
+def answered(
+    model_dir: Path,
+    suite: SuiteSpec,
+    folder: Path,
+    n_shards: int,
+    model_args: Mapping[str, Any],
+    *,
+    sets: Path | None = None,
+    lm: Any = None,
+    threads: int = 1,
+    judge: JudgeJob | None = None,
+) -> ScoreSpec:
+    """A suite's only entry, built and inferred: what its score is made of. `lm`: a loaded model, `sets`: their folder."""
+    assert isinstance(suite.batch_size, int)
+    options = ModelOptions(model_args=dict(model_args), device="cpu", threads=threads)
+    common = {
+        "evaluation_dir": str(folder),
+        "suite": suite,
+        "entry": 0,
+        "model_dir": str(model_dir),
+        "model": options,
+    }
+    out = str(sets or folder / "sets")
+    built = build.build(BuildSpec(name="build", batch_size=suite.batch_size, out_dir=out, **common)).sets
+    if lm is None:
+        lm = engine.load(str(model_dir), options, suite.batch_size).lm
+    frames = run_shards(lm, built, suite.batch_size, n_shards, EvaluationPaths(folder))
+    scoring = {"bootstrap_iters": 10, "allow_unsafe": True, "judge": judge}
+    return ScoreSpec(name="score", request_sets=built, frames=frames, **scoring, **common)
+
+
+def run_shards(
+    lm: Any, sets: dict[str, str], batch_size: int, n_shards: int, paths: EvaluationPaths
+) -> dict[str, tuple[FrameRef, ...]]:
+    """Cut every leaf into n shards, run all in a random order, spread over three trials."""
+    work: list[tuple[str, shard_runner.RequestSet, str]] = []
+    for task, place in sets.items():
+        requests_of = shard_runner.RequestSet(place, batch_size)
+        count = len(requests_of.index.requests)
+        cuts = [count * i // n_shards for i in range(n_shards + 1)]
+        work += [(task, requests_of, str(ShardId(task, a, b))) for a, b in itertools.pairwise(cuts) if a < b]
+    random.Random(n_shards).shuffle(work)
+    frames: dict[str, tuple[FrameRef, ...]] = dict.fromkeys(sets, ())
+    for number, (task, requests_of, shard) in enumerate(work):
+        trial = f"trial{number % 3}"
+        with FrameWriter(paths.response_file(trial)) as writer:
+            record = shard_runner.run_shard(lm, requests_of, shard, trial=trial, seed=1234)
+            frames[task] += (writer.append(record),)
+    return frames
+
+
+def reference_code_eval(
+    *, references: list[str], predictions: list[list[str]], k: list[int], **_rest: Any
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """pass@k with every program run by a plain interpreter, written independently."""
+    rates: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
+    for test, candidates in zip(references, predictions, strict=True):
+        passed = sum(_passes(f"{candidate}\n{test}") for candidate in candidates)
+        total = len(candidates)
+        for n in k:
+            rates[f"pass@{n}"].append(1.0 - math.comb(total - passed, n) / math.comb(total, n))
+    return {name: sum(values) / len(values) for name, values in rates.items()}, {}
+
+
+_PASSES: dict[str, bool] = {}
+
+
+def _passes(program: str) -> bool:
+    if "\0" in program:  # no argument can hold it; as a program it is a SyntaxError
+        return False
+    if program not in _PASSES:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=60, check=False
+        )
+        _PASSES[program] = done.returncode == 0
+    return _PASSES[program]

@@ -1,0 +1,106 @@
+"""Fixtures of more than one folder: the tiny model, lm-eval's own results, a real Valkey, node memory, real clusters."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from dev_cluster.api import Cluster
+
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.lmeval import run
+from evaljobs.queue import redis_client
+from support import sites
+from support.exactness import pipeline
+from support.node_memory import NodeMemory
+from support.served import served_work
+from support.sites import cluster
+
+MakeSite = Callable[..., sites.Site]
+
+
+@pytest.fixture(scope="session")
+def model_dir(toy_model: Path) -> Path:
+    run.quiet_environment(offline=True)
+    return toy_model
+
+
+@pytest.fixture(scope="session")
+def lm_eval_outcome(model_dir: Path) -> Callable[[pipeline.Case, int], pipeline.Outcome]:
+    known: dict[str, pipeline.Outcome] = {}
+
+    def outcome(case: pipeline.Case, batch_size: int) -> pipeline.Outcome:
+        key = f"{case!r}@{batch_size}"
+        if key not in known:
+            known[key] = pipeline.lm_eval_run(model_dir, case, batch_size)
+        return known[key]
+
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def shared_work() -> Iterator[WorkPaths]:
+    """A work folder whose server serves the whole session: tests use evaluations of their own."""
+    with served_work("redis") as made:
+        yield made
+
+
+@pytest.fixture
+def client(shared_work: WorkPaths) -> Iterator[redis.Redis]:
+    with redis_client.connect(shared_work.redis_address) as made:
+        yield made
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> WorkPaths:
+    """A work folder without a server."""
+    return WorkPaths(tmp_path / "work")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[NodeMemory]:
+    """A world of its own for each test, in real node memory."""
+    root = Path(tempfile.mkdtemp(prefix="staging-test-", dir="/dev/shm"))
+    (root / "foreign").write_text("not ours")
+    try:
+        yield NodeMemory(folder=tmp_path, root=root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def odd_cluster() -> Iterator[Cluster]:
+    """All oddities at once: private /dev/shm, whole nodes, no job without a GPU beside them."""
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, private_shm=True, exclusive=True, gpu_jobs_only=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def plain_cluster() -> Iterator[Cluster]:
+    with cluster(nodes=1, gpus=2, cpu_nodes=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def tight_cluster() -> Iterator[Cluster]:
+    """n1 has 400 MiB; every partition has MaxTime one hour."""
+    with cluster(nodes=2, gpus=2, cpu_nodes=1, small_mb=400) as made:
+        for partition in ("gpu", "spare", "cpu"):
+            argv = ["scontrol", "update", f"partitionname={partition}", "maxtime=60"]
+            subprocess.run(argv, check=True, env=made.env, timeout=60)
+        yield made
+
+
+@pytest.fixture
+def make_site(toy_model: Path, tmp_path: Path) -> MakeSite:
+    """The ordinary user's folder on a cluster, with the toy model, its suite and a config."""
+
+    def make(cluster: Cluster, *, more: str = "") -> sites.Site:
+        return sites.on_cluster(cluster, tmp_path.name, toy_model, more='cpu_partition = "cpu"\n' + more)
+
+    return make

@@ -1,0 +1,150 @@
+"""Real metric jobs for the worker's tests: score specs whose request set is not there, is broken, or is a named pipe.
+
+A pipe holds the real code at its first read until the test lets go: no job is faked, none is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dev_cluster.testing import wait_until
+
+from coordinator.services.metric_queue import MetricQueue
+from coordinator.services.redis_server import RedisServer
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_manifest
+from evaljobs.contract.specs import ModelOptions, ScoreSpec, SuiteSpec, TaskEntry
+from evaljobs.contract.storage import read_record, write_atomic
+from evaljobs.queue.redis_client import RedisAddress
+
+
+@dataclass
+class Bench:
+    """One evaluation of a work folder, its metric queue, and its specs."""
+
+    work: WorkPaths
+    evaluation: str
+
+    def __post_init__(self) -> None:
+        self.paths = EvaluationPaths(self.work.root / self.evaluation)
+        for folder in self.paths.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        self.queue = MetricQueue(self.work.redis_address, self.evaluation)
+
+    def write_spec(self, name: str, *, held: bool = False, item_seconds: float = 60.0) -> Path:
+        """A score of a request set that is empty, or (`held`) a pipe without a writer."""
+        folder = self.paths.root / "sets" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if held:
+            os.mkfifo(request_set_manifest(folder))
+        spec = ScoreSpec(
+            name=name,
+            evaluation_dir=str(self.paths.root),
+            suite=SuiteSpec(name="s", tasks=(TaskEntry(name="arc_easy"),)),
+            entry=0,
+            request_sets={"arc_easy": str(folder)},
+            frames={},
+            model_dir="/nowhere",
+            model=ModelOptions(),
+            item_seconds=item_seconds,
+        )
+        path = self.paths.spec(name)
+        write_atomic(path, spec.model_dump_json().encode())
+        return path
+
+    def enqueue(self, name: str, *, held: bool = False) -> None:
+        self.queue.enqueue("score", name, self.write_spec(name, held=held))
+
+    def let_go(self, name: str) -> None:
+        """End the wait of the process that reads the pipe, for good: later readers find a file."""
+        manifest = request_set_manifest(self.paths.root / "sets" / name)
+        broken = manifest.with_name("broken")
+        broken.write_text("{}")
+        descriptor = os.open(
+            manifest, os.O_RDWR | os.O_NONBLOCK
+        )  # held open: a reader in between sees its end
+        broken.replace(manifest)
+        os.write(descriptor, b"{}")
+        os.close(descriptor)
+
+    def failed(self, name: str) -> Failed | None:
+        with suppress(FileNotFoundError):
+            return read_record(self.paths.outcome("failed", name), Failed)
+        return None
+
+    def horses(self, worker: int) -> list[int]:
+        return children(worker)
+
+
+def children(pid: int) -> list[int]:
+    """Living children of a process."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(p) for p in text.split() if not zombie(int(p))]
+    return []
+
+
+def zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def kill(server: RedisServer) -> int:
+    """SIGKILL to the server, and wait for its end; its pid."""
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.pid() is None)
+    return pid
+
+
+def bound(taker: socket.socket, port: int) -> bool:
+    """Whether the port could be taken: a killed server's threads may hold it a moment longer."""
+    try:
+        taker.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def move(server: RedisServer) -> RedisAddress:
+    """Kill the server and take its port, so that it starts at another."""
+    before = server.ensure()
+    kill(server)
+    with socket.socket() as taker:
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_until(lambda: bound(taker, before.port))
+        taker.listen()
+        return server.ensure()
+
+
+@contextmanager
+def running(bench: Bench, *more: str, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """A supervisor with one worker; ended and reaped, children too, on leaving."""
+    log = (bench.paths.logs / "worker.log").open("ab")
+    argv = [*prefix, sys.executable, "-m", "evaljobs", "worker", "--queue", bench.evaluation]
+    argv += ["--redis-file", str(bench.work.redis_address), "--work-dir", str(bench.work.root), *more]
+    process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    except BaseException:
+        sys.stderr.write((bench.paths.logs / "worker.log").read_text()[-4000:])
+        raise
+    finally:
+        left = [p for w in children(process.pid) for p in (*children(w), w)]
+        process.send_signal(signal.SIGTERM)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(60)
+        log.close()

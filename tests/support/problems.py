@@ -1,0 +1,58 @@
+"""Random planning problems for the property tests."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from coordinator.planning.model import UNLIMITED, Lane, WorkSet
+
+
+def alike(count, per_node=10**6):
+    """Lanes that are free at once, of one speed; a node holds `per_node` of them."""
+    return [Lane(name=str(index), node=str(index // per_node)) for index in range(count)]
+
+
+seconds = st.floats(min_value=0.0, max_value=200.0, allow_nan=False)
+
+
+@st.composite
+def work_sets(draw, most=12):
+    """A few sets of few batches, metrics of all kinds, tails from none to long."""
+    count = draw(st.integers(1, most))
+    return [
+        WorkSet(
+            name=f"set{index}",
+            batch_seconds=draw(st.lists(seconds, min_size=1, max_size=30)),
+            metric_seconds=draw(st.one_of(st.just(0.0), st.floats(0, 3000))),
+            metric=draw(st.sampled_from(["score", "execute"])),
+            metric_parallelism=draw(st.sampled_from([1, 3, UNLIMITED])),
+        )
+        for index in range(count)
+    ]
+
+
+@st.composite
+def lanes(draw, most=12):
+    """Lanes on a few nodes, some late, some of another speed."""
+    count = draw(st.integers(1, most))
+    late = draw(st.booleans())
+    fast = draw(st.booleans())
+    return [
+        Lane(
+            name=f"lane{index}",
+            node=f"node{index // 4}",
+            ready_at_seconds=draw(st.floats(0, 300)) if late else 0.0,
+            speed=draw(st.sampled_from([1.0, 1.7])) if fast else 1.0,
+        )
+        for index in range(count)
+    ]
+
+
+fixed = st.fixed_dictionaries(
+    {
+        "load_seconds": st.sampled_from([0.0, 5.0, 60.0]),
+        "shard_overhead_seconds": st.sampled_from([0.0, 0.05, 1.0]),
+        "cpu_slots": st.sampled_from([1, 2, 16]),
+        "stage_seconds": st.sampled_from([0.0, 4.5]),
+    }
+)

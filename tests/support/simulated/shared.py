@@ -1,0 +1,174 @@
+"""Several seeded worlds on one small cluster: evaluations that arrive, contend for GPUs and memory, and lose them again.
+
+The rules under test are the real ones: `needs`, `allocation`, `ahead`, and each evaluation's machine. A job starts once
+its node has the GPUs and the memory that it asks for; others' jobs come and go; nodes go down and come back.
+"""
+
+from __future__ import annotations
+
+import random
+
+from coordinator.allocation import demand, prefetch
+from coordinator.allocation.allocate import Limits, allocate
+from coordinator.cluster import NodeState
+from coordinator.evaluation import events as ev
+from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.world import World
+
+
+class Tenant(World):
+    """One evaluation: the cluster says when its jobs start, and the daemon's rules which nodes it is offered."""
+
+    def __init__(self, seed: int, shared: Shared, number: int) -> None:
+        dice = random.Random(seed)
+        wide = {"gpus_per_trial": min(shared.gpus, 2)} if dice.random() < 0.3 else {}
+        few = {"max_trials": dice.randint(1, 4)} if dice.random() < 0.3 else {}
+        own = {"steal": dice.random() < 0.7}
+        base = record(dice.randint(1, 4), trial_memory_mb=20, **wide, **few, **own)
+        rec = base.model_copy(
+            update={
+                "evaluation_id": f"step-{number}-suite-{number:08d}",
+                "checkpoint": base.checkpoint.model_copy(update={"digest": dice.choice("abc")}),
+                "priority": dice.choice([0, 0, 5]),
+                "accepted_at": shared.now,
+            }
+        )
+        self.shared = shared
+        super().__init__(seed, shared.faults, rec, gpus=shared.gpus)
+        self.now = shared.now
+
+    def starts(self, job: FakeJob, _member: FakeMember) -> bool:
+        return self.shared.starts(job, self.dice)
+
+    def nodes(self) -> None:
+        """What the cluster has is offered to all evaluations at once."""
+
+
+class Shared:
+    """The cluster and the daemon's part that looks at all evaluations."""
+
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.dice = dice = random.Random(seed)
+        self.faults = faults
+        self.now = 0.0
+        self.names = [f"n{i}" for i in range(dice.randint(1, 4))]
+        self.gpus = dice.choice([1, 2, 4, 8])
+        self.memory = dice.choice([600, 1200, 3000])  # MiB: of one precursor, of two, of more
+        self.limits = Limits(
+            max_nodes=dice.choice([None, None, 1, 2]), max_gpus=dice.choice([None, None, 2, 4])
+        )
+        self.share = dice.choice([0.0, 0.5, 1.0])
+        self.contention = dice.choice([0.0, 0.1])  # another user's job takes GPUs of a node
+        self.outages = dice.choice([0.0, 0.02])
+        self.releases = dice.choice([0.0, 0.02])  # the operator wants a node back
+        self.foreign = dict.fromkeys(self.names, 0)
+        self.down: set[str] = set()
+        self.arrivals = sorted(dice.randint(0, 60) * 5.0 for _ in range(dice.randint(2, 5)))
+        self.tenants: list[Tenant] = []
+
+    @property
+    def open(self) -> list[Tenant]:
+        return [t for t in self.tenants if t.state.ended_at is None]
+
+    def used(self, node: str) -> tuple[int, int]:
+        """GPUs and MiB of a node that running jobs hold."""
+        jobs = [j for t in self.tenants for j in t.jobs.values() if j.job.node == node]
+        running = [(sum(x.phase == "running" for x in j.members.values()), j.job) for j in jobs]
+        gpus = self.foreign[node] + sum(n * job.gpus for n, job in running)
+        return gpus, sum(n * job.memory_mb for n, job in running)
+
+    def starts(self, job: FakeJob, dice: random.Random) -> bool:
+        node = job.job.node
+        if node is None:
+            return dice.random() < 0.6
+        gpus, memory = self.used(node)
+        fits = gpus + job.job.gpus <= self.gpus and memory + job.job.memory_mb <= self.memory
+        return node not in self.down and fits and dice.random() < 0.8
+
+    def listing(self) -> list[NodeState]:
+        found = []
+        for name in self.names:
+            gpus, memory = self.used(name)
+            found.append(
+                NodeState(
+                    name=name,
+                    usable=name not in self.down,
+                    state="idle",
+                    gpus=self.gpus,
+                    gpus_free=max(0, self.gpus - gpus),
+                    cpus=64,
+                    cpus_free=64,
+                    memory_mb=self.memory,
+                    memory_free_mb=self.memory - memory,
+                    partitions=("gpu",),
+                )
+            )
+        return found
+
+    def change(self) -> None:
+        """Others' jobs and outages."""
+        roll = self.dice.random
+        for name in self.names:
+            if self.foreign[name] and roll() < 0.1:
+                self.foreign[name] = 0
+            elif not self.foreign[name] and roll() < self.contention:
+                free = max(0, self.gpus - self.used(name)[0])
+                self.foreign[name] = min(free, self.dice.randint(1, self.gpus))
+            if name in self.down and roll() < 0.1:
+                self.down.discard(name)
+            elif name not in self.down and roll() < self.outages:
+                self.down.add(name)
+                for tenant in self.tenants:
+                    for job in tenant.jobs.values():
+                        for index, member in job.members.items():
+                            if job.job.node == name and member.phase == "running":
+                                tenant.end_member(job, index, member)
+
+    def offer(self) -> None:
+        """As `daemon._offer` does."""
+        nodes = self.listing()
+        for tenant in self.open:
+            uses = [n.name for n in tenant.state.nodes.by_name.values() if n.status in demand.IN_USE]
+            gone = [n for n in uses if n in self.down]
+            if uses and self.dice.random() < self.releases:
+                gone = sorted({*gone, self.dice.choice(uses)})
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=n, reason="gone") for n in gone])
+        states = [t.state for t in self.open]
+        for name, node in demand.taken(states, nodes, self.now):
+            tenant = next(t for t in self.open if t.state.evaluation_id == name)
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="taken")])
+        for name, node in demand.in_the_way(states, nodes, self.now):
+            tenant = next(t for t in self.open if t.state.evaluation_id == name)
+            tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="memory")])
+        demands = demand.demands(states)
+        offered = allocate(
+            nodes,
+            demands,
+            self.limits,
+            gpus_in_use=demand.gpus_in_use(states),
+            nodes_in_use=demand.nodes_in_use(states),
+            promised=demand.promised(states),
+            promised_mb=demand.promised_mb(states),
+        )
+        waiting, held = demand.waiting(states, demands), demand.held(states)
+        staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
+        for tenant in self.open:
+            if offers := offered.get(tenant.state.evaluation_id):
+                tenant.take([ev.NodesOffered(at=self.now, offers=offers)])
+            if names := staged.get(tenant.state.evaluation_id):
+                tenant.take([ev.MemoryOffered(at=self.now, nodes=names)])
+
+    def run(self, most: int = 4000) -> None:
+        for _ in range(most):
+            if not self.arrivals and not self.open:
+                return
+            while self.arrivals and self.arrivals[0] <= self.now:
+                self.arrivals.pop(0)
+                self.tenants.append(Tenant(self.dice.randrange(1 << 32), self, len(self.tenants)))
+            self.change()
+            for tenant in self.open:
+                tenant.tick()
+            self.now += 5.0
+            if self.dice.random() < 0.5:
+                self.offer()
+        raise AssertionError(f"not ended: {[t.summary() for t in self.open]}")

@@ -1,0 +1,444 @@
+"""A seeded world for the pure machine: a cluster, a queue, nodes and metrics that fail by the dice.
+
+The machine under test is the real one, and so are `observe` and `allocation`; only the effects are simulated. Time is
+a number. A seed replays exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from coordinator.cluster import JobState
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.indexes import validate
+from coordinator.evaluation.job_specs import specs_of
+from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import State
+from coordinator.runtime import detect
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import Built, Cleared, Converted, Executed, Failed, Scored, Staged
+from evaljobs.contract.specs import FrameRef, TrialSpec
+from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, ended, planned, record
+
+
+class World:
+    """Runs one evaluation to its end under `faults`; every step is checked by `validate`."""
+
+    def __init__(
+        self, seed: int, faults: Faults, rec: EvaluationRecord | None = None, nodes: int = 2, gpus: int = 2
+    ) -> None:
+        self.gpus = gpus
+        self.dice = random.Random(seed)
+        self.faults = faults
+        self.now = 0.0
+        self.record = rec or record()
+        self.node_names = [f"n{i}" for i in range(nodes)]
+        self.journal: list[ev.AnyEvent] = []
+        self.jobs: dict[str, FakeJob] = {}
+        self.next_id = 100
+        self.queue: dict[str, tuple[str, float]] | None = None  # shard -> (lane, rank)
+        self.epoch: str | None = None
+        self.claims: dict[str, str] = {}
+        self.rq: set[str] = set()
+        self.given_up: dict[str, str] = {}  # metric jobs -> the queue's reason
+        self.enqueued: dict[str, int] = {}
+        self.outcomes: list[Any] = []
+        self.left: list[Any] = []  # every outcome file ever written
+        self.dumped: list[tuple[str, FrameRef]] = []
+        self.frames: dict[str, int] = {}
+        self.seen = detect.Sightings()
+        self.converted: set[str] = set()
+        self.scored_with: dict[int, int] = {}
+        self.workers_stopped = False
+        self.drained: set[str] = set()
+        self.called: list[do.SubmitJob] = []  # submissions whose turn has not come
+        self.memory: set[tuple[str, str]] = set()  # (node, holder) that hold staged weights
+        event = ev.Accepted(at=0.0, record=self.record)
+        self.state, actions = machine.start(event)
+        self.journal.append(event)
+        self.perform(actions)
+
+    # --- the coordinator's side -------------------------------------------------------------------------------------
+
+    def take(self, events: list[ev.AnyEvent]) -> None:
+        for event in events:
+            step = machine.step(self.state, SITE, event)
+            # the journal keeps what JSON keeps
+            self.journal += [ev.EVENT.validate_json(ev.EVENT.dump_json(e)) for e in (event, *step.intents)]
+            self.perform(step.actions)
+            validate(self.state)
+
+    def perform(self, actions: Iterable[do.Action]) -> None:
+        for action in actions:
+            self.take(self.effect(action))
+
+    def effect(self, action: do.Action) -> list[ev.AnyEvent]:
+        match action:
+            case do.FindRequestSets():
+                folders = {i: f"/sets/{i}" for i in range(len(self.record.suite.tasks))}
+                return [ev.RequestSetsFound(at=self.now, sets={}, folders=folders, batch_size=8)]
+            case do.InspectConverted():
+                there = action.path in self.converted
+                found = self.record.checkpoint.model_copy(update={"converted_from": "/c"}) if there else None
+                return [ev.CheckpointConverted(at=self.now, checkpoint=found, error="" if there else "gone")]
+            case do.SubmitJob():
+                self.called.append(action)
+            case do.CancelJob():
+                self.cancel(action)
+            case do.FindResponses():
+                return [ev.ResponsesFound(at=self.now)]
+            case do.MakePlan():
+                return [planned(action, self.dice, self.now)]
+            case do.FillQueue():
+                self.queue = {
+                    s: (lane, rank) for lane, shards in action.lanes.items() for s, rank, _ in shards
+                }
+                for shard in self.claims:
+                    self.queue.pop(shard, None)
+                self.epoch = self.state.queue_epoch
+            case do.QueueShards() if self.queue is not None:
+                for shard, rank, _ in action.shards:
+                    self.queue[shard] = (action.lane, rank)
+            case do.WithdrawShards() if self.queue is not None:
+                for shard in action.shards:
+                    self.queue.pop(shard, None)
+            case do.ReleaseClaims():
+                for shard, trial in list(self.claims.items()):
+                    if trial == action.trial:
+                        del self.claims[shard]
+                        if self.queue is not None:
+                            self.queue[shard] = (self.state.shards.by_name[shard].lane, 0.0)
+            case do.EnqueueMetric():
+                self.rq.add(action.name)
+                self.given_up.pop(action.name, None)
+                self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
+            case do.ReleasePrecursor():
+                if action.job in self.jobs:
+                    self.jobs[action.job].released = True
+            case do.StopWorkers():
+                self.workers_stopped = True
+            case do.WriteResults():
+                return [ev.ResultsWritten(at=self.now)]
+            case _:
+                pass
+        return []
+
+    def submit_called(self) -> None:
+        """As `Running.submit`: in the order of the calls, some in a later tick; none whose end was called for meanwhile."""
+        while self.called and self.dice.random() >= self.faults.submit_waits:
+            self.take(self.submit(self.called.pop(0)))
+
+    def submit(self, action: do.SubmitJob) -> list[ev.AnyEvent]:
+        name = action.job.name
+        info = self.state.jobs.by_name[name]
+        if info.phase != "intended":
+            return []
+        if info.released_at is not None:
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="nothing needs it any more")]
+        assert action.job.node not in self.drained, f"{name} would wait for a drained node"
+        if action.job.purpose == "metric":
+            self.workers_stopped = False  # as `Performer` does
+        roll = self.dice.random()
+        if roll < self.faults.submit_lost:
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+        self.next_id += 1
+        members = {i: FakeMember() for i in range(action.job.count)}
+        job = FakeJob(
+            job=action.job, job_id=str(self.next_id), specs=specs_of(self.state, SITE, info), members=members
+        )
+        key = name if name not in self.jobs else f"{name}#{self.next_id}"
+        self.jobs[key] = job
+        if roll < self.faults.submit_lost + self.faults.submit_timeout:
+            return [ev.JobNotSubmitted(at=self.now, job=name, error="timed out", maybe_done=True)]
+        return [ev.JobSubmitted(at=self.now, job=name, job_id=job.job_id)]
+
+    def cancel(self, action: do.CancelJob) -> None:
+        for job in self.jobs.values():
+            if job.job_id == action.job_id:
+                for index, member in job.members.items():
+                    if action.index in (None, index):
+                        self.end_member(job, index, member)
+
+    # --- the cluster's side --------------------------------------------------------------------------------------------
+
+    def end_member(self, job: FakeJob, _index: int, member: FakeMember) -> None:
+        if member.phase == "ended":
+            return
+        member.phase = "ended"
+        self.memory.discard((job.job.node or "", job.job.name))
+        if self.dice.random() < self.faults.vanish:
+            job.listed = False
+
+    def leave(self, outcome: Any) -> None:
+        self.outcomes.append(outcome)
+        self.left.append(outcome)
+
+    def work(self) -> None:
+        """Every running member does a little; some die."""
+        for job in list(self.jobs.values()):
+            for index, member in job.members.items():
+                if member.phase == "pending":
+                    member.phase = "running" if self.starts(job, member) else "pending"
+                elif member.phase == "running":
+                    if self.faults.preempt and job.job.node and self.dice.random() < self.faults.preempt:
+                        if job.job.purpose == "trial" and self.dice.random() < 0.7:
+                            self.overrun(job, index, member)  # it had the time to hand its shard back
+                        else:
+                            self.end_member(job, index, member)
+                        member.word = "PREEMPTED"
+                    elif self.dice.random() < self.faults.kill:
+                        self.end_member(job, index, member)
+                    elif job.job.purpose == "trial" and self.dice.random() < self.faults.overrun:
+                        self.overrun(job, index, member)
+                    else:
+                        getattr(self, f"run_{job.job.purpose}")(job, index, member)
+
+    def starts(self, job: FakeJob, _member: FakeMember) -> bool:
+        """Has the cluster room for this pending member now?"""
+        return self.dice.random() < 0.6 and job.job.node not in self.drained
+
+    def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        for spec in job.specs.values():
+            if self.dice.random() < self.faults.build_fails:
+                self.leave(Failed(name=spec.name, job="build", blame="retry", error="no", entry=spec.entry))
+            else:
+                task = self.record.suite.tasks[spec.entry].name
+                sets = {task: f"{spec.out_dir}/{task}"}
+                self.leave(Built(name=spec.name, entry=spec.entry, batch_size=8, sets=sets, seconds=1))
+        self.end_member(job, index, member)
+
+    def run_convert(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if self.dice.random() < self.faults.convert_fails:
+            self.leave(Failed(name=job.job.name, job="convert", blame="retry", error="no"))
+        else:
+            (spec,) = job.specs.values()
+            self.converted.add(spec.out_dir)
+            self.leave(Converted(name=job.job.name, path=spec.out_dir, seconds=1))
+        self.end_member(job, index, member)
+
+    def run_stage(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        node = job.job.node or ""
+        if job.released:
+            self.leave(Cleared(name=job.job.name, node=node, freed_bytes=1, reason="released"))
+            self.end_member(job, index, member)
+        elif (node, job.job.name) not in self.memory:
+            if self.dice.random() < self.faults.stage_fails:
+                self.leave(Failed(name=job.job.name, job="stage", blame="retry", error="ENOSPC", node=node))
+                self.end_member(job, index, member)
+                return
+            self.memory.add((node, job.job.name))
+            self.leave(
+                Staged(
+                    name=job.job.name, node=node, path="/s", rung="shm", bytes=1, storage_bytes=1, seconds=1
+                )
+            )
+
+    def overrun(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        spec: TrialSpec = next(iter(job.specs.values()))
+        lane = spec.lanes[index]
+        for shard in [s for s, t in self.claims.items() if t == lane.trial]:
+            del self.claims[shard]
+            if self.queue is not None:
+                self.queue[shard] = (lane.lane, 0.0)
+        self.leave(ended(spec.node, lane.trial, "terminated"))
+        member.word = "TIMEOUT"
+        self.end_member(job, index, member)
+
+    def run_trial(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        spec: TrialSpec = next(iter(job.specs.values()))
+        trial = spec.lanes[index].trial
+        held = [s for s, t in self.claims.items() if t == trial]
+        for shard in held:
+            self.frames[shard] = self.frames.get(shard, 0) + 1
+            self.dumped.append((shard, FrameRef(file=f"{trial}.frames", offset=self.frames[shard], length=1)))
+            del self.claims[shard]
+        if self.queue is None:
+            return  # waits
+        lane = spec.lanes[index].lane
+        open_ = [s for s in sorted(self.queue) if self.record.options.steal or self.queue[s][0] == lane]
+        if not open_:
+            self.leave(ended(spec.node, trial, "drained"))
+            self.end_member(job, index, member)
+            return
+        self.claim(job, index, member, self.dice.choice(open_))
+
+    def claim(self, job: FakeJob, index: int, member: FakeMember, shard: str) -> None:
+        """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
+        spec: TrialSpec = next(iter(job.specs.values()))
+        trial = spec.lanes[index].trial
+        if ShardId.parse(shard).task not in spec.request_sets and spec.batch_size != "auto":
+            self.leave(ended(spec.node, trial, "outdated"))
+            self.end_member(job, index, member)
+            return
+        assert self.queue is not None
+        del self.queue[shard]
+        self.claims[shard] = trial
+
+    def run_metric(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if self.workers_stopped:
+            self.end_member(job, index, member)
+            return
+        for name in sorted(self.rq):
+            if self.faults.metric_slow and self.dice.random() < self.faults.metric_slow:
+                continue
+            self.rq.discard(name)
+            metric = self.state.scoring.metrics[name]
+            if self.faults.metric_dies and self.dice.random() < self.faults.metric_dies:
+                self.given_up[name] = "abandoned"
+            elif self.dice.random() < self.faults.metric_fails:
+                self.leave(
+                    Failed(name=name, job=metric.kind, blame="retry", error="boom", entry=metric.entry)
+                )
+            elif metric.kind == "execute":
+                self.leave(Executed(name=name, task=metric.task, documents=1, programs=1, seconds=1))
+            else:
+                spec: Any = metric.spec
+                for task, frames in spec.frames.items():
+                    planned = self.state.shards.leaves[task].planned
+                    assert len(frames) == len(planned.shards), "a partial score"
+                self.scored_with[metric.entry] = self.scored_with.get(metric.entry, 0) + 1
+                unscored = {"t 1": "hung"} if self.dice.random() < self.faults.item_fails else {}
+                self.leave(
+                    Scored(name=name, entry=metric.entry, result_file="/r", seconds=1, unscored=unscored)
+                )
+
+    # --- one tick ------------------------------------------------------------------------------------------------------
+
+    def listing(self) -> list[JobState]:
+        rows = []
+        for job in self.jobs.values():
+            for index, member in job.members.items():
+                if not job.listed and member.phase == "ended":
+                    continue  # what vanishes is what has ended: a member that runs is shown
+                rows.append(
+                    JobState(
+                        job_id=job.job_id,
+                        name=job.job.name,
+                        index=index,
+                        phase=member.phase,  # type: ignore[arg-type]
+                        state=member.word or member.phase.upper(),
+                    )
+                )
+        return rows
+
+    def tick(self) -> None:
+        self.now += 5.0
+        self.work()
+        roll = self.dice.random
+        if roll() < self.faults.wipe_queue:
+            self.queue, self.epoch, self.claims = None, None, {}
+            self.rq.clear()
+            self.given_up.clear()
+        if self.rq and roll() < self.faults.lose_metric:
+            self.rq.pop()
+        if roll() < self.faults.restart:
+            self.restart()
+        late = [o for o in self.outcomes if roll() < self.faults.slow_outcome]
+        seen = [o for o in self.outcomes if o not in late]
+        self.outcomes = late
+        dumped, self.dumped = self.dumped, []
+        if dumped:
+            self.take([ev.ShardsDumped(at=self.now, shards=tuple(dumped))])
+        self.take([ev.OutcomeSeen(at=self.now, outcome=o) for o in seen])
+        if roll() >= self.faults.listing:
+            events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
+            for twin in twins:
+                self.cancel(do.CancelJob(job_id=twin))
+            self.take(detect.with_shards(self.state, events, self.claims))
+        for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
+            self.cancel(do.CancelJob(job_id=job_id))
+        self.take(detect.rests_over(self.state, self.now))
+        assert not detect.rests_over(self.state, self.now), "told twice"
+        if self.state.shards.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
+            self.take([ev.QueueLost(at=self.now)])
+        slow = [
+            t
+            for t in sorted(self.state.trials.live)
+            if self.faults.straggle and roll() < self.faults.straggle
+        ]
+        self.take([ev.StragglersFound(at=self.now, trials=dict.fromkeys(slow, 3.0))] if slow else [])
+        if self.queue is not None and self.state.shards.todo:
+            stray = detect.stray_shards(self.state, self.queue, self.claims)
+            if stray:
+                self.take([ev.ShardsStray(at=self.now, shards=stray)])
+        missing = detect.missing_metrics(self.state, self.rq, 5.0, self.now)
+        self.take(detect.metric_events(missing, self.given_up, self.now))
+        self.nodes()
+        self.submit_called()
+
+    def nodes(self) -> None:
+        used = {n.name for n in self.state.nodes.by_name.values() if n.status != "withdrawn"}
+        for name in self.node_names:
+            if (
+                name in used
+                and self.dice.random() < self.faults.node_down
+                and self.state.nodes.by_name[name].status != "back-off"
+            ):
+                for job in self.jobs.values():
+                    if job.job.node == name:
+                        for index, member in job.members.items():
+                            self.end_member(job, index, member)
+                self.take([ev.NodeWithdrawn(at=self.now, node=name, reason="down")])
+        for name in sorted(used - self.drained):
+            others = len(self.node_names) - len(self.drained)
+            if others > 1 and self.faults.drain and self.dice.random() < self.faults.drain:
+                self.drained.add(name)
+                self.take([ev.NodeWithdrawn(at=self.now, node=name, reason="drained")])
+        offers = tuple(
+            ev.Offer(node=n, gpus=self.gpus, memory_mb=1000)
+            for n in self.node_names
+            if n not in used | self.drained
+        )
+        if offers and not self.state.winding_down:
+            self.take([ev.NodesOffered(at=self.now, offers=offers)])
+
+    def restart(self) -> None:
+        """SIGKILL: what is not journalled is gone, and every outcome file is found again."""
+        self.outcomes = list(self.left)
+        self.called = []
+        self.state = replay(self.journal)
+        self.seen = detect.Sightings()
+        if self.state.ended_at is None:
+            self.take([ev.Restarted(at=self.now)])
+
+    def run(self, most: int = 3000) -> None:
+        for _ in range(most):
+            if self.state.ended_at is not None:
+                return
+            self.tick()
+        raise AssertionError(f"not ended after {most} ticks: {self.summary()}")
+
+    def run_to_scores(self) -> None:
+        """Run to the end: every entry is scored and nothing is left."""
+        self.run()
+        self.assert_scored()
+        self.assert_nothing_left()
+
+    def assert_scored(self) -> None:
+        assert all(e.status == "scored" for e in self.state.entries), self.summary()
+
+    def assert_nothing_left(self) -> None:
+        assert not self.memory, "weights left in node memory"
+        assert all(m.phase == "ended" for j in self.jobs.values() for m in j.members.values()), "jobs left"
+
+    def summary(self) -> str:
+        return (
+            f"entries {[(e.status, e.error) for e in self.state.entries]}, todo {self.state.shards.todo}, "
+            f"live {sorted(self.state.jobs.live)}, trials {sorted(self.state.trials.live)}, "
+            f"nodes {[(n.name, n.status, n.why) for n in self.state.nodes.by_name.values()]}, queue {self.queue}, "
+            f"claims {self.claims}, outstanding {self.state.scoring.outstanding}, fatal {self.state.ending.reason!r}"
+        )
+
+
+def replay(journal: list[ev.AnyEvent]) -> State:
+    """The state that a journal rebuilds."""
+    first = journal[0]
+    assert isinstance(first, ev.Accepted)
+    state, _ = machine.start(first)
+    for event in journal[1:]:
+        machine.step(state, SITE, event, replaying=True)
+    return state

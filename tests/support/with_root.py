@@ -1,0 +1,67 @@
+"""What only root can give a test: an ordinary user, and small disks to fill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+USER = 64321  # no user has this uid
+
+
+def as_user(act: Callable[[], None]) -> None:
+    """Do it in a process of the user's, forked from this one: his interpreter need not be readable to him."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(USER, USER, USER)
+            os.setresuid(USER, USER, USER)
+            act()
+        except BaseException:  # noqa: BLE001 (an assertion, too, is told to the parent)
+            os.write(tell, traceback.format_exc().encode()[-4000:])
+            os._exit(1)
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as file:
+        said = file.read()
+    assert os.waitpid(pid, 0)[1] == 0, said
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of this size with 400 names, mounted by root on a new or empty folder; elsewhere the test is skipped."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=400,mode=700", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small file system cannot be mounted here (needs root)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves not a byte."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return filler
+
+
+def no_room_for_an_event(journal: Path) -> None:
+    """Fill a journal's last page with blanks: on a full disk it has no room for an event then."""
+    with journal.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b" " * (-journal.stat().st_size % 4096) + b"\n")

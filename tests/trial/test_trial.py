@@ -1,0 +1,406 @@
+"""Trials as the cluster runs them: own processes, a real Redis, responses on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from dev_cluster.testing import wait_until
+from support.served import served_work
+
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
+from evaljobs.contract.paths import WorkPaths, batch_file, batch_index_file
+from evaljobs.contract.specs import (
+    BatchIndex,
+    BuildSpec,
+    LaneSpec,
+    ModelOptions,
+    SuiteSpec,
+    TaskEntry,
+    TrialSpec,
+)
+from evaljobs.contract.storage import read_frame, read_frames, read_record, write_atomic, write_record
+from evaljobs.queue.work_queue import QueuedShard, WorkQueue
+from evaljobs.requests import build as requests
+from evaljobs.trial import engine
+from evaljobs.trial import trial as trial_module
+from evaljobs.trial.shard_runner import RequestSet, run_shard
+from evaljobs.trial.trial import Trial
+
+TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
+TASK = "toy_sums"
+OPTIONS = ModelOptions(device="cpu", threads=1)
+DEADLINE = 200.0
+# run at the start of a process: leaves a mark when exit handlers run, and when modules are freed
+MARKS = """
+import atexit, pathlib
+class Freed:
+    def __del__(self, mark=pathlib.Path("{folder}/freed").touch):
+        mark()
+kept = Freed()
+atexit.register(pathlib.Path("{folder}/handlers").touch)
+"""
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[WorkPaths]:
+    with served_work("trial") as made:
+        yield made
+
+
+class Evaluation:
+    """A request set in one-batch shards, its queue, and trials on it."""
+
+    def __init__(self, work: WorkPaths, model: Path, name: str, task: str = TASK, **suite: object) -> None:
+        self.work, self.model, self.name, self.task = work, model, name, task
+        self.suite = suite
+        self.paths = work.evaluation(name)
+        self.queue = WorkQueue.connect(work.redis_address, name)
+        self.sets = self.build(2)
+        index = read_record(batch_index_file(self.sets[task], 2), BatchIndex)
+        self.shards = [str(ShardId(task, n, n + 1)) for n in range(len(index.requests))]
+
+    def build(self, batch_size: int) -> dict[str, str]:
+        spec = BuildSpec(
+            name="build",
+            evaluation_dir=str(self.paths.root),
+            suite=SuiteSpec(
+                name="s",
+                include_path=(str(TASKS),),
+                tasks=(TaskEntry(name=self.task, limit=6),),
+                **self.suite,
+            ),
+            entry=0,
+            batch_size=batch_size,
+            model_dir=str(self.model),
+            model=OPTIONS,
+            out_dir=str(self.work.request_sets / self.name),
+        )
+        return requests.build(spec).sets
+
+    def fill(self, lanes: int = 1) -> None:
+        # no prediction: no shard counts as late or is copied, however slow this machine is
+        queued = [QueuedShard(shard=s, priority=0.0, seconds=0.0) for s in self.shards]
+        self.queue.fill({f"lane{i}": queued[i::lanes] for i in range(lanes)}, "epoch")
+
+    def spec(self, **changes: object) -> TrialSpec:
+        fields = {
+            "name": "trial",
+            "evaluation_dir": str(self.paths.root),
+            "evaluation_id": self.name,
+            "node": "here",
+            "model_path": str(self.model),
+            "model": OPTIONS,
+            "batch_size": 2,
+            "request_sets": self.sets,
+            "redis_file": str(self.work.redis_address),
+            "lanes": tuple(LaneSpec(lane=f"lane{i}", trial=f"trial.{i}") for i in range(2)),
+            "idle_seconds": 0.0,
+        }
+        return TrialSpec.model_validate(fields | changes)
+
+    def start(
+        self, member: int = 0, *, environment: Mapping[str, str] | None = None, **changes: object
+    ) -> subprocess.Popen[str]:
+        place = self.paths.spec(f"trial{member}")
+        write_record(place, self.spec(**changes))
+        return subprocess.Popen(
+            [sys.executable, "-m", "evaljobs", "trial", str(place)],
+            env={**os.environ, "EVALSPAN_INDEX": str(member), **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def dumped(self) -> list[str]:
+        files = sorted(self.paths.responses.glob("*.frames"))
+        return [head.shard for file in files for _, head in read_frames(file)]
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """The trial's log; fails if the trial does not end in time."""
+    try:
+        return process.communicate(timeout=DEADLINE)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+@pytest.fixture
+def evaluation(work: WorkPaths, tiny_model_dir: Path, request: pytest.FixtureRequest) -> Evaluation:
+    return Evaluation(work, tiny_model_dir, request.node.name)
+
+
+@pytest.mark.model
+def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) -> None:
+    """A trial that learns of it between two batches writes no record and goes on with the next
+    shard.
+    """
+    whole = str(ShardId(TASK, 0, len(evaluation.shards)))
+    evaluation.queue.fill({"lane0": [QueuedShard(shard=whole, priority=0.0, seconds=1.0)]}, "epoch")
+    trial = Trial(evaluation.spec(), evaluation.spec().lanes[0])
+    trial.standing.phase = "infer"
+    trial._beat = lambda _over: None  # type: ignore[method-assign]  # what it would hear is said below
+    real, ticks = trial._tick, []
+
+    def tick(done: int, of: int) -> None:
+        ticks.append(done)
+        if done == 1:
+            trial.standing.overtaken = whole
+            evaluation.queue.withdraw([whole])
+            evaluation.queue.done("another", whole, 1)
+            evaluation.queue.release_claims(trial.lane.trial)
+        real(done, of)
+
+    trial._tick = tick  # type: ignore[method-assign]
+    assert trial.run() == 0
+    assert ticks == [0, 1]
+    assert evaluation.dumped() == []
+
+
+@pytest.mark.model
+def test_a_beat_takes_nothing_back(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat claims no shard that another trial has done, and the shard stays overtaken."""
+    monkeypatch.setattr(trial_module, "HEARTBEAT_SECONDS", 0.02)
+    evaluation.fill()
+    shard = evaluation.queue.claim("another", "lane0").shard
+    trial, over = Trial(evaluation.spec(), evaluation.spec().lanes[0]), threading.Event()
+    trial.standing.shard = shard
+    beating = threading.Thread(target=trial._beat, args=(over,))
+    beating.start()
+    try:
+        wait_until(lambda: trial.standing.overtaken)
+        evaluation.queue.done("another", shard, 1)
+        done_at = evaluation.queue.snapshot().trials["another"].beat_at
+        wait_until(lambda: evaluation.queue.snapshot().trials["trial.0"].beat_at > done_at + 0.1)
+    finally:
+        over.set()
+        beating.join()
+    assert evaluation.queue.snapshot().claims == {}
+    assert trial.standing.overtaken == shard
+
+
+@pytest.mark.model
+def test_two_trials_drain_a_queue_and_end(evaluation: Evaluation) -> None:
+    """Members of one array dump every shard once, and each writes its outcome."""
+    evaluation.fill(lanes=2)
+    processes = [evaluation.start(member) for member in range(2)]
+    logs = [finish(process) for process in processes]
+    assert [p.returncode for p in processes] == [0, 0], logs
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+    ended = [read_record(evaluation.paths.outcome("trial-ended", f"trial.{i}"), TrialEnded) for i in range(2)]
+    assert sum(e.shards for e in ended) == len(evaluation.shards)
+    assert {e.reason for e in ended} == {"drained"}
+    assert all(
+        e.load_seconds > 0 and e.import_seconds > 0 and e.warm_seconds > 0 and e.devices == "cpu"
+        for e in ended
+    )
+    assert "it/s" not in "".join(logs)
+    snapshot = evaluation.queue.snapshot()
+    assert snapshot.unclaimed == 0
+    assert not snapshot.claims
+    for trial, progress in snapshot.trials.items():
+        assert progress.response_bytes == evaluation.paths.response_file(trial).stat().st_size
+
+
+@pytest.mark.model
+def test_a_trial_ends_its_process_without_freeing_what_it_imported(
+    evaluation: Evaluation, tmp_path: Path
+) -> None:
+    """Exit handlers run, the exit code is 0, and no module is freed: torch's would hold the GPU."""
+    (tmp_path / "sitecustomize.py").write_text(MARKS.format(folder=tmp_path))
+    evaluation.fill()
+    process = evaluation.start(environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
+    log = finish(process)
+    assert process.returncode == 0, log
+    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "drained"
+    assert (tmp_path / "handlers").exists()
+    assert not (tmp_path / "freed").exists()
+
+
+def waiting(evaluation: Evaluation, away_seconds: float) -> tuple[Trial, list[float]]:
+    """A trial whose Redis is away for so many seconds of its own clock, and that clock."""
+    slept = [0.0]
+    published = evaluation.work.redis_address
+    place = evaluation.paths.root / "address.json"
+
+    def sleep(seconds: float) -> None:
+        slept[0] += seconds
+        if slept[0] >= away_seconds:
+            shutil.copy(published, place)
+
+    spec = evaluation.spec(redis_file=str(place))
+    return Trial(spec, spec.lanes[0], monotonic=lambda: slept[0], sleep=sleep), slept
+
+
+@pytest.mark.model
+def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeued_job(
+    evaluation: Evaluation,
+) -> None:
+    """After 121 s without Redis, 1 s more than `cred_expire`, a trial with default settings goes
+    on.
+    """
+    evaluation.fill()
+    trial, slept = waiting(evaluation, 121.0)
+    assert trial.run() == 0
+    assert 121.0 <= slept[0] < 140.0
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert (ended.reason, ended.shards) == ("drained", len(evaluation.shards))
+
+
+@pytest.mark.model
+def test_a_trial_gives_its_gpu_back_where_redis_stays_away(evaluation: Evaluation) -> None:
+    """After `redis_patience_seconds`, 600 by default, it ends with an account."""
+    trial, slept = waiting(evaluation, float("inf"))
+    assert trial.run() == 0
+    assert 580.0 < slept[0] <= 600.0
+    assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "queue-lost"
+
+
+@pytest.mark.model
+def test_a_terminated_trial_gives_its_shard_back(evaluation: Evaluation) -> None:
+    """After SIGTERM: an outcome with the reason, status 0, and the shard is queued for the next
+    trial. A signal after the outcome changes nothing.
+    """
+    evaluation.fill()
+    process = evaluation.start()
+    wait_until(lambda: len(evaluation.dumped()) >= 1 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    log = finish(process)
+    assert process.returncode == 0, log
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert ended.reason in {"terminated", "drained"}
+    assert ended.shards == len(evaluation.dumped())
+    # The coordinator releases a shard that was dumped but not reported, as after a crash.
+    evaluation.queue.release_claims("trial.0")
+    second = evaluation.start(1)
+    wait_until(
+        lambda: evaluation.paths.outcome("trial-ended", "trial.1").exists() or second.poll() is not None
+    )
+    second.send_signal(signal.SIGTERM)
+    log = finish(second)
+    assert second.returncode == 0, log
+    assert set(evaluation.dumped()) == set(evaluation.shards)
+
+
+@pytest.mark.model
+def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
+    work: WorkPaths, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM during a later turn: no half conversation is dumped, the shard is given back, and the
+    next trial's answers equal those of an undisturbed one.
+    """
+    chat = Evaluation(work, tiny_model_dir, "talks", "toy_talks", apply_chat_template=True)
+    chat.fill()
+    lm = engine.load(str(chat.model), OPTIONS, 2).lm
+    batches = RequestSet(chat.sets["toy_talks"], 2)
+    expected = {s: run_shard(lm, batches, s, trial="x", seed=1234).responses for s in chat.shards}
+    assert {len(said) for pairs in expected.values() for _, said in pairs} == {1, 2, 3}
+    load, calls = engine.load, []
+
+    def loaded(*arguments: object, **keywords: object) -> engine.Loaded:
+        made = load(*arguments, **keywords)  # type: ignore[arg-type]
+        generate = made.lm.generate_until
+
+        def counted(asked: list[object], **how: object) -> object:
+            calls.append(len(asked))
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return generate(asked, **how)
+
+        made.lm.generate_until = counted
+        return made
+
+    monkeypatch.setattr(engine, "load", loaded)
+    spec = chat.spec()
+    assert Trial(spec, spec.lanes[0]).run() == 0
+    assert len(calls) == 2
+    assert read_record(chat.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "terminated"
+    assert chat.dumped() == []
+    assert Trial(spec, spec.lanes[1]).run() == 0
+    root = chat.paths.responses
+    frames = [frame for file in root.glob("*.frames") for frame, _ in read_frames(file)]
+    found = {record.shard: record.responses for record in (read_frame(root, frame) for frame in frames)}
+    assert {s: [(i, list(said)) for i, said in pairs] for s, pairs in found.items()} == {
+        s: [(i, list(said)) for i, said in pairs] for s, pairs in expected.items()
+    }
+
+
+@pytest.mark.model
+def test_a_shard_that_cannot_be_run_is_named(evaluation: Evaluation) -> None:
+    """An error in a shard ends the trial with status 1 and a `Failed` that names the shard."""
+    place = batch_file(evaluation.sets[TASK], 2)
+    place.write_bytes(place.read_bytes()[:-50])  # the last batch is torn
+    last = evaluation.shards[-1]
+    evaluation.queue.fill({"lane0": [QueuedShard(shard=last, priority=0.0, seconds=1.0)]}, "epoch")
+    process = evaluation.start()
+    log = finish(process)
+    assert process.returncode == 1, log
+    failed = read_record(evaluation.paths.outcome("failed", "trial.0"), Failed)
+    assert (failed.job, failed.shard, failed.name) == ("trial", last, "trial.0")
+    assert "build its request set again" in failed.error
+    assert evaluation.queue.unclaimed() == (last,)
+
+
+@pytest.mark.model
+def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evaluation: Evaluation) -> None:
+    """The trial gives the shard back and ends well: neither shard nor node has failed."""
+    evaluation.fill()
+    trial = evaluation.spec(request_sets={})
+    assert Trial(trial, trial.lanes[0]).run() == 0
+    ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
+    assert (ended.reason, ended.shards) == ("outdated", 0)
+    assert sorted(evaluation.queue.unclaimed()) == sorted(evaluation.shards)
+
+
+@pytest.mark.model
+def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
+    """With batch_size "auto" a trial reports the size it found, waits for sets of the settled size,
+    and runs them.
+    """
+    told = evaluation.paths.root / "request_sets.json"
+    options = OPTIONS.model_copy(update={"model_args": {"max_length": 64}})
+    process = evaluation.start(batch_size="auto", request_sets={}, request_sets_file=str(told), model=options)
+    place = evaluation.paths.outcome("probed", "trial.0")
+    wait_until(lambda: place.exists() or process.poll() is not None)
+    assert place.exists(), finish(process)
+    probed = read_record(place, Probed)
+    assert probed.batch_size >= 1
+    evaluation.fill()
+    write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
+    log = finish(process)
+    assert process.returncode == 0, log
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+
+
+@pytest.mark.model
+def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Evaluation) -> None:
+    """Random generators do not move, and each answer is the same to the last bit."""
+    import random
+
+    import numpy as np
+    import torch
+
+    lm = engine.load(str(evaluation.model), OPTIONS, 2).lm
+    requests_ = RequestSet(evaluation.sets[TASK], 2)
+
+    def generators() -> tuple[object, ...]:
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    def answers() -> object:
+        return run_shard(lm, requests_, evaluation.shards[0], trial="t", seed=1).responses
+
+    cold, before = answers(), generators()
+    assert engine.warm_up(lm, OPTIONS) > 0
+    assert generators() == before
+    assert answers() == cold
+    assert engine.warm_up(lm, OPTIONS.model_copy(update={"model_args": {"compile": True}})) == 0.0
