@@ -11,9 +11,8 @@ import contextlib
 import difflib
 import functools
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from typing import Any
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.lmeval import hooks, source_files, task_paths
-
-log = logging.getLogger(__name__)
+from evaljobs.lmeval.task_yaml import Defined, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
@@ -109,134 +107,19 @@ def _manager(include_path: tuple[str, ...], metadata: str, *, defaults: bool) ->
         )
 
 
-def task_manager(
-    include_path: Sequence[str], name: str | None, metadata: dict[str, Any] | None = None
-) -> Any:
+def task_manager(include_path: Sequence[str], name: str, metadata: dict[str, Any] | None = None) -> Any:
     """A manager whose index has `name`; lm-eval's own index (7 s) only where it is needed."""
-    _check_folders(include_path)
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
-    if include_path and name is not None:
-        manager = _manager(tuple(include_path), text, defaults=False)
-        if _self_contained(manager.task_index, name):
-            return manager
-    return _manager(tuple(include_path), text, defaults=True)
+    own = folder_index(include_path)
+    return _manager(tuple(include_path), text, defaults=not reached(own, [name]) <= own.keys())
 
 
-def _check_folders(include_path: Sequence[str]) -> None:
+def folder_index(include_path: Sequence[str]) -> dict[str, Defined]:
+    """Tasks, groups and tags that the folders define. OperatorError where one is missing."""
     for folder in include_path:
         if not Path(folder).is_dir():
             raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
-
-
-def folder_index(include_path: Sequence[str]) -> dict[str, Any]:
-    """Tasks, groups and tags that the folders define: name -> lm-eval's index entry."""
-    _check_folders(include_path)
-    index: dict[str, Any] = _manager(tuple(include_path), "{}", defaults=False).task_index
-    return index
-
-
-def self_contained(include_path: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether the folders define these names and all names that those refer to."""
-    index = folder_index(include_path)
-    return all(_self_contained(index, name) for name in names)
-
-
-def reached(index: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """These names and the members of their groups and tags, also undefined ones."""
-    found: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += [m for m in _members(index[name]) if isinstance(m, str)] if name in index else []
-    return found
-
-
-def leaf_configs(index: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """YAML configs of these names' leaf tasks, with their groups' settings."""
-    from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
-
-    found: dict[str, Mapping[str, Any]] = {}
-
-    def visit(item: Any, inherited: Mapping[str, Any], above: frozenset[str]) -> None:
-        own = item if isinstance(item, dict) else {"task": item}
-        name = str(own.get("group") or own.get("task"))
-        entry = index.get(name)
-        if name in above or (entry is None and own is not item):
-            return
-        inherited = {
-            **inherited,
-            **{key: value for key, value in own.items() if key not in ("group", "task")},
-        }
-        if entry is not None and entry.kind.name == "TAG":
-            for member in sorted(entry.tags):
-                visit(member, inherited, above | {name})
-            return
-        config = own if entry is None else _config_of(entry)
-        if "group" not in config:
-            found[name] = {**config, **inherited}
-            return
-        listed = config.get("task")
-        more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
-        for member in listed if isinstance(listed, list) else []:
-            visit(member, {**more, **inherited}, above | {name})
-
-    for name in names:
-        visit(name, {}, frozenset())
-    return found
-
-
-def _config_of(entry: Any) -> Mapping[str, Any]:
-    if entry.cfg is None:
-        from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
-
-        with task_paths.relative_to_yaml():
-            entry.cfg = load_yaml(entry.yaml_path, resolve_func=False)
-    return entry.cfg or {}
-
-
-def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
-    """Names that lm-eval skips because a YAML includes a missing file -> the message."""
-    from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
-
-    read = {entry.yaml_path for entry in folder_index(include_path).values()}
-    found: dict[str, str] = {}
-    for folder in include_path:
-        for yaml in sorted(Path(folder).glob("**/*.yaml")):
-            if yaml in read:
-                continue
-            try:
-                with task_paths.relative_to_yaml():
-                    load_yaml(yaml, resolve_func=False)
-            except task_paths.MissingIncludeError as error:
-                tags = error.config.get("tag") or []
-                names = [error.config.get("task"), error.config.get("group")]
-                names += tags if isinstance(tags, list) else [tags]
-                found |= {name: str(error) for name in names if isinstance(name, str)}
-            except Exception:  # lm-eval skips a YAML that it cannot read
-                log.debug("%s is skipped", yaml, exc_info=True)
-    return found
-
-
-def _members(entry: Any) -> list[Any]:
-    """Names of the members of a tag or a group; a member without a name is skipped."""
-    members: list[Any] = []
-    if entry.kind.name == "TAG":
-        members = sorted(entry.tags)
-    elif entry.kind.name == "GROUP":
-        listed = _config_of(entry).get("task", [])
-        members = listed if isinstance(listed, list) else [listed]
-    return [m if isinstance(m, str) else m.get("task") or m.get("group") for m in members]
-
-
-def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether this index has a task, tag or group and all names that it refers to."""
-    entry = index.get(name)
-    if entry is None or name in seen:
-        return entry is not None
-    children = _members(entry)
-    return all(isinstance(c, str) and _self_contained(index, c, seen | {name}) for c in children)
+    return index_of(include_path)
 
 
 def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:

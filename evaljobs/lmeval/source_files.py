@@ -24,7 +24,7 @@ from typing import Any
 
 from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.task_yaml import Function, included, index_of, merged_config, names_in, parsed
+from evaljobs.lmeval.task_yaml import Defined, Function, included, index_of, merged_config, names_in, parsed
 
 REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime and inode
 NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module count by size and mtime
@@ -53,7 +53,7 @@ class Digests:
         self._known: dict[str, list[Any]] = {}
         self._here: dict[Path, str] = {}  # a Digests lives for one look at a suite
         self._fresh = False
-        self.indexes: dict[tuple[str, ...], dict[str, tuple[list[Path], list[str]]]] = {}
+        self.indexes: dict[tuple[str, ...], dict[str, Defined]] = {}
         if cache is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._known = dict(json.loads(cache.read_bytes()))
@@ -221,7 +221,7 @@ class _Closure:
                 return f"{number}:{Path(name).relative_to(folder)}"
         return name
 
-    def index(self) -> dict[str, tuple[list[Path], list[str]]]:
+    def index(self) -> dict[str, Defined]:
         """Index of the include folders, read once."""
         folders = tuple(self.include_path)
         if folders not in self.digests.indexes:
@@ -235,8 +235,7 @@ class _Closure:
         found = self.index().get(name)
         if found is None:
             return None
-        paths, members = found
-        return [*members, *(name for path in paths for name in self.enter_file(path))]
+        return found.members if found.path is None else [*found.members, *self.enter_file(found.path)]
 
     def enter_file(self, path: Path) -> list[str]:
         """Add a YAML file and the files that it names. Returns the names of its tasks."""

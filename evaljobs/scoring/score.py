@@ -44,16 +44,13 @@ log = logging.getLogger(__name__)
 PARTS = (*BY_NAME, "config")
 
 
-def warm(*, default_tasks: bool = False) -> None:
-    """Import what every job needs; with `default_tasks` load lm-eval's index too (7 s)."""
+def warm() -> None:
+    """Import what every job needs."""
     run.quiet_environment(offline=True)
     hooks.install()
     import datasets  # noqa: F401, PLC0415
     import lm_eval.evaluator  # noqa: PLC0415
     import lm_eval.models.utils  # noqa: F401, PLC0415
-
-    if default_tasks:
-        run.task_manager((), None)
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
