@@ -202,11 +202,14 @@ def recover(queue: Any) -> None:
 
 
 def give_up(queue: Any, worker: str) -> None:
-    """Have the next `recover` queue the running job of a dead worker. `worker`: how the worker's name begins."""
+    """Have the next `recover` queue the running job of a dead worker. `worker`: how the worker's name begins.
+
+    The worker writes its name to the execution before it forks; the work-horse writes it to the job later.
+    """
     running = queue.connection.zrange(started_registry(queue).key, 0, -1)
     with queue.connection.pipeline(transaction=False) as pipe:
         for entry in running:
-            pipe.hget(queue.job_class.key_for(entry.decode().rpartition(":")[0]), "worker_name")
+            pipe.hget(f"rq:execution:{entry.decode()}", "worker_name")
         names = pipe.execute()
     mine = [e for e, name in zip(running, names, strict=True) if (name or b"").startswith(worker.encode())]
     _mark_given_up(queue, mine)
