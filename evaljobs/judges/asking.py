@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,18 +21,10 @@ from typing import Final
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError, RetryError, one_line
-from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over, Unknown
+from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over
 from evaljobs.judges.endpoint import MAX_PAUSE, AgainError, Answered, Endpoint, NeverError, read_key
 from evaljobs.judges.kept import Kept
-from evaljobs.judges.records import (
-    Ask,
-    Judgement,
-    Reply,
-    ask_key,
-    cost,
-    cost_at_most,
-    read_answer,
-)
+from evaljobs.judges.records import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
 from evaljobs.queue.redis_client import QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -69,7 +61,13 @@ class Judges:
         self._name = name
         self._backoff = backoff_seconds
         self._kept = Kept(paths.judgements, Path(job.cache_dir), self._evaluation)
-        self._caps = Caps(Path(job.redis_file), job.options, self._evaluation, lease_seconds=lease_seconds)
+        self._caps = Caps(
+            Path(job.redis_file),
+            job.options,
+            self._evaluation,
+            spent=self._kept.spent,
+            lease_seconds=lease_seconds,
+        )
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set by an error of the whole job
         self._failed_in_a_row = 0
@@ -86,18 +84,19 @@ class Judges:
             self._caps,
             ThreadPoolExecutor(min(self._options.concurrency, len(missing)), "judge") as pool,
         ):
-            done = [pool.submit(self._settled, endpoint, key, ask) for key, ask in missing.items()]
+            done = [pool.submit(self._settle, endpoint, key, ask) for key, ask in missing.items()]
             try:
-                return sum(future.result() for future in done)
+                return sum(future.result() for future in as_completed(done))
             except BaseException:  # the job's deadline or a thread's error ends all threads
                 self._ended.set()
                 raise
 
     def replies(self, asks: Sequence[Ask]) -> list[Reply]:
         """The stored replies to these asks; sends no request."""
-        return [self._reply(ask_key(ask, self._options), ask) for ask in asks]
+        return [self._reply(ask) for ask in asks]
 
-    def _reply(self, key: str, ask: Ask) -> Reply:
+    def _reply(self, ask: Ask) -> Reply:
+        key = ask_key(ask, self._options)
         found = self._kept.find(key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
@@ -110,15 +109,8 @@ class Judges:
 
     # --- one ask, in a thread ----------------------------------------------------------------------------------------
 
-    def _settled(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
-        """Whether the ask was sent. An error of the whole job stops the other threads."""
-        try:
-            return self._settle(endpoint, key, ask)
-        except BaseException:
-            self._ended.set()
-            raise
-
     def _settle(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
+        """Whether the ask was sent. Raises an error of the whole job."""
         before = self._kept.find(key)
         spent = _Try(cost=before.cost_millionths if before is not None else 0)
         limited_until = time.monotonic() + LIMITED_SECONDS
@@ -130,14 +122,15 @@ class Judges:
             try:
                 self._request(endpoint, lease, ask, spent)
             except AgainError as error:
-                why, wait = one_line(error), error.after
                 if error.anew or (error.limited and time.monotonic() < limited_until):
                     continue
                 failures += 1
                 if failures > self._options.retries:
-                    self._fail(key, ask, spent, f"given up after {spent.tries} tries: {why}", down=True)
+                    with self._lock:
+                        self._failed_in_a_row += 1
+                    self._fail(key, ask, spent, f"given up after {spent.tries} tries: {one_line(error)}")
                     return True
-                self._ended.wait(max(wait or 0.0, self._pause_of(failures)))
+                self._ended.wait(max(error.after or 0.0, self._pause_of(failures)))
             except NeverError as error:
                 self._fail(key, ask, spent, f"refused: {error}")
                 return True
@@ -185,9 +178,6 @@ class Judges:
                 return None
             try:
                 taken = self._caps.take(key, most)
-                if isinstance(taken, Unknown):
-                    self._caps.learn(self._kept.spent())
-                    continue
             except QueueUnavailable as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > AWAY_SECONDS:
@@ -229,10 +219,8 @@ class Judges:
 
     # --- judgements on disk ------------------------------------------------------------------------------------------------
 
-    def _fail(self, key: str, ask: Ask, spent: _Try, why: str, *, down: bool = False) -> None:
+    def _fail(self, key: str, ask: Ask, spent: _Try, why: str) -> None:
         self._errors[key] = why
-        with self._lock:
-            self._failed_in_a_row += down
         self._write(key, ask, spent, error=why)
 
     def _write(
@@ -257,10 +245,10 @@ class Judges:
             form=ask.form,
             system=ask.system.encode(errors="replace").decode(),
             user=ask.user.encode(errors="replace").decode(),
-            answer=answered.text if answered is not None else None,
+            answer=answered and answered.text,
             error=error,
-            prompt_tokens=answered.prompt_tokens if answered is not None else None,
-            completion_tokens=answered.completion_tokens if answered is not None else None,
+            prompt_tokens=answered and answered.prompt_tokens,
+            completion_tokens=answered and answered.completion_tokens,
             cost_millionths=spent.cost,
             tries=max(1, spent.tries),
             seconds=seconds,

@@ -19,7 +19,7 @@ from evaljobs.contract.specs import FrameRef, ModelOptions
 from evaljobs.contract.storage import FrameError, read_frame
 from evaljobs.errors import JobError
 from evaljobs.lmeval.batches import RequestsHead
-from evaljobs.lmeval.instances import instances_digest
+from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.lmeval.run import RequestsBuiltError
 
 _MISSING: Final = object()

@@ -24,6 +24,7 @@ from evaljobs.lmeval.task_yaml import Defined, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
+NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 
 
 def quiet_environment(*, offline: bool) -> None:
@@ -76,6 +77,15 @@ class Tasks:
         return self.loaded
 
 
+def not_cached(error: BaseException) -> bool:
+    """Whether `datasets` or the hub says that a data set is not on this machine."""
+    return (
+        isinstance(error, ConnectionError)
+        or type(error).__name__ in NOT_CACHED
+        or "Couldn't find cache" in str(error)
+    )
+
+
 def _explained(error: Exception, names: Any) -> Exception:
     """The error for a task that does not load, with what to do about it."""
     causes: list[BaseException] = []
@@ -83,11 +93,7 @@ def _explained(error: Exception, names: Any) -> Exception:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    missing = ("DatasetNotFoundError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectionError")
-    if any(
-        type(c).__name__ in missing or isinstance(c, ConnectionError) or "Couldn't find cache" in str(c)
-        for c in causes
-    ):
+    if any(not_cached(cause) for cause in causes):
         return OperatorError(
             f"the data set of task {names!r} is not on this machine ({one_line(error)}): "
             "run `evalspan prepare --suite …` on a login node"
@@ -154,25 +160,14 @@ def command_arguments(suite: SuiteSpec, entry: TaskEntry) -> dict[str, Any]:
 
 
 def run_entry(
-    lm: Any,
-    suite: SuiteSpec,
-    entry: TaskEntry,
-    *,
-    model: ModelOptions,
-    model_dir: str,
-    tasks: Tasks | None = None,
-    bootstrap_iters: int = 100_000,
-    seed_torch: bool,
+    lm: Any, suite: SuiteSpec, entry: TaskEntry, tasks: Tasks, *, bootstrap_iters: int = 0, seed_torch: bool
 ) -> dict[str, Any]:
-    """lm-eval's results of one suite entry, with `samples`. `tasks.loaded` is set even if `lm`
-    raises.
+    """lm-eval's results of one suite entry, with `samples`. Sets `tasks.loaded`, also if `lm` raises.
 
     `seed_torch=False` keeps torch out of the process; no task draws prompts from torch.
     """
-    hooks.install()
     import lm_eval.evaluator  # noqa: PLC0415
 
-    tasks = tasks or entry_tasks(suite, entry, model=model, model_dir=model_dir)
     arguments = command_arguments(suite, entry)
     if not seed_torch:
         arguments["torch_random_seed"] = None
@@ -182,9 +177,7 @@ def run_entry(
             task_manager=tasks,
             bootstrap_iters=bootstrap_iters,
             log_samples=True,
-            # The flag guards against programs outside a sandbox; here all programs go through the
-            # seam.
-            confirm_run_unsafe_code=True,
+            confirm_run_unsafe_code=True,  # programs run in the sandbox alone, through the seam
             **arguments,
         )
     assert results is not None, "lm-eval gave no results: this process is not its rank 0"
@@ -194,8 +187,7 @@ def run_entry(
 def entry_tasks(suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, model_dir: str) -> Tasks:
     """The tasks of an entry, not loaded yet; OperatorError where lm-eval defines none."""
     hooks.install()
-    # The command hands the model's arguments to tasks as metadata (RULER reads its tokenizer
-    # there).
+    # as the command does: RULER reads its tokenizer there
     metadata = {"pretrained": model_dir, **model.model_args}
     manager = task_manager(suite.include_path, entry.name, metadata)
     missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)

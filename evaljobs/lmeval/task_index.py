@@ -20,13 +20,11 @@ from typing import Any
 
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.storage import write_atomic
-from evaljobs.errors import one_line
 from evaljobs.lmeval import conversations, run, task_paths
 from evaljobs.lmeval.task_yaml import Defined, Index, merged_config, missing_include, reached
 
 # arguments of load_dataset that do not select data
 HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
-NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 
 
 @dataclass(kw_only=True)
@@ -127,12 +125,7 @@ def is_cached(source: task_paths.Source, subset: str | None) -> bool:
     try:
         datasets.load_dataset_builder(source.path, name=subset, **keywords)
     except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
-        message = one_line(error)
-        return not (
-            isinstance(error, ConnectionError | FileNotFoundError)
-            or type(error).__name__ in NOT_CACHED
-            or "Couldn't find cache" in message
-        )
+        return not (isinstance(error, FileNotFoundError) or run.not_cached(error))
     return True
 
 

@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
-from evaljobs.lmeval.instances import instances_digest
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,6 @@ def _sets_on_disk(folder: Path) -> dict[str, str] | None:
 
 def _build_entry(spec: BuildSpec) -> dict[str, str]:
     entry = spec.suite.tasks[spec.entry]
-    hooks.install()
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     lm = stub_model.model(spec.model_dir, spec.model)
 
@@ -136,15 +135,7 @@ def _build_entry(spec: BuildSpec) -> dict[str, str]:
 
     tasks.on_load = on_load
     try:
-        run.run_entry(
-            lm,
-            spec.suite,
-            entry,
-            model=spec.model,
-            model_dir=spec.model_dir,
-            tasks=tasks,
-            seed_torch=True,
-        )
+        run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
         pass
     except JobError:
@@ -201,10 +192,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -
 def describe_requests(
     lm: Any, name: str, instances: Sequence[Any], follow_up: str = ""
 ) -> tuple[RequestsHead, list[Piece]]:
-    """A leaf task's instances as pieces in build order, cloned for repeats as lm-eval does.
-
-    `follow_up`: the documents' column with the messages after the first answer, or "".
-    """
+    """A leaf task's instances as pieces, cloned for repeats as lm-eval does. `follow_up`: as in the head."""
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
     settings: list[dict[str, Any]] = []
@@ -216,31 +204,18 @@ def describe_requests(
         if (chosen := [i for i in instances if i.request_type == "loglikelihood"])
         else ()
     )
-    index = 0
+    index = 0  # in build order, with clones
     for instance in instances:
         forms = list(_forms(lm, instance, likelihoods, settings, numbers))
         conversation = conversations.conversation_of(lm, name, instance, follow_up) if follow_up else None
         for _ in range(int(instance.repeats or 1)):
             order.setdefault(instance.request_type, []).append(index)
-            pieces += [
-                Piece(
-                    kind=form.kind,
-                    index=index,
-                    document=form.document,
-                    context=form.context,
-                    continuation=form.continuation,
-                    window=form.window,
-                    length=form.length,
-                    settings=form.settings,
-                    conversation=conversation,
-                )
-                for form in forms
-            ]
+            pieces += [replace(form, index=index, conversation=conversation) for form in forms]
             index += 1
     head = RequestsHead(
         task=name,
         requests=index,
-        digests=instances_digest(instances, follow_up),
+        digests=result_keys.instances_digest(instances, follow_up),
         order=order if len(order) > 1 else {},
         settings=settings,
         max_gen_tokens=[int(normalize_gen_kwargs(s, lm.max_gen_toks)["max_gen_toks"]) for s in settings],
@@ -300,11 +275,9 @@ def asks_judge(task: Any) -> bool:
 
 
 def _scoring(task: Any) -> list[Any]:
-    functions = [
-        *getattr(task, "_metric_fn_list", {}).values(),
-        getattr(task.config, "process_results", None),
-    ]
-    return [*functions, getattr(type(task), "process_results", None)]
+    holders = (task.config, type(task))
+    metrics = getattr(task, "_metric_fn_list", {}).values()
+    return [*metrics, *(getattr(holder, "process_results", None) for holder in holders)]
 
 
 def _sampled(settings: dict[str, Any]) -> bool:

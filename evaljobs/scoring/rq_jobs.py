@@ -33,9 +33,8 @@ HEARTBEAT_TTL = 10
 RECOVER_SECONDS = 3.0  # between two looks for such jobs: with HEARTBEAT_TTL, recovery takes less than 15 s
 POPPED_MS = 5_000  # ms after which a popped job that no worker has started is queued again
 SEEN_MS = 30_000  # ms that the mark "seen popped" lives
-_GIVEN_UP = (
-    1.0  # score of a running job that is to be queued again; a worker's sign sets it to a time of today
-)
+# score of a running job that is to be queued again; a worker's sign sets it to a time of today
+_GIVEN_UP = 1.0
 
 MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; evalspan's own have a few hundred
 _REFUSED = json.dumps(["refused", None, [], {}]).encode()
@@ -43,23 +42,6 @@ _REFUSED = json.dumps(["refused", None, [], {}]).encode()
 
 class GuardedJob(Job):  # type: ignore[misc]
     """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says."""
-
-    @property
-    def func(self) -> Any:
-        """PermissionError: RQ must never import a function by a job's name for it."""
-        raise PermissionError(f"job {self.id} may not be run here")
-
-    @property
-    def success_callback(self) -> None:
-        return None
-
-    @property
-    def failure_callback(self) -> None:
-        return None
-
-    @property
-    def stopped_callback(self) -> None:
-        return None
 
     def restore(self, raw_data: Any) -> None:
         """Take over what Redis holds; NoSuchJobError where that is no job at all."""
@@ -141,7 +123,7 @@ def started_registry(queue: Any) -> Any:
 
 
 def popped_ids(queue: Any) -> list[str]:
-    """Ids of the jobs that a worker has popped and not started yet."""
+    """Jobs that a worker has popped and not started yet."""
     return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
 
 

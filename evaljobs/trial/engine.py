@@ -1,9 +1,9 @@
-"""Loads a checkpoint with lm-eval's model class, and runs one batch through it.
+"""Loads a checkpoint with lm-eval's model class, and runs batches and shards through it.
 
 Rule: the class is lm-eval's own, made with the arguments of lm-eval's command. A batch goes through
 its methods, so lm-eval's code groups, pads and decodes it. Sampling is seeded per batch from (seed,
 request set, batch number), so draws do not depend on where or in which order batches run. Importing
-this module imports no torch; loading does. Called from `trial` and `shard_runner`.
+this module imports no torch; loading does. Called from `trial`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import importlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from evaljobs.contract.specs import ModelOptions
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import batch_file, batch_index_file
+from evaljobs.contract.specs import BatchIndex, ModelOptions
+from evaljobs.contract.storage import read_record
 from evaljobs.errors import OperatorError, one_line
-from evaljobs.lmeval.batches import Batch
+from evaljobs.lmeval.batches import Batch, decode_batch
 from evaljobs.lmeval.conversations import converse
 
 log = logging.getLogger(__name__)
@@ -214,3 +219,53 @@ def _ask(lm: Any, batch: Batch) -> list[Any]:
 def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
     asked = [_Request(args=(prompt, dict(batch.settings or {}))) for prompt in prompts]
     return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]
+
+
+# --- a shard ---------------------------------------------------------------------------------------------------------
+
+
+class RequestSet:
+    """The batches of one leaf task on disk, at one batch size."""
+
+    def __init__(self, folder: str | Path, batch_size: int) -> None:
+        self._file = batch_file(folder, batch_size)
+        self.index = read_record(batch_index_file(folder, batch_size), BatchIndex)
+
+    def batches(self, first: int, end: int) -> Iterator[Batch]:
+        """Batches first..end-1, all read at once: storage does not delay inference."""
+        start, stop = self.index.offsets[first], self.index.offsets[end]
+        with self._file.open("rb") as file:
+            file.seek(start)
+            data = file.read(stop - start)
+        if len(data) != stop - start:
+            raise OSError(f"{self._file} ends before byte {stop}: build its request set again")
+        return map(decode_batch, data.splitlines())
+
+
+def run_shard(
+    lm: Any,
+    requests: RequestSet,
+    shard: str,
+    *,
+    trial: str,
+    seed: int,
+    tick: Callable[[int, int], None] = lambda _done, _of: None,
+) -> ShardResponses:
+    """All answers of a shard. Calls `tick(batches done, batches in all)` before each batch."""
+    name = ShardId.parse(shard)
+    task, first, end = name.task, name.first_batch, name.end_batch
+    started_at, started = time.time(), time.monotonic()
+    answers: list[tuple[int, Any]] = []
+    for offset, batch in enumerate(requests.batches(first, end)):
+        tick(offset, end - first)
+        seed_batch(seed, requests.index.key, first + offset)
+        answers += run_batch(lm, batch)
+    return ShardResponses(
+        task=task,
+        key=requests.index.key,
+        shard=shard,
+        trial=trial,
+        started_at=started_at,
+        seconds=time.monotonic() - started,
+        responses=tuple(answers),
+    )
