@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,17 +44,24 @@ class _Try:
 
 
 class Judges:
-    """The judge of one job. `backoff_seconds` is the first pause after a failed try; it doubles."""
+    """The judge of one job; OperatorError where its evaluation has none (`job` is None).
+
+    `backoff_seconds`: the first pause after a failed try; it doubles.
+    """
 
     def __init__(
         self,
-        job: JudgeJob,
+        job: JudgeJob | None,
         evaluation_dir: str,
         name: str,
         *,
         backoff_seconds: float = 1.0,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
+        if job is None:
+            raise OperatorError(
+                "the task asks a judge: say `judge = true` in its [[task]] and set [judge] url"
+            )
         paths = EvaluationPaths(evaluation_dir)
         self._options = job.options
         self._evaluation = paths.root.name
@@ -84,9 +91,9 @@ class Judges:
             self._caps,
             ThreadPoolExecutor(min(self._options.concurrency, len(missing)), "judge") as pool,
         ):
-            done = [pool.submit(self._settle, endpoint, key, ask) for key, ask in missing.items()]
+            done = [pool.submit(self._settled, endpoint, key, ask) for key, ask in missing.items()]
             try:
-                return sum(future.result() for future in as_completed(done))
+                return sum(future.result() for future in done)
             except BaseException:  # the job's deadline or a thread's error ends all threads
                 self._ended.set()
                 raise
@@ -100,17 +107,22 @@ class Judges:
         found = self._kept.find(key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
-        kept = found.error if found is not None else ""
-        return Reply(value=None, error=self._errors.get(key) or kept or "it was not asked")
+        kept = found.error if found is not None else "it was not asked"
+        return Reply(value=None, error=self._errors.get(key) or kept)
 
     def _has(self, key: str) -> bool:
         found = self._kept.find(key)
         return found is not None and found.answer is not None
 
-    # --- one ask, in a thread ----------------------------------------------------------------------------------------
+    def _settled(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
+        """Whether the ask was sent. An error of the whole job stops the other threads."""
+        try:
+            return self._settle(endpoint, key, ask)
+        except BaseException:
+            self._ended.set()
+            raise
 
     def _settle(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
-        """Whether the ask was sent. Raises an error of the whole job."""
         before = self._kept.find(key)
         spent = _Try(cost=before.cost_millionths if before is not None else 0)
         limited_until = time.monotonic() + LIMITED_SECONDS
@@ -186,17 +198,17 @@ class Judges:
                 continue
             away_since = None
             if isinstance(taken, Lease):
-                if self._has(key):  # another job had the lease meanwhile
-                    self._give_back(taken, 0)
-                    return None
-                return taken
+                if not self._has(key):
+                    return taken
+                self._give_back(taken, 0)  # another job had the lease meanwhile
+                return None
             if isinstance(taken, Over):
                 self._errors[key] = (
                     f"not asked: max_cost {self._options.max_cost:g} would be passed ({taken.spent / 1e6:.6g} "
                     f"spent, this one at most {most / 1e6:.6g})"
                 )
                 return None
-            self._ended.wait(min(taken.seconds, 1.0))
+            self._ended.wait(min(taken, 1.0))
         return None
 
     def _give_back(self, lease: Lease, paid: int) -> None:
@@ -216,8 +228,6 @@ class Judges:
         """Seconds before the next try: doubling, half of it random to spread the threads."""
         full = min(self._backoff * 2.0 ** min(failures - 1, 10), MAX_BACKOFF, MAX_PAUSE)
         return full * random.uniform(0.5, 1.0)
-
-    # --- judgements on disk ------------------------------------------------------------------------------------------------
 
     def _fail(self, key: str, ask: Ask, spent: _Try, why: str) -> None:
         self._errors[key] = why
@@ -255,10 +265,3 @@ class Judges:
             answered_at=time.time(),
         )
         self._kept.keep(judgement)
-
-
-def judges_of(job: JudgeJob | None, evaluation_dir: str, name: str) -> Judges:
-    """The judge of a job; OperatorError where its evaluation has none."""
-    if job is None:
-        raise OperatorError("the task asks a judge: say `judge = true` in its [[task]] and set [judge] url")
-    return Judges(job, evaluation_dir, name)

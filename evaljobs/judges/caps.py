@@ -132,13 +132,6 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """No lease now: try again after `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
     """The cost cap does not allow this request. `spent`: millionths so far."""
 
@@ -186,8 +179,8 @@ class Caps:
         self._ended.set()
         self._renewer.join()
 
-    def take(self, ask: str, most: int) -> Lease | Wait | Over:
-        """Try to get a lease for a request that costs at most `most` millionths."""
+    def take(self, ask: str, most: int) -> Lease | Over | float:
+        """A lease for a request that costs at most `most` millionths, or seconds to wait first."""
         token = uuid.uuid4().hex
         judge = self._judge
         cap = "" if judge.max_cost is None else str(round(judge.max_cost * 1_000_000))
@@ -202,7 +195,7 @@ class Caps:
             return Lease(ask=ask, token=token)
         if word == b"over":
             return Over(spent=int(float(figure)))
-        return Wait(seconds=FULL_SECONDS if int(figure) < 0 else int(figure) / 1000)
+        return FULL_SECONDS if int(figure) < 0 else int(figure) / 1000
 
     def settle(self, lease: Lease, cost: int) -> None:
         """End a lease; the request has cost `cost` millionths."""

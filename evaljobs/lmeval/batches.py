@@ -2,11 +2,9 @@
 
 Rule: batches are a pure function of a request set and a batch size. lm-eval's own `Collator` makes
 them, with the keys of the `hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model class
-reorders, groups and pads a batch that runs alone as it would inside the whole run, so the tensors
-are the same. Later turns of a conversation are batched as its first one. Imports no torch. Called
-from `requests.build`, `replay_model` and `trial`.
-
-A piece is what one answer is for: a request, or one token window of a rolling request.
+pads a batch that runs alone as it would inside the whole run, so the tensors are the same. A piece
+is what one answer is for: a request, or one token window of a rolling request. Imports no torch.
+Called from `requests.build`, `replay_model` and `trial`.
 """
 
 from __future__ import annotations

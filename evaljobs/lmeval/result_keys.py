@@ -113,18 +113,16 @@ def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, 
         "config": config,
         "version": getattr(task, "VERSION", None),
         "lm_eval": importlib.metadata.version("lm_eval"),
-        "groups": {name: _group(group) for name, group in groups.items()},
+        "groups": {  # what decides a group's own score, given its members' scores
+            name: {
+                "aggregate": getattr(group, "aggregate_metric_list", None),
+                "members": sorted(getattr(group, "_children", {})),
+            }
+            for name, group in groups.items()
+        },
         "files": sorted(set(_scoring_files(files))),
     }
     return _digest(what)
-
-
-def _group(group: Any) -> dict[str, Any]:
-    """The settings that decide a group's own score, given its members' scores."""
-    return {
-        "aggregate": getattr(group, "aggregate_metric_list", None),
-        "members": sorted(getattr(group, "_children", {})),
-    }
 
 
 def _scoring_files(files: Iterable[tuple[Path, str]]) -> Iterable[tuple[str, str]]:

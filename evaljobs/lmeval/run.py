@@ -20,7 +20,7 @@ from typing import Any
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.lmeval import hooks, source_files, task_paths
-from evaljobs.lmeval.task_yaml import Defined, index_of, reached
+from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
@@ -116,11 +116,12 @@ def _manager(include_path: tuple[str, ...], metadata: str, *, defaults: bool) ->
 def task_manager(include_path: Sequence[str], name: str, metadata: dict[str, Any] | None = None) -> Any:
     """A manager whose index has `name`; lm-eval's own index (7 s) only where it is needed."""
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
-    own = folder_index(include_path)
+    own = folder_index(tuple(include_path))
     return _manager(tuple(include_path), text, defaults=not reached(own, [name]) <= own.keys())
 
 
-def folder_index(include_path: Sequence[str]) -> dict[str, Defined]:
+@functools.lru_cache(maxsize=8)  # a job asks for each of its tasks, and a folder may hold thousands of YAMLs
+def folder_index(include_path: tuple[str, ...]) -> Index:
     """Tasks, groups and tags that the folders define. OperatorError where one is missing."""
     for folder in include_path:
         if not Path(folder).is_dir():
@@ -138,27 +139,6 @@ def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[
     }
 
 
-def command_arguments(suite: SuiteSpec, entry: TaskEntry) -> dict[str, Any]:
-    """Arguments of `simple_evaluate`: the lm_eval command's defaults and the suite's settings."""
-    seeds = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
-    multiturn = suite.fewshot_as_multiturn
-    if multiturn is None:  # EvaluatorConfig._validate_arguments
-        multiturn = bool(suite.apply_chat_template)
-    return {
-        "tasks": [entry.name],
-        "num_fewshot": entry.num_fewshot,
-        "limit": entry.limit,
-        "gen_kwargs": dict(entry.gen_kwargs) if entry.gen_kwargs else None,
-        "system_instruction": suite.system_instruction,
-        "apply_chat_template": suite.apply_chat_template,
-        "fewshot_as_multiturn": multiturn,
-        "random_seed": seeds[0],
-        "numpy_random_seed": seeds[1],
-        "torch_random_seed": seeds[2],
-        "fewshot_random_seed": seeds[3],
-    }
-
-
 def run_entry(
     lm: Any, suite: SuiteSpec, entry: TaskEntry, tasks: Tasks, *, bootstrap_iters: int = 0, seed_torch: bool
 ) -> dict[str, Any]:
@@ -168,9 +148,10 @@ def run_entry(
     """
     import lm_eval.evaluator  # noqa: PLC0415
 
-    arguments = command_arguments(suite, entry)
-    if not seed_torch:
-        arguments["torch_random_seed"] = None
+    python, numpy, torch, fewshot = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
+    multiturn = suite.fewshot_as_multiturn
+    if multiturn is None:  # EvaluatorConfig._validate_arguments
+        multiturn = bool(suite.apply_chat_template)
     with _without_environment_report():
         results = lm_eval.evaluator.simple_evaluate(
             model=lm,
@@ -178,7 +159,17 @@ def run_entry(
             bootstrap_iters=bootstrap_iters,
             log_samples=True,
             confirm_run_unsafe_code=True,  # programs run in the sandbox alone, through the seam
-            **arguments,
+            tasks=[entry.name],
+            num_fewshot=entry.num_fewshot,
+            limit=entry.limit,
+            gen_kwargs=dict(entry.gen_kwargs) if entry.gen_kwargs else None,
+            system_instruction=suite.system_instruction,
+            apply_chat_template=suite.apply_chat_template,
+            fewshot_as_multiturn=multiturn,
+            random_seed=python,
+            numpy_random_seed=numpy,
+            torch_random_seed=torch if seed_torch else None,
+            fewshot_random_seed=fewshot,
         )
     assert results is not None, "lm-eval gave no results: this process is not its rank 0"
     return dict(results)
@@ -204,8 +195,7 @@ def _without_environment_report() -> Iterator[None]:
 
     module: Any = lm_eval.evaluator
     before = module.add_env_info, module.get_git_commit_hash
-    module.add_env_info = lambda _storage: None
-    module.get_git_commit_hash = lambda: None
+    module.add_env_info = module.get_git_commit_hash = lambda *_storage: None
     try:
         yield
     finally:

@@ -48,7 +48,7 @@ def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, 
 def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> Answer:
     """How lm-eval resolves these names. Call it offline, as jobs run."""
     answer = Answer()
-    index = run.folder_index(include_path)
+    index = run.folder_index(tuple(include_path))
     if not reached(index, names) <= index.keys():
         index = {**default_index(cache), **index}
     answer.unfit = {

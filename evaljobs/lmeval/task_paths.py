@@ -6,10 +6,9 @@
                             of a local folder or a hub id: inside that data set
                             of a custom_dataset: beside the YAML if there, else the function's argument
 
-Rule: lm-eval itself resolves data paths from the current folder. Inside `relative_to_yaml` its YAML
-loader marks each path with its YAML, and `source` makes full paths when a task loads its data.
-Configs stay as written, so requests and results do not depend on where a suite lies. Absolute
-paths, URLs and hub ids do not change. Called from `run` and `task_index`.
+Rule: configs stay as written, so requests and results do not depend on where a suite lies. Inside
+`relative_to_yaml` lm-eval's YAML loader marks each path with its YAML, and `source` makes full paths
+when a task loads its data. Called from `run` and `task_index`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.task_yaml import Function, YamlText, mapped, marked
+from evaljobs.lmeval.task_yaml import Function, YamlText, mapped, marked, texts
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 HUB_PREFIX = "hf://datasets/"
@@ -43,9 +42,6 @@ class Source:
     hub: str = ""  # the hub id, if the data come from the hub
     files: tuple[str, ...] = ()  # local files, file patterns and folders
     trouble: str = ""  # why the data cannot be loaded; "" where they can
-
-
-# --- reading YAMLs ---------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -102,9 +98,6 @@ def _without_current_folder() -> Iterator[None]:
         yield
     finally:
         sys.path = before
-
-
-# --- where data come from --------------------------------------------------------------------------------------------
 
 
 def source(config: Mapping[str, Any]) -> Source:
@@ -209,28 +202,14 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
             del named[key]  # lm-eval drops trust_remote_code from the config itself
 
 
-# --- functions -------------------------------------------------------------------------------------------------------
-
-
 def missing_function(config: Mapping[str, Any]) -> str:
     """The message for a `!function` of a config whose module is missing; "" where there is none."""
-    for key, value in _functions(config, ""):
-        module = value.rpartition(".")[0]
-        place = value.yaml.parent / f"{module.replace('.', '/')}.py"
-        if module and not place.is_file() and not _installed(module):
-            return f"{value.yaml}: {key}: no file {place}"
+    for keys, value in texts(config):
+        if not isinstance(value, Function) or not value.module or value.file.is_file():
+            continue
+        if not _installed(value.module):
+            return f"{value.yaml}: {' '.join(keys)}: no file {value.file}"
     return ""
-
-
-def _functions(value: Any, key: str) -> Iterator[tuple[str, Function]]:
-    if isinstance(value, Function):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            yield from _functions(member, f"{key} {name}".strip())
-    elif isinstance(value, list):
-        for member in value:
-            yield from _functions(member, key)
 
 
 def _installed(module: str) -> bool:

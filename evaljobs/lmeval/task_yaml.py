@@ -31,6 +31,17 @@ class YamlText(str):
 class Function(YamlText):
     """The text of a `!function` tag: module.function."""
 
+    __slots__ = ()
+
+    @property
+    def module(self) -> str:
+        return self.rpartition(".")[0]
+
+    @property
+    def file(self) -> Path:
+        """Where the module lies if it is not an installed one."""
+        return self.yaml.parent / f"{self.module.replace('.', '/')}.py"
+
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML loader that leaves `!function` tags as text."""
@@ -84,9 +95,6 @@ def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
         if why := missing_include(other, seen | {path}):
             return why
     return ""
-
-
-# --- the index -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -148,7 +156,16 @@ def reached(index: Index, names: Iterable[str]) -> set[str]:
     return found
 
 
-# --- data paths ------------------------------------------------------------------------------------------------------
+def texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Texts of a YAML value with the keys above them."""
+    if isinstance(value, str):
+        yield keys, value
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            yield from texts(member, (*keys, str(name)))
+    elif isinstance(value, list):
+        for member in value:
+            yield from texts(member, keys)
 
 
 def marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:

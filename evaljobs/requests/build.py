@@ -11,13 +11,15 @@ import contextlib
 import functools
 import json
 import logging
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.outcomes import Built
+from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import (
     EvaluationPaths,
     WorkPaths,
@@ -55,14 +57,11 @@ def build(spec: BuildSpec) -> Built:
     folder = Path(spec.out_dir)
     sets = _sets_on_disk(folder)
     entry = spec.suite.tasks[spec.entry]
-    cache = WorkPaths(folder.parents[1]).digests
-    unchanged = functools.partial(
-        source_files.unchanged, spec.suite.include_path, entry.name, spec.source, cache
-    )
+    work = WorkPaths(folder.parents[1])
     if sets is None:
-        unchanged()
-        sets = _build_entry(spec)
-        unchanged()  # the folder is named by the digest of these files
+        # the folder is named by the digest of these files
+        with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
+            sets = _build_entry(spec)
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     if spec.batch_size != "auto":
@@ -77,11 +76,25 @@ def build(spec: BuildSpec) -> Built:
     )
 
 
-def main(spec: BuildSpec) -> None:
-    """`python -m evaljobs build`: build, then write the outcome."""
-    built = build(spec)
+def main(spec: BuildSpec) -> int:
+    """`python -m evaljobs build`: build, then write the outcome. Returns the exit status."""
+    outcome: Built | Failed
+    try:
+        outcome = build(spec)
+    except Exception as error:
+        log.exception("%s failed", spec.name)
+        outcome = Failed(
+            name=spec.name,
+            job="build",
+            blame=error.blame if isinstance(error, JobError) else "bug",
+            error=one_line(error),
+            detail=traceback.format_exc()[-4000:],
+            entry=spec.entry,
+        )
+        sys.stdout.write(json.dumps({"failed": outcome.error}) + "\n")
     if spec.evaluation_dir is not None:
-        write_outcome(EvaluationPaths(spec.evaluation_dir), built)
+        write_outcome(EvaluationPaths(spec.evaluation_dir), outcome)
+    return int(isinstance(outcome, Failed))
 
 
 # --- what is there -----------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import redis
 from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.queue import Queue
-from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
 EXECUTE = "evaljobs.scoring.worker.execute"
@@ -86,9 +85,6 @@ def _bounded(raw: Any) -> dict[Any, Any]:
     return bounded
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
 def queue_name(evaluation_id: str) -> str:
     return f"evalspan-{evaluation_id}"
 
@@ -116,12 +112,6 @@ def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJ
     return Queue(queue_name(evaluation_id), connection=client, job_class=job_class, serializer=JSONSerializer)
 
 
-def started_registry(queue: Any) -> Any:
-    return StartedJobRegistry(
-        queue.name, connection=queue.connection, job_class=queue.job_class, serializer=JSONSerializer
-    )
-
-
 def popped_ids(queue: Any) -> list[str]:
     """Jobs that a worker has popped and not started yet."""
     return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
@@ -129,11 +119,8 @@ def popped_ids(queue: Any) -> list[str]:
 
 def is_idle(queue: Any) -> bool:
     """Whether no job is queued, popped or running."""
-    with queue.connection.pipeline(transaction=True) as pipe:
-        pipe.llen(queue.key)
-        pipe.llen(queue.intermediate_queue_key)
-        pipe.zcard(started_registry(queue).key)
-        return not any(pipe.execute())
+    keys = (queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
+    return not queue.connection.exists(*keys)  # Redis removes an empty list
 
 
 _TO_ITS_PLACE = """
@@ -161,9 +148,6 @@ def to_its_place(queue: Any, rq_id: str, seconds: float) -> None:
     queue.connection.eval(_TO_ITS_PLACE, 1, queue.key, rq_id, seconds, queue.job_class.key_for(""))
 
 
-# --- recovery ----------------------------------------------------------------------------------------------------------
-
-
 def recover(queue: Any) -> None:
     """Queue the jobs of dead workers again, HEARTBEAT_TTL + RECOVER_SECONDS after the death at the latest.
 
@@ -175,8 +159,9 @@ def recover(queue: Any) -> None:
     if not queue.connection.set(guard, "1", nx=True, px=5_000):
         return  # another process does it at this moment: two at once would queue a job twice
     try:
-        _mark_given_up(queue, _silent(queue))
-        started_registry(queue).cleanup(_GIVEN_UP)
+        beats = _of_executions(queue, "last_heartbeat")  # None HEARTBEAT_TTL seconds after the last sign
+        _mark_given_up(queue, [entry for entry, beat in beats.items() if beat is None])
+        queue.started_job_registry.cleanup(_GIVEN_UP)
         for popped in popped_ids(queue):
             _recover_popped(queue, popped)
     finally:
@@ -188,34 +173,28 @@ def give_up(queue: Any, worker: str) -> None:
 
     The worker writes its name to the execution before it forks; the work-horse writes it to the job later.
     """
-    running = queue.connection.zrange(started_registry(queue).key, 0, -1)
-    with queue.connection.pipeline(transaction=False) as pipe:
-        for entry in running:
-            pipe.hget(f"rq:execution:{entry.decode()}", "worker_name")
-        names = pipe.execute()
-    mine = [e for e, name in zip(running, names, strict=True) if (name or b"").startswith(worker.encode())]
-    _mark_given_up(queue, mine)
+    names = _of_executions(queue, "worker_name")
+    _mark_given_up(queue, [e for e, name in names.items() if (name or b"").startswith(worker.encode())])
 
 
 def _mark_given_up(queue: Any, entries: list[bytes]) -> None:
     """Entries of RQ's registry of running jobs ("job:execution"); a sign of the worker undoes the mark."""
     if entries:
-        queue.connection.zadd(started_registry(queue).key, dict.fromkeys(entries, 0), xx=True)
+        queue.connection.zadd(queue.started_job_registry.key, dict.fromkeys(entries, 0), xx=True)
 
 
-def _silent(queue: Any) -> list[bytes]:
-    """Running jobs ("job:execution") whose execution record has expired, HEARTBEAT_TTL seconds after the last sign."""
-    running = queue.connection.zrange(started_registry(queue).key, 0, -1)
+def _of_executions(queue: Any, name: str) -> dict[bytes, bytes | None]:
+    """Running jobs ("job:execution") with this field of their execution record; None where it is gone."""
+    running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
     with queue.connection.pipeline(transaction=False) as pipe:
         for entry in running:
-            pipe.exists(f"rq:execution:{entry.decode()}")
-        there = pipe.execute()
-    return [entry for entry, alive in zip(running, there, strict=True) if not alive]
+            pipe.hget(f"rq:execution:{entry.decode()}", name)
+        return dict(zip(running, pipe.execute(), strict=True))
 
 
 def _recover_popped(queue: Any, popped: str) -> None:
     connection, intermediate = queue.connection, queue.intermediate_queue_key
-    if popped in started_registry(queue):
+    if popped in queue.started_job_registry:
         return
     job = queue.fetch_job(popped)
     if job is None or job.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):

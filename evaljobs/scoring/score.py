@@ -10,7 +10,6 @@ them and run nothing twice. An item whose metric hangs or kills its process has 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import json
 import logging
@@ -26,7 +25,7 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_mani
 from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.judges.asking import Judges, judges_of
+from evaljobs.judges.asking import Judges
 from evaljobs.judges.records import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model, run, source_files
 from evaljobs.lmeval.results import BY_NAME
@@ -50,6 +49,11 @@ def warm() -> None:
     import datasets  # noqa: F401, PLC0415
     import lm_eval.evaluator  # noqa: PLC0415
     import lm_eval.models.utils  # noqa: F401, PLC0415
+
+
+def main(spec: ExecuteSpec | ScoreSpec) -> int:
+    """`python -m evaljobs execute` and `score`. Returns the exit status."""
+    return int(isinstance(perform(spec), Failed))
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
@@ -89,7 +93,7 @@ def execute(spec: ExecuteSpec) -> Executed:
         ran = Verdicts(paths, [spec.task], spec).run_missing(recorded.programs.values())
         asked = 0
         if recorded.asks:
-            judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+            judges = Judges(spec.judge, spec.evaluation_dir, spec.name)
             asked = judges.ask_missing(ask for asks in recorded.asks.values() for ask in asks)
             recorded.failed |= _unjudged(judges, recorded.asks)
         return Executed(
@@ -119,16 +123,12 @@ def score(spec: ScoreSpec) -> Scored:
 
     Raises ReplayError where a response is missing or prompts changed; then nothing is written.
     """
-    with Items(spec) as items:
-        started = time.monotonic()
-        paths = EvaluationPaths(spec.evaluation_dir)
-        entry = spec.suite.tasks[spec.entry]
+    started = time.monotonic()
+    paths = EvaluationPaths(spec.evaluation_dir)
+    work = WorkPaths(paths.root.parent)
+    entry = spec.suite.tasks[spec.entry]
+    with Items(spec) as items, source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
         run.quiet_environment(offline=True)
-        cache = WorkPaths(paths.root.parent).digests
-        unchanged = functools.partial(
-            source_files.unchanged, spec.suite.include_path, entry.name, spec.source, cache
-        )
-        unchanged()
         leaves = {
             task: _answers(paths, folder, spec.frames.get(task, ()))
             for task, folder in spec.request_sets.items()
@@ -160,16 +160,15 @@ def score(spec: ScoreSpec) -> Scored:
             raise replay_model.ReplayError(
                 f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again"
             )
-        unchanged()  # the files may have changed during the score
-        return Scored(
-            name=spec.name,
-            entry=spec.entry,
-            result_file=str(_write(paths, spec, results)),
-            seconds=time.monotonic() - started,
-            programs_run=executed.ran,
-            asked=executed.asked,
-            unscored={**executed.unjudged, **items.reasons()},
-        )
+    return Scored(
+        name=spec.name,
+        entry=spec.entry,
+        result_file=str(_write(paths, spec, results)),
+        seconds=time.monotonic() - started,
+        programs_run=executed.ran,
+        asked=executed.asked,
+        unscored={**executed.unjudged, **items.reasons()},
+    )
 
 
 def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
@@ -211,7 +210,7 @@ def _executed(
     asks = [ask for some in wanted.values() for asked in some.asks.values() for ask in asked]
     if not asks:
         return _Executed(compute=compute, ran=ran)
-    judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+    judges = Judges(spec.judge, spec.evaluation_dir, spec.name)
     asked = judges.ask_missing(asks)
     unjudged = {
         f"{task} {document}": why

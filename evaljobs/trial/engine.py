@@ -8,7 +8,6 @@ this module imports no torch; loading does. Called from `trial`.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import logging
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from evaljobs.contract.names import ShardId
@@ -168,15 +168,9 @@ def seed_batch(seed: int, key: str, number: int) -> None:
     torch.manual_seed(value)  # every CUDA device too
 
 
-@dataclass(slots=True)
-class _Request:
+def _request(*arguments: Any) -> SimpleNamespace:
     """The part of lm-eval's Instance that its model classes use."""
-
-    args: tuple[Any, ...]
-    task_name: str | None = None
-    doc_id: int | None = None
-    request_type: str = ""
-    doc: dict[str, Any] = dataclasses.field(default_factory=dict)
+    return SimpleNamespace(args=arguments, task_name=None, doc_id=None, request_type="", doc={})
 
 
 def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
@@ -191,8 +185,7 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         elif batch.kind == "loglikelihood_rolling" and not batch.text:
             pairs.append((piece.index, [piece.window, float(answer[0])]))
         elif batch.kind == "loglikelihood_rolling":
-            # the engine cut the text into windows of its own and added them up: this is the only
-            # term
+            # the only term: the engine cut the text into windows of its own and added them up
             pairs.append((piece.index, [0, float(answer)]))
         else:
             pairs.append((piece.index, answer))
@@ -204,11 +197,10 @@ def _ask(lm: Any, batch: Batch) -> list[Any]:
         return list(converse(lm, batch.pieces, lambda prompts: _generated(lm, batch, prompts)))
     if batch.text:
         if batch.kind == "loglikelihood":
-            pairs = [_Request(args=(p.context, p.continuation)) for p in batch.pieces]
+            pairs = [_request(p.context, p.continuation) for p in batch.pieces]
             return list(lm.loglikelihood(pairs, disable_tqdm=True))
-        return list(
-            lm.loglikelihood_rolling([_Request(args=(p.context,)) for p in batch.pieces], disable_tqdm=True)
-        )
+        whole = [_request(p.context) for p in batch.pieces]
+        return list(lm.loglikelihood_rolling(whole, disable_tqdm=True))
     if batch.kind == "loglikelihood":
         requests = [(("", ""), p.context, p.continuation) for p in batch.pieces]
         return list(lm._loglikelihood_tokens(requests, disable_tqdm=True))  # noqa: SLF001
@@ -217,7 +209,7 @@ def _ask(lm: Any, batch: Batch) -> list[Any]:
 
 
 def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
-    asked = [_Request(args=(prompt, dict(batch.settings or {}))) for prompt in prompts]
+    asked = [_request(prompt, dict(batch.settings or {})) for prompt in prompts]
     return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]
 
 

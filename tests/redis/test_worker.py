@@ -309,8 +309,9 @@ def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) 
         bench.enqueue(name)
         rq_id = rq_jobs.job_id(bench.evaluation, name)
         client.lrem(queue.key, 1, rq_id)
-        client.zadd(rq_jobs.started_registry(queue).key, {f"{rq_id}:e1": 9e9})
-        client.hset(f"rq:execution:{rq_id}:e1", "worker_name", its_worker)
+        client.zadd(queue.started_job_registry.key, {f"{rq_id}:e1": 9e9})
+        record = {"worker_name": its_worker, "last_heartbeat": "9"}
+        client.hset(f"rq:execution:{rq_id}:e1", mapping=record)
     rq_jobs.give_up(queue, "host-crew-1-")
     bench.queue.recover()
     assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]
