@@ -9,31 +9,28 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib
-import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import (
-    SPEC,
-    BuildSpec,
-    ConvertSpec,
-    ExecuteSpec,
-    HostSpec,
-    ScoreSpec,
-    StageSpec,
-    TrialSpec,
-)
-from evaljobs.errors import JobError, one_line
+from evaljobs.contract.specs import SPEC
+from evaljobs.errors import JobError
 
 log = logging.getLogger("evaljobs")
 
+# verbs of one spec: the module whose `main` takes it and returns the exit status
+OF_A_SPEC = {
+    "build": "evaljobs.requests.build",
+    "convert": "evaljobs.requests.convert",
+    "stage": "evaljobs.staging.precursor",
+    "trial": "evaljobs.trial.trial",
+    "host": "evaljobs.trial.hosted_trials",
+    "execute": "evaljobs.scoring.score",
+    "score": "evaljobs.scoring.score",
+}
 # verbs that parse their own arguments: (module, function of the arguments)
 PASSED_ON = {
     "worker": ("evaljobs.scoring.worker", "main"),
@@ -53,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
     parser = argparse.ArgumentParser(prog="python -m evaljobs", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("build", "convert", "stage", "trial", "host", "execute", "score"):
+    for verb in OF_A_SPEC:
         verbs.add_parser(verb).add_argument("specs", nargs="+", type=Path, metavar="SPEC")
     for verb in PASSED_ON:
         verbs.add_parser(verb)
@@ -78,56 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
+def run(path: Path, verb: str) -> int:
     """Run one spec, whose kind must be the verb. Returns the exit status."""
     spec = SPEC.validate_json(path.read_bytes())
     if spec.kind != verb:
         log.error("%s is a %s spec, not a %s spec", path, spec.kind, verb)
         return 2
-    match spec:
-        case BuildSpec():
-            return _build(spec)
-        case ConvertSpec():
-            from evaljobs.requests import convert  # noqa: PLC0415
-
-            return convert.main(spec)
-        case StageSpec():
-            from evaljobs.staging import precursor  # noqa: PLC0415
-
-            return precursor.main(spec)
-        case TrialSpec():
-            from evaljobs.trial import trial  # noqa: PLC0415
-
-            return trial.main(spec)
-        case HostSpec():
-            return int(importlib.import_module("evaljobs.trial.hosted_trials").main(spec))
-        case ExecuteSpec() | ScoreSpec():
-            from evaljobs.scoring import score  # noqa: PLC0415
-
-            return 1 if isinstance(score.perform(spec), Failed) else 0
-
-
-def _build(spec: BuildSpec) -> int:
-    from evaljobs.contract.storage import write_outcome  # noqa: PLC0415
-    from evaljobs.requests import build  # noqa: PLC0415
-
-    try:
-        build.main(spec)
-    except Exception as error:
-        log.exception("%s failed", spec.name)
-        failed = Failed(
-            name=spec.name,
-            job="build",
-            blame=error.blame if isinstance(error, JobError) else "bug",
-            error=one_line(error),
-            detail=traceback.format_exc()[-4000:],
-            entry=spec.entry,
-        )
-        if spec.evaluation_dir is not None:
-            write_outcome(EvaluationPaths(spec.evaluation_dir), failed)
-        sys.stdout.write(json.dumps({"failed": failed.error}) + "\n")
-        return 1
-    return 0
+    return int(importlib.import_module(OF_A_SPEC[verb]).main(spec))
 
 
 def leave(status: int) -> NoReturn:

@@ -21,18 +21,10 @@ from typing import Final
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import JudgeJob
 from evaljobs.errors import OperatorError, RetryError, one_line
-from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over, Unknown
+from evaljobs.judges.caps import LEASE_SECONDS, Caps, Lease, Over
 from evaljobs.judges.endpoint import MAX_PAUSE, AgainError, Answered, Endpoint, NeverError, read_key
 from evaljobs.judges.kept import Kept
-from evaljobs.judges.records import (
-    Ask,
-    Judgement,
-    Reply,
-    ask_key,
-    cost,
-    cost_at_most,
-    read_answer,
-)
+from evaljobs.judges.records import Ask, Judgement, Reply, ask_key, cost, cost_at_most, read_answer
 from evaljobs.queue.redis_client import QueueUnavailable
 
 log = logging.getLogger(__name__)
@@ -52,24 +44,37 @@ class _Try:
 
 
 class Judges:
-    """The judge of one job. `backoff_seconds` is the first pause after a failed try; it doubles."""
+    """The judge of one job; OperatorError where its evaluation has none (`job` is None).
+
+    `backoff_seconds`: the first pause after a failed try; it doubles.
+    """
 
     def __init__(
         self,
-        job: JudgeJob,
+        job: JudgeJob | None,
         evaluation_dir: str,
         name: str,
         *,
         backoff_seconds: float = 1.0,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
+        if job is None:
+            raise OperatorError(
+                "the task asks a judge: say `judge = true` in its [[task]] and set [judge] url"
+            )
         paths = EvaluationPaths(evaluation_dir)
         self._options = job.options
         self._evaluation = paths.root.name
         self._name = name
         self._backoff = backoff_seconds
         self._kept = Kept(paths.judgements, Path(job.cache_dir), self._evaluation)
-        self._caps = Caps(Path(job.redis_file), job.options, self._evaluation, lease_seconds=lease_seconds)
+        self._caps = Caps(
+            Path(job.redis_file),
+            job.options,
+            self._evaluation,
+            spent=self._kept.spent,
+            lease_seconds=lease_seconds,
+        )
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set by an error of the whole job
         self._failed_in_a_row = 0
@@ -95,20 +100,19 @@ class Judges:
 
     def replies(self, asks: Sequence[Ask]) -> list[Reply]:
         """The stored replies to these asks; sends no request."""
-        return [self._reply(ask_key(ask, self._options), ask) for ask in asks]
+        return [self._reply(ask) for ask in asks]
 
-    def _reply(self, key: str, ask: Ask) -> Reply:
+    def _reply(self, ask: Ask) -> Reply:
+        key = ask_key(ask, self._options)
         found = self._kept.find(key)
         if found is not None and found.answer is not None:
             return read_answer(ask.form, found.answer)
-        kept = found.error if found is not None else ""
-        return Reply(value=None, error=self._errors.get(key) or kept or "it was not asked")
+        kept = found.error if found is not None else "it was not asked"
+        return Reply(value=None, error=self._errors.get(key) or kept)
 
     def _has(self, key: str) -> bool:
         found = self._kept.find(key)
         return found is not None and found.answer is not None
-
-    # --- one ask, in a thread ----------------------------------------------------------------------------------------
 
     def _settled(self, endpoint: Endpoint, key: str, ask: Ask) -> bool:
         """Whether the ask was sent. An error of the whole job stops the other threads."""
@@ -130,14 +134,15 @@ class Judges:
             try:
                 self._request(endpoint, lease, ask, spent)
             except AgainError as error:
-                why, wait = one_line(error), error.after
                 if error.anew or (error.limited and time.monotonic() < limited_until):
                     continue
                 failures += 1
                 if failures > self._options.retries:
-                    self._fail(key, ask, spent, f"given up after {spent.tries} tries: {why}", down=True)
+                    with self._lock:
+                        self._failed_in_a_row += 1
+                    self._fail(key, ask, spent, f"given up after {spent.tries} tries: {one_line(error)}")
                     return True
-                self._ended.wait(max(wait or 0.0, self._pause_of(failures)))
+                self._ended.wait(max(error.after or 0.0, self._pause_of(failures)))
             except NeverError as error:
                 self._fail(key, ask, spent, f"refused: {error}")
                 return True
@@ -185,9 +190,6 @@ class Judges:
                 return None
             try:
                 taken = self._caps.take(key, most)
-                if isinstance(taken, Unknown):
-                    self._caps.learn(self._kept.spent())
-                    continue
             except QueueUnavailable as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > AWAY_SECONDS:
@@ -196,17 +198,17 @@ class Judges:
                 continue
             away_since = None
             if isinstance(taken, Lease):
-                if self._has(key):  # another job had the lease meanwhile
-                    self._give_back(taken, 0)
-                    return None
-                return taken
+                if not self._has(key):
+                    return taken
+                self._give_back(taken, 0)  # another job had the lease meanwhile
+                return None
             if isinstance(taken, Over):
                 self._errors[key] = (
                     f"not asked: max_cost {self._options.max_cost:g} would be passed ({taken.spent / 1e6:.6g} "
                     f"spent, this one at most {most / 1e6:.6g})"
                 )
                 return None
-            self._ended.wait(min(taken.seconds, 1.0))
+            self._ended.wait(min(taken, 1.0))
         return None
 
     def _give_back(self, lease: Lease, paid: int) -> None:
@@ -227,12 +229,8 @@ class Judges:
         full = min(self._backoff * 2.0 ** min(failures - 1, 10), MAX_BACKOFF, MAX_PAUSE)
         return full * random.uniform(0.5, 1.0)
 
-    # --- judgements on disk ------------------------------------------------------------------------------------------------
-
-    def _fail(self, key: str, ask: Ask, spent: _Try, why: str, *, down: bool = False) -> None:
+    def _fail(self, key: str, ask: Ask, spent: _Try, why: str) -> None:
         self._errors[key] = why
-        with self._lock:
-            self._failed_in_a_row += down
         self._write(key, ask, spent, error=why)
 
     def _write(
@@ -257,20 +255,13 @@ class Judges:
             form=ask.form,
             system=ask.system.encode(errors="replace").decode(),
             user=ask.user.encode(errors="replace").decode(),
-            answer=answered.text if answered is not None else None,
+            answer=answered and answered.text,
             error=error,
-            prompt_tokens=answered.prompt_tokens if answered is not None else None,
-            completion_tokens=answered.completion_tokens if answered is not None else None,
+            prompt_tokens=answered and answered.prompt_tokens,
+            completion_tokens=answered and answered.completion_tokens,
             cost_millionths=spent.cost,
             tries=max(1, spent.tries),
             seconds=seconds,
             answered_at=time.time(),
         )
         self._kept.keep(judgement)
-
-
-def judges_of(job: JudgeJob | None, evaluation_dir: str, name: str) -> Judges:
-    """The judge of a job; OperatorError where its evaluation has none."""
-    if job is None:
-        raise OperatorError("the task asks a judge: say `judge = true` in its [[task]] and set [judge] url")
-    return Judges(job, evaluation_dir, name)

@@ -20,12 +20,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
-
-import redis
 
 from evaljobs.contract.specs import JudgeOptions
 from evaljobs.queue import redis_client
@@ -53,11 +52,12 @@ end
 """
 
 # takes ask, token, lease ms, concurrency, starts a minute (0: any), evaluation, largest cost,
-# cost cap ('': none)
+# cost cap ('': none), sum spent ('': not counted)
 TAKE = (
     _COMMON
     + """
 for _, ask in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now)) do drop(ask, nil) end
+if ARGV[9] ~= '' then redis.call('HSETNX', P .. 'spent', ARGV[6], ARGV[9]) end
 if redis.call('HEXISTS', P .. 'spent', ARGV[6]) == 0 then return {'unknown', 0} end
 local pause = redis.call('PTTL', P .. 'pause')
 if pause > 0 then return {'wait', pause} end
@@ -132,21 +132,10 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """No lease now: try again after `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
     """The cost cap does not allow this request. `spent`: millionths so far."""
 
     spent: int
-
-
-class Unknown:
-    """Redis lacks the evaluation's sum spent: call `learn`, then try again."""
 
 
 def prefix(judge: JudgeOptions) -> str:
@@ -167,14 +156,16 @@ class Caps:
         judge: JudgeOptions,
         evaluation: str,
         *,
+        spent: Callable[[], int],
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
+        """`spent`: counts the millionths spent from the evaluation's files, where Redis lacks the sum."""
         self._file = redis_file
         self._judge = judge
         self._evaluation = evaluation
+        self._spent = spent
         self._lease_ms = max(1, int(lease_seconds * 1000))
         self._prefix = prefix(judge)
-        self._connected: tuple[redis.Redis, str] | None = None
         self._held: dict[str, str] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -184,41 +175,27 @@ class Caps:
         self._renewer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._ended.set()
         self._renewer.join()
 
-    def take(self, ask: str, most: int) -> Lease | Wait | Over | Unknown:
-        """Try to get a lease for a request that costs at most `most` millionths."""
+    def take(self, ask: str, most: int) -> Lease | Over | float:
+        """A lease for a request that costs at most `most` millionths, or seconds to wait first."""
         token = uuid.uuid4().hex
         judge = self._judge
         cap = "" if judge.max_cost is None else str(round(judge.max_cost * 1_000_000))
-        word, figure = self._run(
-            TAKE,
-            ask,
-            token,
-            self._lease_ms,
-            judge.concurrency,
-            judge.requests_per_minute or 0,
-            self._evaluation,
-            most,
-            cap,
-        )
+        limits = (self._lease_ms, judge.concurrency, judge.requests_per_minute or 0)
+        asked = (TAKE, ask, token, *limits, self._evaluation, most, cap)
+        word, figure = self._run(*asked, "")
+        if word == b"unknown":
+            word, figure = self._run(*asked, self._spent())
         if word == b"granted":
             with self._lock:
                 self._held[ask] = token
             return Lease(ask=ask, token=token)
         if word == b"over":
             return Over(spent=int(float(figure)))
-        if word == b"unknown":
-            return Unknown()
-        return Wait(seconds=FULL_SECONDS if int(figure) < 0 else int(figure) / 1000)
-
-    def learn(self, spent: int) -> None:
-        """Set the sum spent (millionths, from the evaluation's files) where Redis lacks it."""
-        self._command(lambda client: client.hsetnx(f"{self._prefix}spent", self._evaluation, str(spent)))
+        return FULL_SECONDS if int(figure) < 0 else int(figure) / 1000
 
     def settle(self, lease: Lease, cost: int) -> None:
         """End a lease; the request has cost `cost` millionths."""
@@ -235,22 +212,10 @@ class Caps:
             with self._lock:
                 pairs = [part for pair in self._held.items() for part in pair]
             if pairs:
-                try:
+                with suppress(QueueUnavailable):  # Redis comes back, or the leases end
                     self._run(RENEW, self._lease_ms, *pairs)
-                except QueueUnavailable:
-                    continue  # Redis comes back, or the leases end
 
-    def _run(self, script: str, *arguments: Any) -> Any:
-        return self._command(lambda client: client.eval(script, 1, self._prefix, *arguments))
-
-    def _command(self, effect: Any) -> Any:
-        connected = self._connected
-        if connected is None:  # also after Redis was away: its address may be new
-            address = redis_client.read(self._file)
-            connected = self._connected = (redis_client.client(address), address.where)
-        try:
-            with explained(connected[1]):
-                return effect(connected[0])
-        except QueueUnavailable:
-            self._connected = None
-            raise
+    def _run(self, script: str, *arguments: str | float) -> Any:
+        address = redis_client.read(self._file)  # each time: a Redis that was away may have a new one
+        with explained(address.where):
+            return redis_client.shared(address).eval(script, 1, self._prefix, *arguments)

@@ -35,7 +35,7 @@ _QUOTED: Final = 300  # most characters of a refusal that a message quotes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The judge's text, and the endpoint's token counts (None where it sent none)."""
+    """The judge's text and the endpoint's token counts (None: it sent none)."""
 
     text: str
     prompt_tokens: int | None
@@ -50,19 +50,10 @@ class AgainError(Exception):
     """
 
     def __init__(
-        self,
-        why: str,
-        *,
-        paid: bool,
-        limited: bool = False,
-        anew: bool = False,
-        after: float | None = None,
+        self, why: str, *, paid: bool, limited: bool = False, anew: bool = False, after: float | None = None
     ) -> None:
         super().__init__(why)
-        self.paid = paid
-        self.limited = limited
-        self.anew = anew
-        self.after = after
+        self.paid, self.limited, self.anew, self.after = paid, limited, anew, after
 
 
 class NeverError(Exception):
@@ -117,14 +108,12 @@ class Endpoint:
         status, headers, data = self._post(json.dumps(body).encode())
         if status == 200:
             return self._answer(data)
-        refusal = self._refusal(data)
+        refusal, after = self._refusal(data), retry_after(headers.get("Retry-After"), time.time)
         if status == 429:
             if "insufficient_quota" in refusal:
                 raise OperatorError(f"the judge at {judge.url} has no quota left for this key: {refusal}")
-            after = retry_after(headers.get("Retry-After"), time.time)
             raise AgainError(f"429 too many requests: {refusal}", paid=False, limited=True, after=after)
         if status in (408, 409, 425) or status >= 500:
-            after = retry_after(headers.get("Retry-After"), time.time)
             raise AgainError(f"HTTP {status}: {refusal}", paid=False, after=after)
         if status in (401, 402, 403, 404, 405) or 300 <= status < 400:
             raise OperatorError(

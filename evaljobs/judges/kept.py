@@ -28,22 +28,23 @@ class Kept:
 
     def find(self, key: str) -> Judgement | None:
         """The judgement of an ask, maybe an error; copies an answer of another evaluation."""
-        own = _read(self._file(key), key)
+        file, other = self._files(key)
+        own = _read(file, key)
         if own is not None and own.answer is not None:
             return own
-        shared = _read(self._shared(key), key)
+        shared = _read(other, key)
         if shared is None or shared.answer is None:
             return own
         if own is not None:  # the cost of failed tries stays with this evaluation
             shared = shared.model_copy(
                 update={"evaluation": self._evaluation, "cost_millionths": own.cost_millionths}
             )
-        write_atomic(self._file(key), _bytes(shared))
+        write_atomic(file, _bytes(shared))
         return shared
 
     def keep(self, judgement: Judgement) -> None:
         """Write a judgement; it is on disk on return. Raises OSError where the file system refuses."""
-        own, shared = self._file(judgement.key), self._shared(judgement.key)
+        own, shared = self._files(judgement.key)
         write_atomic(own, _bytes(judgement))
         if judgement.answer is None:
             return
@@ -55,11 +56,9 @@ class Kept:
         """Millionths that this evaluation has paid, summed over its files."""
         return sum(j.cost_millionths for j in judgements(self._folder) if j.evaluation == self._evaluation)
 
-    def _file(self, key: str) -> Path:
-        return self._folder / f"{key}.json"
-
-    def _shared(self, key: str) -> Path:
-        return self._cache / key[:2] / f"{key}.json"
+    def _files(self, key: str) -> tuple[Path, Path]:
+        """The evaluation's own file of an ask, and the shared one."""
+        return self._folder / f"{key}.json", self._cache / key[:2] / f"{key}.json"
 
 
 def judgements(folder: Path) -> Iterator[Judgement]:

@@ -106,9 +106,6 @@ def _end(answer: str) -> str:
     return repr(text[-80:]) if text else "its answer is empty"
 
 
-# --- money: whole millionths, rounded up -----------------------------------------------------------------------------
-
-
 def cost(judge: JudgeOptions, prompt_tokens: int, completion_tokens: int) -> int:
     """Millionths of the prices' currency: prices are per million tokens."""
     return math.ceil(

@@ -2,11 +2,9 @@
 
 Rule: batches are a pure function of a request set and a batch size. lm-eval's own `Collator` makes
 them, with the keys of the `hf` model class (lm_eval/models/huggingface.py, 0.4.13). The model class
-reorders, groups and pads a batch that runs alone as it would inside the whole run, so the tensors
-are the same. Later turns of a conversation are batched as its first one. Imports no torch. Called
-from `requests.build`, `replay_model` and `trial`.
-
-A piece is what one answer is for: a request, or one token window of a rolling request.
+pads a batch that runs alone as it would inside the whole run, so the tensors are the same. A piece
+is what one answer is for: a request, or one token window of a rolling request. Imports no torch.
+Called from `requests.build`, `replay_model` and `trial`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from itertools import accumulate
+from typing import Any, Final, Literal, NamedTuple
 
 from evaljobs.contract.specs import BatchIndex
 
@@ -25,36 +24,26 @@ KINDS: Final[tuple[Kind, ...]] = ("loglikelihood", "loglikelihood_rolling", "gen
 BLOCK = 512  # pieces per line of the requests file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(NamedTuple):
     """The user's next message, and the prompt's tokens without those of earlier answers."""
 
     message: str
     length: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class Conversation(NamedTuple):
     """Messages before the first answer, as lm-eval gave them to the template; later turns."""
 
     history: list[dict[str, str]]
     turns: list[Turn]
 
-    def row(self) -> list[Any]:
-        return [self.history, [[turn.message, turn.length] for turn in self.turns]]
 
-    @staticmethod
-    def of(row: Sequence[Any]) -> Conversation:
-        history, turns = row
-        return Conversation(history=history, turns=[Turn(message=m, length=n) for m, n in turns])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """`index`: the request's place in build order, with clones; `length`: its input in tokens.
 
     `context` and `continuation` are token ids, or texts where the model class tokenises them
-    (always for generation).
+    (always for generation). The order of the fields is that of a stored row.
     """
 
     kind: Kind
@@ -73,32 +62,18 @@ class Piece:
         return [self.length, *(turn.length + number * cap for number, turn in enumerate(later, 1))]
 
     def row(self) -> list[Any]:
-        row = [
-            KINDS.index(self.kind),
-            self.index,
-            self.document,
-            self.context,
-            self.continuation,
-            self.window,
-            self.length,
-            self.settings,
-        ]
-        return row if self.conversation is None else [*row, self.conversation.row()]
+        _, *fields, conversation = (getattr(self, name) for name in self.__slots__)
+        return [KINDS.index(self.kind), *fields, *([] if conversation is None else [conversation])]
 
     @staticmethod
     def of(row: Sequence[Any]) -> Piece:
         kind, index, document, context, continuation, window, length, settings, *more = row
-        return Piece(
-            kind=KINDS[kind],
-            index=index,
-            document=document,
-            context=context,
-            continuation=continuation,
-            window=window,
-            length=length,
-            settings=settings,
-            conversation=Conversation.of(more[0]) if more else None,
-        )
+        conversation = None
+        if more:
+            history, turns = more[0]
+            conversation = Conversation(history, [Turn(*turn) for turn in turns])
+        texts = (context, continuation)
+        return Piece(KINDS[kind], index, document, *texts, window, length, settings, conversation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,25 +252,16 @@ def encode_batches(
     head: RequestsHead, key: str, pieces: Sequence[Piece], batch_size: int
 ) -> tuple[bytes, BatchIndex]:
     """The batch file of a request set at one batch size, and its index."""
-    lines: list[bytes] = []
-    offsets, requests, prefill, generated = [0], [], [], []
-    documents: list[tuple[int, ...]] = []
-    for chunk in chunks(head, pieces, batch_size):
-        line = encode_batch(chunk.batch)
-        lines.append(line)
-        offsets.append(offsets[-1] + len(line))
-        requests.append(len(chunk.batch.pieces))
-        prefill.append(chunk.prefill_tokens)
-        generated.append(chunk.generated_tokens)
-        documents.append(tuple(sorted({p.document for p in chunk.batch.pieces})))
+    made = list(chunks(head, pieces, batch_size))
+    lines = [encode_batch(chunk.batch) for chunk in made]
     index = BatchIndex(
         task=head.task,
         key=key,
         batch_size=batch_size,
-        offsets=tuple(offsets),
-        requests=tuple(requests),
-        prefill_tokens=tuple(prefill),
-        generated_tokens=tuple(generated),
-        documents=tuple(documents),
+        offsets=tuple(accumulate(map(len, lines), initial=0)),
+        requests=tuple(len(chunk.batch.pieces) for chunk in made),
+        prefill_tokens=tuple(chunk.prefill_tokens for chunk in made),
+        generated_tokens=tuple(chunk.generated_tokens for chunk in made),
+        documents=tuple(tuple(sorted({p.document for p in chunk.batch.pieces})) for chunk in made),
     )
     return b"".join(lines), index

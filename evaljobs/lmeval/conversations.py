@@ -1,15 +1,12 @@
 """Conversations: generation tasks whose later prompts hold the model's own answers.
 
 A task's YAML has `metadata: {follow_up: FIELD}`: FIELD is a document's column with the next user
-message, or a list of them. lm-eval requests the first answer alone, so a request stays as lm-eval
-made it; the trial generates the later turns.
-
-Rule: a conversation is one request with one response, a list with an answer per turn. Its first
-messages are those that lm-eval gave to the chat template. Each later prompt is the same template
-applied to them, the answers so far and the next message. A turn is generated for the members of the
-first turn's batch, so no answer depends on sharding. The type of a response, never its text, tells
-a conversation from a single answer. Called from `requests.build`, `trial.engine` and `task_index`,
-and by judge tasks.
+message, or a list of them. Rule: a conversation is one request as lm-eval made it, with one
+response, a list with an answer per turn. The trial applies the chat template to lm-eval's messages,
+the answers so far and the next message. A turn is generated for the members of the first turn's
+batch, so no answer depends on sharding. The type of a response, never its text, tells a
+conversation from a single answer. Called from `requests.build`, `trial.engine`, `task_index` and
+judge tasks.
 """
 
 from __future__ import annotations
@@ -22,9 +19,6 @@ from evaljobs.lmeval.batches import Conversation, Piece, Turn
 
 FOLLOW_UP: Final = "follow_up"
 _SAID: Final = "."  # placeholder for an answer while a prompt's own tokens are counted
-
-
-# --- a task's settings ------------------------------------------------------------------------------------------------
 
 
 def follow_up_of(task: Any) -> str:
@@ -90,9 +84,6 @@ def turns(response: Any) -> tuple[str, ...]:
     )
 
 
-# --- request sets ----------------------------------------------------------------------------------------------------
-
-
 def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversation:
     """An instance's later turns. `lm.histories`: rendered prompt -> its messages."""
     history = lm.histories.get(instance.args[0])
@@ -107,9 +98,6 @@ def conversation_of(lm: Any, name: str, instance: Any, field: str) -> Conversati
         length = len(lm.tok_encode(_prompt(lm, begun, [_SAID] * len(begun.turns))))
         later.append(Turn(message=message, length=length))
     return Conversation(history=history, turns=later)
-
-
-# --- the trial -------------------------------------------------------------------------------------------------------
 
 
 def converse(

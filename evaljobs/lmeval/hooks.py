@@ -3,7 +3,7 @@
 Rule: in all jobs `evaluate` is this module's object, installed before any task is loaded. So
 reading a task runs no program and contacts no hub. Every other name goes to the real `evaluate`,
 imported at that moment, since it takes seconds and loads torch. The scoring job supplies the
-answers with `computing` and `answering`. Called from `run`, `requests.build` and `scoring`.
+answers with `answering`. Called from `run`, `requests.build` and `scoring`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 from evaljobs.errors import OperatorError
 from evaljobs.judges.records import Ask, Reply
 
-Compute = Callable[..., tuple[dict[str, Any], Any]]
-
 
 def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
     """The answer while tasks are loaded: some of lm-eval's try the metric and drop its value."""
@@ -27,54 +25,15 @@ def unrun(*, k: Any = (1, 10, 100), **_arguments: Any) -> tuple[dict[str, float]
     return {f"pass@{n}": 0.0 for n in ks}, {}
 
 
-class CodeEvalSeam:
-    """Stands for the hub's `code_eval` metric; `compute` goes to the sandbox."""
+class _Seam:
+    """Stands for what a task's metric calls; inside `answering` the given answer is called."""
 
-    name = "code_eval"
-
-    def __init__(self) -> None:
-        self._compute: Compute = unrun
-
-    def compute(
-        self,
-        *,
-        predictions: list[list[str]] | None = None,
-        references: list[str] | None = None,
-        **arguments: Any,
-    ) -> tuple[dict[str, Any], Any]:
-        """pass@k of `predictions` (programs per document) against `references` (one test each)."""
-        return self._compute(predictions=predictions or [], references=references or [], **arguments)
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self._answer = answer
 
     @contextlib.contextmanager
-    def computing(self, compute: Compute) -> Iterator[None]:
-        """Inside the block `compute` answers."""
-        before, self._compute = self._compute, compute
-        try:
-            yield
-        finally:
-            self._compute = before
-
-
-SEAM = CodeEvalSeam()
-
-Answer = Callable[[Sequence[Ask]], list[Reply]]
-
-
-class JudgeSeam:
-    """The judge for a task: its `process_results` calls `ask` and scores the replies."""
-
-    def __init__(self) -> None:
-        self._answer: Answer | None = None
-
-    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
-        """A reply for each ask, in order. OperatorError without a judge (plain `lm_eval`)."""
-        if self._answer is None:
-            raise OperatorError("a judge task is scored by `evalspan eval`, with [judge] in evalspan.toml")
-        return self._answer(asks)
-
-    @contextlib.contextmanager
-    def answering(self, answer: Answer) -> Iterator[None]:
-        """Inside the block `answer` gives the replies."""
+    def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
+        """Inside the block `answer` answers."""
         before, self._answer = self._answer, answer
         try:
             yield
@@ -82,7 +41,36 @@ class JudgeSeam:
             self._answer = before
 
 
-JUDGES = JudgeSeam()
+class CodeEvalSeam(_Seam):
+    """Stands for the hub's `code_eval` metric; `compute` goes to the sandbox."""
+
+    name = "code_eval"
+
+    def compute(
+        self,
+        *,
+        predictions: list[list[str]] | None = None,
+        references: list[str] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """pass@k of `predictions` (programs per document) against `references` (one test each)."""
+        return self._answer(predictions=predictions or [], references=references or [], **arguments)
+
+
+class JudgeSeam(_Seam):
+    """The judge for a task: its `process_results` calls `ask` and scores the replies."""
+
+    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+        """A reply for each ask, in order. OperatorError without a judge (plain `lm_eval`)."""
+        return list(self._answer(asks))
+
+
+def _no_judge(_asks: Sequence[Ask]) -> list[Reply]:
+    raise OperatorError("a judge task is scored by `evalspan eval`, with [judge] in evalspan.toml")
+
+
+SEAM = CodeEvalSeam(unrun)
+JUDGES = JudgeSeam(_no_judge)
 
 
 def _load(path: str, *arguments: Any, **keywords: Any) -> Any:

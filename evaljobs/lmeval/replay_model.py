@@ -19,7 +19,7 @@ from evaljobs.contract.specs import FrameRef, ModelOptions
 from evaljobs.contract.storage import FrameError, read_frame
 from evaljobs.errors import JobError
 from evaljobs.lmeval.batches import RequestsHead
-from evaljobs.lmeval.instances import instances_digest
+from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.lmeval.run import RequestsBuiltError
 
 _MISSING: Final = object()
@@ -155,28 +155,23 @@ class ChatTemplate:
     """A checkpoint's chat template, applied as lm-eval's HFLM.apply_chat_template does."""
 
     def __init__(self, model_dir: str, options: ModelOptions) -> None:
-        arguments = options.model_args
-        keywords: dict[str, Any] = {
-            "trust_remote_code": arguments.get("trust_remote_code", False),
-            "use_fast": arguments.get("use_fast_tokenizer", True),
-        }
-        if arguments.get("add_bos_token") is not None:
-            keywords["add_bos_token"] = arguments["add_bos_token"]
-        source = arguments.get("tokenizer") or model_dir
-        self.tokenizer: Any = _tokenizer(source, keywords)
-        self._fill_pad_token(model_dir)
-        extra = dict(arguments.get("chat_template_args") or {})
-        if arguments.get("enable_thinking") is not None:
-            extra["enable_thinking"] = arguments["enable_thinking"]
-        self.arguments = extra
-
-    def _fill_pad_token(self, model_dir: str) -> None:
         from lm_eval.models.utils import configure_pad_token  # noqa: PLC0415
 
         class Config:
             model_type = json.loads((Path(model_dir) / "config.json").read_text()).get("model_type")
 
-        self.tokenizer = configure_pad_token(self.tokenizer, model_config=Config)
+        given = options.model_args
+        keywords = {
+            "trust_remote_code": given.get("trust_remote_code", False),
+            "use_fast": given.get("use_fast_tokenizer", True),
+        }
+        if given.get("add_bos_token") is not None:
+            keywords["add_bos_token"] = given["add_bos_token"]
+        tokenizer = _tokenizer(given.get("tokenizer") or model_dir, keywords)
+        self.tokenizer: Any = configure_pad_token(tokenizer, model_config=Config)
+        self.arguments = dict(given.get("chat_template_args") or {})
+        if given.get("enable_thinking") is not None:
+            self.arguments["enable_thinking"] = given["enable_thinking"]
 
     def apply(self, history: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         import jinja2  # noqa: PLC0415
@@ -203,7 +198,7 @@ def _tokenizer(source: str, keywords: dict[str, Any]) -> Any:
     import transformers.utils  # noqa: PLC0415
     import transformers.utils.import_utils  # noqa: PLC0415
 
-    places: list[Any] = [transformers.utils, transformers.utils.import_utils]
+    places: tuple[Any, ...] = (transformers.utils, transformers.utils.import_utils)
     before = [place.is_torch_available for place in places]
     if "torch" not in sys.modules:
         for place in places:

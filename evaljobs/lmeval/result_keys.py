@@ -1,8 +1,8 @@
-"""The request digest and the score key of a leaf task.
+"""Digests of what lm-eval built of a leaf task: its instances, request digest and score key.
 
-Rule: responses may be reused under equal request digests, scores under equal score keys. Both are
-taken from what lm-eval built, so an edit without effect on it (a comment) leaves them equal. Called
-from `requests.build`.
+Rule: responses may be reused under equal request digests, scores under equal score keys. A comment
+changes neither. A score refuses answers to instances of another digest. Called from
+`requests.build`, `replay_model` and `scoring.collect_programs`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,53 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
+from evaljobs.errors import OperatorError
+from evaljobs.lmeval.conversations import messages_of
 
-# Keys of a task's configuration that change no score: requests, documents or the engine decide
-# them.
+# Keys of a task's configuration that change no score: requests, documents or the engine decide them.
 NOT_SCORED = frozenset(
-    {"description", "dataset_kwargs", "dataset_path", "dataset_name", "fewshot_config", "fewshot_delimiter"}
-    | {
+    [
+        "custom_dataset",
+        "dataset_kwargs",
+        "dataset_name",
+        "dataset_path",
+        "description",
+        "fewshot_config",
+        "fewshot_delimiter",
         "fewshot_split",
         "generation_kwargs",
+        "gen_prefix",
         "target_delimiter",
         "test_split",
         "training_split",
+        "use_prompt",
         "validation_split",
-    }
-    | {"custom_dataset", "gen_prefix", "use_prompt"}
+    ]
 )
 NOT_OF_THE_TASK = frozenset({"pretrained", "config_source"})  # locations that lm-eval adds
 PLACES = frozenset({"tokenizer"})  # model arguments that are locations; the content counts instead
+
+
+def instances_digest(instances: Iterable[Any], follow_up: str = "") -> dict[str, str]:
+    """Kind of request -> sha256 over documents, places, repeats and arguments. Repeats count once.
+
+    `follow_up`: the documents' column with the messages after the first answer, digested, too.
+    """
+    digests: dict[str, Any] = {}
+    last: Any = None
+    for instance in instances:
+        if instance is last:
+            continue
+        last = instance
+        what = [instance.doc_id, instance.idx, instance.repeats, instance.args]
+        if follow_up:
+            what.append(messages_of(instance.doc, follow_up))
+        try:
+            line = json.dumps(what, sort_keys=True)
+        except TypeError as error:
+            raise OperatorError(f"task {instance.task_name} asks with more than text: {error}") from error
+        digests.setdefault(instance.request_type, hashlib.sha256()).update(line.encode() + b"\n")
+    return {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
 def request_digest(
@@ -83,18 +113,16 @@ def score_key(task: Any, groups: Mapping[str, Any], files: Iterable[tuple[Path, 
         "config": config,
         "version": getattr(task, "VERSION", None),
         "lm_eval": importlib.metadata.version("lm_eval"),
-        "groups": {name: _group(group) for name, group in groups.items()},
+        "groups": {  # what decides a group's own score, given its members' scores
+            name: {
+                "aggregate": getattr(group, "aggregate_metric_list", None),
+                "members": sorted(getattr(group, "_children", {})),
+            }
+            for name, group in groups.items()
+        },
         "files": sorted(set(_scoring_files(files))),
     }
     return _digest(what)
-
-
-def _group(group: Any) -> dict[str, Any]:
-    """The settings that decide a group's own score, given its members' scores."""
-    return {
-        "aggregate": getattr(group, "aggregate_metric_list", None),
-        "members": sorted(getattr(group, "_children", {})),
-    }
 
 
 def _scoring_files(files: Iterable[tuple[Path, str]]) -> Iterable[tuple[str, str]]:

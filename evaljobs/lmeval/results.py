@@ -51,9 +51,5 @@ def merge_results(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    if name not in taken:
-        return name
-    number = 2
-    while f"{name}#{number}" in taken:
-        number += 1
-    return f"{name}#{number}"
+    names = (name, *(f"{name}#{number}" for number in range(2, len(taken) + 3)))
+    return next(one for one in names if one not in taken)

@@ -11,9 +11,8 @@ import contextlib
 import difflib
 import functools
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from typing import Any
 from evaljobs.contract.specs import ModelOptions, SuiteSpec, TaskEntry
 from evaljobs.errors import JobError, OperatorError, one_line
 from evaljobs.lmeval import hooks, source_files, task_paths
-
-log = logging.getLogger(__name__)
+from evaljobs.lmeval.task_yaml import Index, index_of, reached
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)  # python, numpy, torch, few-shot: lm_eval/_cli/run.py --seed
 MAX_NEAREST = 3
+NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 
 
 def quiet_environment(*, offline: bool) -> None:
@@ -78,6 +77,15 @@ class Tasks:
         return self.loaded
 
 
+def not_cached(error: BaseException) -> bool:
+    """Whether `datasets` or the hub says that a data set is not on this machine."""
+    return (
+        isinstance(error, ConnectionError)
+        or type(error).__name__ in NOT_CACHED
+        or "Couldn't find cache" in str(error)
+    )
+
+
 def _explained(error: Exception, names: Any) -> Exception:
     """The error for a task that does not load, with what to do about it."""
     causes: list[BaseException] = []
@@ -85,11 +93,7 @@ def _explained(error: Exception, names: Any) -> Exception:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    missing = ("DatasetNotFoundError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectionError")
-    if any(
-        type(c).__name__ in missing or isinstance(c, ConnectionError) or "Couldn't find cache" in str(c)
-        for c in causes
-    ):
+    if any(not_cached(cause) for cause in causes):
         return OperatorError(
             f"the data set of task {names!r} is not on this machine ({one_line(error)}): "
             "run `evalspan prepare --suite …` on a login node"
@@ -109,134 +113,20 @@ def _manager(include_path: tuple[str, ...], metadata: str, *, defaults: bool) ->
         )
 
 
-def task_manager(
-    include_path: Sequence[str], name: str | None, metadata: dict[str, Any] | None = None
-) -> Any:
+def task_manager(include_path: Sequence[str], name: str, metadata: dict[str, Any] | None = None) -> Any:
     """A manager whose index has `name`; lm-eval's own index (7 s) only where it is needed."""
-    _check_folders(include_path)
     text = json.dumps(metadata or {}, sort_keys=True, default=str)
-    if include_path and name is not None:
-        manager = _manager(tuple(include_path), text, defaults=False)
-        if _self_contained(manager.task_index, name):
-            return manager
-    return _manager(tuple(include_path), text, defaults=True)
+    own = folder_index(tuple(include_path))
+    return _manager(tuple(include_path), text, defaults=not reached(own, [name]) <= own.keys())
 
 
-def _check_folders(include_path: Sequence[str]) -> None:
+@functools.lru_cache(maxsize=8)  # a job asks for each of its tasks, and a folder may hold thousands of YAMLs
+def folder_index(include_path: tuple[str, ...]) -> Index:
+    """Tasks, groups and tags that the folders define. OperatorError where one is missing."""
     for folder in include_path:
         if not Path(folder).is_dir():
             raise OperatorError(f"include_path {folder} is no folder: correct it in the suite file")
-
-
-def folder_index(include_path: Sequence[str]) -> dict[str, Any]:
-    """Tasks, groups and tags that the folders define: name -> lm-eval's index entry."""
-    _check_folders(include_path)
-    index: dict[str, Any] = _manager(tuple(include_path), "{}", defaults=False).task_index
-    return index
-
-
-def self_contained(include_path: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether the folders define these names and all names that those refer to."""
-    index = folder_index(include_path)
-    return all(_self_contained(index, name) for name in names)
-
-
-def reached(index: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """These names and the members of their groups and tags, also undefined ones."""
-    found: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += [m for m in _members(index[name]) if isinstance(m, str)] if name in index else []
-    return found
-
-
-def leaf_configs(index: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """YAML configs of these names' leaf tasks, with their groups' settings."""
-    from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
-
-    found: dict[str, Mapping[str, Any]] = {}
-
-    def visit(item: Any, inherited: Mapping[str, Any], above: frozenset[str]) -> None:
-        own = item if isinstance(item, dict) else {"task": item}
-        name = str(own.get("group") or own.get("task"))
-        entry = index.get(name)
-        if name in above or (entry is None and own is not item):
-            return
-        inherited = {
-            **inherited,
-            **{key: value for key, value in own.items() if key not in ("group", "task")},
-        }
-        if entry is not None and entry.kind.name == "TAG":
-            for member in sorted(entry.tags):
-                visit(member, inherited, above | {name})
-            return
-        config = own if entry is None else _config_of(entry)
-        if "group" not in config:
-            found[name] = {**config, **inherited}
-            return
-        listed = config.get("task")
-        more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
-        for member in listed if isinstance(listed, list) else []:
-            visit(member, {**more, **inherited}, above | {name})
-
-    for name in names:
-        visit(name, {}, frozenset())
-    return found
-
-
-def _config_of(entry: Any) -> Mapping[str, Any]:
-    if entry.cfg is None:
-        from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
-
-        with task_paths.relative_to_yaml():
-            entry.cfg = load_yaml(entry.yaml_path, resolve_func=False)
-    return entry.cfg or {}
-
-
-def missing_includes(include_path: Sequence[str]) -> dict[str, str]:
-    """Names that lm-eval skips because a YAML includes a missing file -> the message."""
-    from lm_eval.tasks._yaml_loader import load_yaml  # noqa: PLC0415
-
-    read = {entry.yaml_path for entry in folder_index(include_path).values()}
-    found: dict[str, str] = {}
-    for folder in include_path:
-        for yaml in sorted(Path(folder).glob("**/*.yaml")):
-            if yaml in read:
-                continue
-            try:
-                with task_paths.relative_to_yaml():
-                    load_yaml(yaml, resolve_func=False)
-            except task_paths.MissingIncludeError as error:
-                tags = error.config.get("tag") or []
-                names = [error.config.get("task"), error.config.get("group")]
-                names += tags if isinstance(tags, list) else [tags]
-                found |= {name: str(error) for name in names if isinstance(name, str)}
-            except Exception:  # lm-eval skips a YAML that it cannot read
-                log.debug("%s is skipped", yaml, exc_info=True)
-    return found
-
-
-def _members(entry: Any) -> list[Any]:
-    """Names of the members of a tag or a group; a member without a name is skipped."""
-    members: list[Any] = []
-    if entry.kind.name == "TAG":
-        members = sorted(entry.tags)
-    elif entry.kind.name == "GROUP":
-        listed = _config_of(entry).get("task", [])
-        members = listed if isinstance(listed, list) else [listed]
-    return [m if isinstance(m, str) else m.get("task") or m.get("group") for m in members]
-
-
-def _self_contained(index: Any, name: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether this index has a task, tag or group and all names that it refers to."""
-    entry = index.get(name)
-    if entry is None or name in seen:
-        return entry is not None
-    children = _members(entry)
-    return all(isinstance(c, str) and _self_contained(index, c, seen | {name}) for c in children)
+    return index_of(include_path)
 
 
 def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
@@ -249,60 +139,37 @@ def unknown_tasks(names: Sequence[str], known: Sequence[str]) -> dict[str, list[
     }
 
 
-def command_arguments(suite: SuiteSpec, entry: TaskEntry) -> dict[str, Any]:
-    """Arguments of `simple_evaluate`: the lm_eval command's defaults and the suite's settings."""
-    seeds = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
-    multiturn = suite.fewshot_as_multiturn
-    if multiturn is None:  # EvaluatorConfig._validate_arguments
-        multiturn = bool(suite.apply_chat_template)
-    return {
-        "tasks": [entry.name],
-        "num_fewshot": entry.num_fewshot,
-        "limit": entry.limit,
-        "gen_kwargs": dict(entry.gen_kwargs) if entry.gen_kwargs else None,
-        "system_instruction": suite.system_instruction,
-        "apply_chat_template": suite.apply_chat_template,
-        "fewshot_as_multiturn": multiturn,
-        "random_seed": seeds[0],
-        "numpy_random_seed": seeds[1],
-        "torch_random_seed": seeds[2],
-        "fewshot_random_seed": seeds[3],
-    }
-
-
 def run_entry(
-    lm: Any,
-    suite: SuiteSpec,
-    entry: TaskEntry,
-    *,
-    model: ModelOptions,
-    model_dir: str,
-    tasks: Tasks | None = None,
-    bootstrap_iters: int = 100_000,
-    seed_torch: bool,
+    lm: Any, suite: SuiteSpec, entry: TaskEntry, tasks: Tasks, *, bootstrap_iters: int = 0, seed_torch: bool
 ) -> dict[str, Any]:
-    """lm-eval's results of one suite entry, with `samples`. `tasks.loaded` is set even if `lm`
-    raises.
+    """lm-eval's results of one suite entry, with `samples`. Sets `tasks.loaded`, also if `lm` raises.
 
     `seed_torch=False` keeps torch out of the process; no task draws prompts from torch.
     """
-    hooks.install()
     import lm_eval.evaluator  # noqa: PLC0415
 
-    tasks = tasks or entry_tasks(suite, entry, model=model, model_dir=model_dir)
-    arguments = command_arguments(suite, entry)
-    if not seed_torch:
-        arguments["torch_random_seed"] = None
+    python, numpy, torch, fewshot = DEFAULT_SEEDS if suite.seed is None else (suite.seed,) * 4
+    multiturn = suite.fewshot_as_multiturn
+    if multiturn is None:  # EvaluatorConfig._validate_arguments
+        multiturn = bool(suite.apply_chat_template)
     with _without_environment_report():
         results = lm_eval.evaluator.simple_evaluate(
             model=lm,
             task_manager=tasks,
             bootstrap_iters=bootstrap_iters,
             log_samples=True,
-            # The flag guards against programs outside a sandbox; here all programs go through the
-            # seam.
-            confirm_run_unsafe_code=True,
-            **arguments,
+            confirm_run_unsafe_code=True,  # programs run in the sandbox alone, through the seam
+            tasks=[entry.name],
+            num_fewshot=entry.num_fewshot,
+            limit=entry.limit,
+            gen_kwargs=dict(entry.gen_kwargs) if entry.gen_kwargs else None,
+            system_instruction=suite.system_instruction,
+            apply_chat_template=suite.apply_chat_template,
+            fewshot_as_multiturn=multiturn,
+            random_seed=python,
+            numpy_random_seed=numpy,
+            torch_random_seed=torch if seed_torch else None,
+            fewshot_random_seed=fewshot,
         )
     assert results is not None, "lm-eval gave no results: this process is not its rank 0"
     return dict(results)
@@ -311,8 +178,7 @@ def run_entry(
 def entry_tasks(suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, model_dir: str) -> Tasks:
     """The tasks of an entry, not loaded yet; OperatorError where lm-eval defines none."""
     hooks.install()
-    # The command hands the model's arguments to tasks as metadata (RULER reads its tokenizer
-    # there).
+    # as the command does: RULER reads its tokenizer there
     metadata = {"pretrained": model_dir, **model.model_args}
     manager = task_manager(suite.include_path, entry.name, metadata)
     missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)
@@ -329,8 +195,7 @@ def _without_environment_report() -> Iterator[None]:
 
     module: Any = lm_eval.evaluator
     before = module.add_env_info, module.get_git_commit_hash
-    module.add_env_info = lambda _storage: None
-    module.get_git_commit_hash = lambda: None
+    module.add_env_info = module.get_git_commit_hash = lambda *_storage: None
     try:
         yield
     finally:

@@ -23,9 +23,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import SuiteSpec
 from evaljobs.contract.storage import write_atomic
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval.task_yaml import Function, included, index_of, merged_config, names_in, parsed
+from evaljobs.lmeval.task_yaml import (
+    Defined,
+    Function,
+    included,
+    index_of,
+    merged_config,
+    names_in,
+    parsed,
+    texts,
+)
 
 REMEMBERED_BYTES = 1 << 20  # bytes; larger files are hashed once per size, mtime and inode
 NEIGHBOUR_BYTES = 16 << 20  # bytes; larger files beside a module count by size and mtime
@@ -54,7 +65,7 @@ class Digests:
         self._known: dict[str, list[Any]] = {}
         self._here: dict[Path, str] = {}  # a Digests lives for one look at a suite
         self._fresh = False
-        self.indexes: dict[tuple[str, ...], dict[str, tuple[list[Path], list[str]]]] = {}
+        self._indexes: dict[tuple[str, ...], dict[str, Defined]] = {}
         if cache is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._known = dict(json.loads(cache.read_bytes()))
@@ -81,6 +92,12 @@ class Digests:
             self._fresh = True
         return digest
 
+    def index(self, folders: Sequence[str]) -> dict[str, Defined]:
+        """Tasks, groups and tags that these folders define, read once."""
+        if tuple(folders) not in self._indexes:
+            self._indexes[tuple(folders)] = index_of(folders)
+        return self._indexes[tuple(folders)]
+
     def keep(self) -> None:
         """Write new digests to the cache; where the disk refuses, the next caller hashes again."""
         if self._cache is not None and self._fresh:
@@ -103,10 +120,9 @@ def entry_files(
 ) -> tuple[str, str]:
     """Two digests of an entry's files: the suite's own, and those of the installation.
 
-    The first covers what the suite's task folders hold or name; it is the same on every machine
-    that sees these folders. The second covers lm-eval's own tasks, modules installed in place, and
-    revisions in the Hugging Face cache. `name`: a task, group or tag, or a YAML file. `env`: holds
-    the location of the Hugging Face cache.
+    The first is the same on every machine that sees the suite's folders. The second covers lm-eval's
+    own tasks, modules installed in place, and revisions in the Hugging Face cache, whose place is in
+    `env`. `name`: a task, group or tag, or a YAML file.
     """
     own, theirs = _reached(include_path, name, digests, shipped)
     for path, config in sorted(own.hub | theirs.hub):
@@ -128,20 +144,25 @@ def unchanged(include_path: Sequence[str], name: str, source: str, cache: Path |
         )
 
 
+@contextlib.contextmanager
+def unchanged_meanwhile(suite: SuiteSpec, entry: int, source: str, work: WorkPaths) -> Iterator[None]:
+    """`unchanged` of a suite's entry before and after the block."""
+    asked = (suite.include_path, suite.tasks[entry].name, source, work.digests)
+    unchanged(*asked)
+    yield
+    unchanged(*asked)
+
+
 def local_names(include_path: Sequence[str], digests: Digests) -> set[str]:
     """Names of the tasks, groups and tags that these folders define."""
-    return set(_Closure(include_path, digests).index())
+    return set(digests.index(include_path))
 
 
 def files_of(include_path: Sequence[str], name: str, shipped: Lookup = no_shipped) -> list[tuple[Path, str]]:
     """Files of an entry with their digests, without its data, which count as documents."""
     closures = _reached(include_path, name, Digests(), shipped)
-    return sorted(
-        (Path(place), digest)
-        for one in closures
-        for place, digest in one.found.items()
-        if place not in one.data
-    )
+    found = (pair for one in closures for pair in one.found.items() if pair[0] not in one.data)
+    return sorted((Path(place), digest) for place, digest in found)
 
 
 def _reached(
@@ -149,8 +170,7 @@ def _reached(
 ) -> tuple[_Closure, _Closure]:
     theirs = _Closure((), digests)
     own = _Closure(include_path, digests, elsewhere=theirs)
-    waiting: list[str] = [name]
-    seen: set[str] = set()
+    waiting, seen = [name], set[str]()
     while waiting:
         task = waiting.pop()
         if task in seen:
@@ -158,9 +178,7 @@ def _reached(
         seen.add(task)
         found = own.enter(task)
         if found is None and (entry := shipped(task)) is not None:
-            found = list(entry.members)
-            if entry.path is not None:
-                found += theirs.enter_file(entry.path)
+            found = [*entry.members, *(theirs.enter_file(entry.path) if entry.path is not None else ())]
         waiting += found or []
     return own, theirs
 
@@ -182,18 +200,11 @@ def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
     )
     hub = Path(env.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{path.replace('/', '--')}" / "refs"
     prepared = Path(env.get("HF_DATASETS_CACHE") or home / "datasets") / path.replace("/", "___")
-    try:
-        commits = sorted((ref.name, ref.read_text()) for ref in hub.iterdir() if ref.is_file())
-        if commits:
+    with contextlib.suppress(OSError):
+        if commits := sorted((ref.name, ref.read_text()) for ref in hub.iterdir() if ref.is_file()):
             return json.dumps(commits)
-    except OSError:
-        pass
-    return json.dumps(
-        sorted(str(p.relative_to(prepared)) for p in prepared.glob(f"{config or '*'}/*/*") if p.is_dir())
-    )
-
-
-# --- the closure -----------------------------------------------------------------------------------------------------
+    versions = (p for p in prepared.glob(f"{config or '*'}/*/*") if p.is_dir())
+    return json.dumps(sorted(str(p.relative_to(prepared)) for p in versions))
 
 
 @dataclass(slots=True)
@@ -205,16 +216,13 @@ class _Closure:
     elsewhere: _Closure | None = None  # files of the installation
     found: dict[str, str] = field(default_factory=dict)
     data: set[str] = field(default_factory=set)  # the found files that a YAML file names as data
-    # (data set, configuration) that are not local folders
-    hub: set[tuple[str, str]] = field(default_factory=set)
+    hub: set[tuple[str, str]] = field(default_factory=set)  # (data set, configuration) not in a local folder
     visited: set[Path] = field(default_factory=set)
 
-    def rows(self) -> list[list[Any]]:
-        """Sorted [path, digest] pairs, a path relative to the include folder that holds it."""
-        return sorted([self._place(name), digest] for name, digest in self.found.items())
-
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.rows()).encode()).hexdigest()[:32] if self.found else ""
+        """Digest of the found files, each by its path relative to the include folder that holds it."""
+        rows = sorted([self._place(name), digest] for name, digest in self.found.items())
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32] if rows else ""
 
     def _place(self, name: str) -> str:
         for number, folder in enumerate(self.include_path):
@@ -222,22 +230,14 @@ class _Closure:
                 return f"{number}:{Path(name).relative_to(folder)}"
         return name
 
-    def index(self) -> dict[str, tuple[list[Path], list[str]]]:
-        """Index of the include folders, read once."""
-        folders = tuple(self.include_path)
-        if folders not in self.digests.indexes:
-            self.digests.indexes[folders] = index_of(folders)
-        return self.digests.indexes[folders]
-
     def enter(self, name: str) -> list[str] | None:
         """Add a task, group or tag of the suite. Returns the names that it holds, or None."""
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
             return self.enter_file(Path(name))
-        found = self.index().get(name)
+        found = self.digests.index(self.include_path).get(name)
         if found is None:
             return None
-        paths, members = found
-        return [*members, *(name for path in paths for name in self.enter_file(path))]
+        return found.members if found.path is None else [*found.members, *self.enter_file(found.path)]
 
     def enter_file(self, path: Path) -> list[str]:
         """Add a YAML file and the files that it names. Returns the names of its tasks."""
@@ -262,18 +262,13 @@ class _Closure:
         config = parsed(path)
         for other in included(path, config):
             self._yaml(other, top)
-        for key, value in _scalars(config):
-            if isinstance(value, Function):
-                self._function(value, path.parent)
+        for keys, value in texts(config):
+            if not isinstance(value, Function):
+                self._named(value, (path.parent, top), data=any(key in DATA_KEYS for key in keys))
+            elif value.file.is_file():
+                self.module(value.file, value.yaml.parent)
             else:
-                self._named(value, (path.parent, top), data=key in DATA_KEYS)
-
-    def _function(self, function: str, folder: Path) -> None:
-        module = function.rpartition(".")[0]
-        if (there := folder / f"{module.replace('.', '/')}.py").is_file():
-            self.module(there, folder)
-        else:
-            self._installed(module)
+                self._installed(value.module)
 
     def _installed(self, module: str) -> None:
         found = _importable(module)
@@ -335,18 +330,15 @@ class _Closure:
             self.file(match) if match.is_file() else self.neighbours(match)
 
     def _import(self, module: str, level: int, path: Path, root: Path) -> None:
-        relative = module.replace(".", "/")
         if level:
             bases = [path.parents[level - 1]]
         else:
             above = [p for p in path.parents if p == root or p.is_relative_to(root)]
             bases = list(dict.fromkeys([path.parent, *above]))
-        for base in bases:
-            for there in (base / f"{relative}.py", base / relative / "__init__.py"):
-                if module and there.is_file():
-                    self.module(there, root)
-                    return
-        if not level:
+        there = _module_file(bases, module)
+        if there is not None:
+            self.module(there, root)
+        elif not level:
             self._installed(module)
 
 
@@ -370,34 +362,18 @@ def _importable(module: str) -> Path | None:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
         return None
-    if (
-        spec is None
-        or spec.origin is None
-        or "site-packages" in spec.origin
-        or "dist-packages" in spec.origin
-    ):
+    origin = None if spec is None else spec.origin
+    if spec is None or origin is None or "site-packages" in origin or "dist-packages" in origin:
         return None
-    folders = [Path(p) for p in spec.submodule_search_locations or ()]
-    for folder in folders if rest else ():
-        for there in (
-            folder / f"{rest.replace('.', '/')}.py",
-            folder / rest.replace(".", "/") / "__init__.py",
-        ):
-            if there.is_file():
-                return there
-    return Path(spec.origin) if spec.origin.endswith(".py") else None
+    inside = _module_file([Path(p) for p in spec.submodule_search_locations or ()], rest)
+    return inside or (Path(origin) if origin.endswith(".py") else None)
 
 
-def _scalars(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Texts of a YAML value with the data key above them ("" where there is none)."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, member in value.items():
-            yield from _scalars(member, str(name) if name in DATA_KEYS else key)
-    elif isinstance(value, list):
-        for member in value:
-            yield from _scalars(member, key)
+def _module_file(bases: Iterable[Path], module: str) -> Path | None:
+    """The first file of this module below one of `bases`."""
+    relative = module.replace(".", "/")
+    places = (p for base in bases for p in (base / f"{relative}.py", base / relative / "__init__.py"))
+    return next((place for place in places if module and place.is_file()), None)
 
 
 def _matches(base: Path, text: str, *, wild: bool) -> list[Path]:

@@ -45,18 +45,17 @@ def model(model_dir: str, options: ModelOptions) -> Any:
             self._model = model
 
         def loglikelihood(self, requests: Any, **keywords: Any) -> Any:
-            return self._asked(super().loglikelihood, requests, **keywords)
+            if self.stops:
+                raise RequestsBuiltError
+            return super().loglikelihood(requests, **keywords)
 
         def loglikelihood_rolling(self, requests: Any, **keywords: Any) -> Any:
-            return self._asked(super().loglikelihood_rolling, requests, **keywords)
+            if self.stops:
+                raise RequestsBuiltError
+            return super().loglikelihood_rolling(requests, **keywords)
 
         def generate_until(self, *_requests: Any, **_keywords: Any) -> Any:
             raise RequestsBuiltError
-
-        def _asked(self, method: Any, requests: Any, **keywords: Any) -> Any:
-            if self.stops:
-                raise RequestsBuiltError
-            return method(requests, **keywords)
 
         def _loglikelihood_tokens(self, requests: Any, **_keywords: Any) -> Any:
             self.asked = list(requests)

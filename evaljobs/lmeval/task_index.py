@@ -20,12 +20,11 @@ from typing import Any
 
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.storage import write_atomic
-from evaljobs.errors import one_line
 from evaljobs.lmeval import conversations, run, task_paths
+from evaljobs.lmeval.task_yaml import Defined, Index, merged_config, missing_include, reached
 
 # arguments of load_dataset that do not select data
 HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
-NOT_CACHED = ("ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError")
 
 
 @dataclass(kw_only=True)
@@ -49,17 +48,52 @@ def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, 
 def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> Answer:
     """How lm-eval resolves these names. Call it offline, as jobs run."""
     answer = Answer()
-    index: Mapping[str, Any] = run.folder_index(include_path) if include_path else {}
-    skipped = run.missing_includes(include_path) if include_path else {}
-    if not include_path or not run.self_contained(include_path, names):
+    index = run.folder_index(tuple(include_path))
+    if not reached(index, names) <= index.keys():
         index = {**default_index(cache), **index}
-    answer.unfit = {name: skipped[name] for name in run.reached(index, names) if name in skipped}
+    answer.unfit = {
+        name: why
+        for name in reached(index, names)
+        if name in index and (path := index[name].path) is not None and (why := missing_include(path))
+    }
     answer.unknown = run.unknown_tasks([n for n in names if n not in answer.unfit], list(index))
     answer.known = [n for n in names if n not in answer.unknown]
     cached: dict[str, bool] = {}
-    for name, config in run.leaf_configs(index, names).items():
+    whole = {name: one for name, one in index.items() if name not in answer.unfit}
+    for name, config in _leaf_configs(whole, names).items():
         _look(answer, name, config, chat=chat, cached=cached)
     return answer
+
+
+def _leaf_configs(index: Index, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """YAML configs of these names' leaf tasks, with their groups' settings."""
+    from lm_eval.tasks._factory import GROUP_FIELD_NAMES  # noqa: PLC0415
+
+    found: dict[str, Mapping[str, Any]] = {}
+
+    def visit(item: Any, inherited: Mapping[str, Any], above: frozenset[str]) -> None:
+        own = item if isinstance(item, dict) else {"task": item}
+        name = str(own.get("group") or own.get("task"))
+        entry = index.get(name)
+        if name in above or (entry is None and own is not item):
+            return
+        inherited = {**inherited, **{key: own[key] for key in own if key not in ("group", "task")}}
+        if entry is not None and entry.path is None:
+            for member in sorted(entry.members):
+                visit(member, inherited, above | {name})
+            return
+        config = own if entry is None or entry.path is None else merged_config(entry.path)
+        if "group" not in config:
+            found[name] = {**config, **inherited}
+            return
+        listed = config.get("task")
+        more = {key: value for key, value in config.items() if key not in GROUP_FIELD_NAMES}
+        for member in listed if isinstance(listed, list) else []:
+            visit(member, {**more, **inherited}, above | {name})
+
+    for name in names:
+        visit(name, {}, frozenset())
+    return found
 
 
 def _look(
@@ -91,44 +125,33 @@ def is_cached(source: task_paths.Source, subset: str | None) -> bool:
     try:
         datasets.load_dataset_builder(source.path, name=subset, **keywords)
     except Exception as error:  # noqa: BLE001 (of many libraries; loading the task reports it)
-        message = one_line(error)
-        return not (
-            isinstance(error, ConnectionError | FileNotFoundError)
-            or type(error).__name__ in NOT_CACHED
-            or "Couldn't find cache" in message
-        )
+        return not (isinstance(error, FileNotFoundError) or run.not_cached(error))
     return True
 
 
-def default_index(cache: Path | None) -> dict[str, Any]:
-    """lm-eval's own tasks, groups and tags: name -> index entry, whose YAML is read on first use."""
+def default_index(cache: Path | None) -> dict[str, Defined]:
+    """lm-eval's own tasks, groups (without their members) and tags."""
     from lm_eval.tasks import TaskManager  # noqa: PLC0415
-    from lm_eval.tasks._index import Entry, Kind  # noqa: PLC0415
 
-    version = importlib.metadata.version("lm_eval")
-    place = None if cache is None else shipped_index(cache, version)
+    place = None if cache is None else shipped_index(cache, importlib.metadata.version("lm_eval"))
     folder = Path(sys.modules["lm_eval.tasks"].__path__[0])
+    known: dict[str, Any] = {}
     if place is not None and place.exists():
         known = json.loads(place.read_text())
-        if known["folder"] == str(folder):
-            return {
-                name: Entry(
-                    name=name, kind=Kind[kind], yaml_path=folder / yaml if yaml else None, tags=set(members)
-                )
-                for name, (kind, yaml, members) in known["tasks"].items()
-            }
-    index: dict[str, Any] = TaskManager().task_index
-    rows = {
-        name: (
-            entry.kind.name,
-            str(entry.yaml_path.relative_to(folder)) if entry.yaml_path else "",
-            sorted(entry.tags),
-        )
-        for name, entry in index.items()
-    }
-    if place is not None:
-        with contextlib.suppress(OSError):  # a full disk: the next call reads them again
-            write_atomic(place, json.dumps({"folder": str(folder), "tasks": rows}).encode())
+    if known.get("folder") != str(folder):
+        rows = {
+            name: (
+                entry.kind.name,
+                str(entry.yaml_path.relative_to(folder)) if entry.yaml_path else "",
+                sorted(entry.tags),
+            )
+            for name, entry in TaskManager().task_index.items()
+        }
+        known = {"folder": str(folder), "tasks": rows}
+        if place is not None:
+            with contextlib.suppress(OSError):  # a full disk: the next call reads them again
+                write_atomic(place, json.dumps(known).encode())
     return {
-        name: Entry(name=name, kind=e.kind, yaml_path=e.yaml_path, tags=e.tags) for name, e in index.items()
+        name: Defined(folder / yaml if yaml else None, list(members))
+        for name, (_kind, yaml, members) in known["tasks"].items()
     }

@@ -6,11 +6,9 @@
                             of a local folder or a hub id: inside that data set
                             of a custom_dataset: beside the YAML if there, else the function's argument
 
-Rule: lm-eval itself resolves data paths from the current folder. Inside `relative_to_yaml` its YAML
-loader marks each path with its YAML, and `source` makes full paths when a task loads its data.
-Configs stay as written, so requests and results do not depend on where a suite lies. Absolute
-paths, URLs and hub ids do not change. Called from `run` (loading tasks) and `task_index` (the check
-before a submission).
+Rule: configs stay as written, so requests and results do not depend on where a suite lies. Inside
+`relative_to_yaml` lm-eval's YAML loader marks each path with its YAML, and `source` makes full paths
+when a task loads its data. Called from `run` and `task_index`.
 """
 
 from __future__ import annotations
@@ -27,33 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.errors import OperatorError
+from evaljobs.lmeval.task_yaml import Function, YamlText, mapped, marked, texts
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 HUB_PREFIX = "hf://datasets/"
 MAKE_LOADER = "_make_loader"  # lm-eval's: folder of a YAML -> the class that reads it
 REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
-
-
-class YamlPath(str):
-    """A path with the YAML file that has it; copies by lm-eval's merging keep the file."""
-
-    __slots__ = ("yaml",)
-    yaml: Path
-
-
-class YamlFunction(str):
-    """FOLDER/module.function: the text of `!function` where functions are not imported."""
-
-    __slots__ = ("yaml",)
-    yaml: Path
-
-
-class MissingIncludeError(OperatorError):
-    """A YAML includes a missing file. `config`: that YAML's own content."""
-
-    def __init__(self, message: str, config: Mapping[str, Any]) -> None:
-        super().__init__(message)
-        self.config = config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +44,6 @@ class Source:
     trouble: str = ""  # why the data cannot be loaded; "" where they can
 
 
-# --- reading YAMLs ---------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def relative_to_yaml() -> Iterator[None]:
     """Inside the block lm-eval reads YAMLs and loads data by this module's rule. Not thread-safe."""
@@ -81,9 +55,11 @@ def relative_to_yaml() -> Iterator[None]:
     def load(task: Any, keywords: Any = None, **more: Any) -> None:
         _download(download, task, keywords, **more)
 
-    setattr(
-        _yaml_loader, MAKE_LOADER, lambda place, *, resolve_funcs: _loader(make, place, resolve=resolve_funcs)
-    )
+    def make_marking(folder: Path, *, resolve_funcs: bool) -> type[Any]:
+        made: type[Any] = make(folder, resolve_funcs=resolve_funcs)
+        return _marking(made) if resolve_funcs else made  # lm-eval's index needs no marks
+
+    setattr(_yaml_loader, MAKE_LOADER, make_marking)
     ConfigurableTask.download = load
     try:
         yield
@@ -92,9 +68,8 @@ def relative_to_yaml() -> Iterator[None]:
         ConfigurableTask.download = download
 
 
-def _loader(make: Callable[..., Any], folder: Path, *, resolve: bool) -> type[Any]:
+def _marking(base: Any) -> type[Any]:
     """lm-eval's loader class for the YAMLs of a folder, which marks each path with its YAML."""
-    base: Any = make(folder, resolve_funcs=resolve)
     construct = base.yaml_constructors["!function"]
 
     class Loader(base):  # type: ignore[misc]
@@ -104,25 +79,14 @@ def _loader(make: Callable[..., Any], folder: Path, *, resolve: bool) -> type[An
 
         def get_single_data(self) -> Any:
             config = super().get_single_data()
-            if isinstance(config, dict):
-                _check_includes(config, self.file)
-                return _marked(config, self.file)
-            return config
+            return marked(config, self.file) if isinstance(config, dict) else config
 
     def function(loader: Any, node: Any) -> Any:
-        if resolve:
-            with _without_current_folder():
-                return construct(loader, node)
-        return _marked_text(YamlFunction, construct(loader, node), loader.file)
+        with _without_current_folder():
+            return construct(loader, node)
 
     Loader.add_constructor("!function", function)
     return Loader
-
-
-def _marked_text(kind: type[Any], text: str, yaml: Path) -> Any:
-    marked = kind(text)
-    marked.yaml = yaml
-    return marked
 
 
 @contextlib.contextmanager
@@ -134,63 +98,6 @@ def _without_current_folder() -> Iterator[None]:
         yield
     finally:
         sys.path = before
-
-
-def _check_includes(config: Mapping[str, Any], file: Path) -> None:
-    named = config.get("include") or []
-    for name in named if isinstance(named, list) else [named]:
-        place = file.parent / str(name)
-        if not place.is_file():
-            raise MissingIncludeError(f"{file}: include: no file {place}", config)
-
-
-def _beside(file: Path, text: str) -> Path:
-    return Path(os.path.normpath(file.parent / Path(text).expanduser()))
-
-
-def _marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The config with `YamlPath` for each data path, also in a group's settings for its members."""
-    marked = dict(config)
-
-    def mark(text: str) -> str:
-        path: str = _marked_text(YamlPath, text, file)
-        return path
-
-    if isinstance(config.get("dataset_path"), str):
-        marked["dataset_path"] = mark(config["dataset_path"])
-    if isinstance(config.get("dataset_kwargs"), dict):
-        marked["dataset_kwargs"] = _mapped(config["dataset_kwargs"], mark)
-    if isinstance(config.get("task"), list):
-        marked["task"] = [_marked(m, file) if isinstance(m, dict) else m for m in config["task"]]
-    return marked
-
-
-def _mapped(keywords: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """dataset_kwargs with `change` applied to each path of data_files and data_dir."""
-    found = dict(keywords)
-    for key in ("data_files", "data_dir"):
-        if key in found:
-            found[key] = _mapped_files(found[key], change)
-    return found
-
-
-def _mapped_files(files: Any, change: Callable[[str], str]) -> Any:
-    """data_files in any shape that `datasets` takes, with `change` applied to each path."""
-    if isinstance(files, str):
-        return change(files)
-    if isinstance(files, dict):
-        return {split: _mapped_files(paths, change) for split, paths in files.items()}
-    if isinstance(files, list):
-        return [
-            {**one, "path": _mapped_files(one["path"], change)}
-            if isinstance(one, dict) and "path" in one
-            else _mapped_files(one, change)
-            for one in files
-        ]
-    return files
-
-
-# --- where data come from --------------------------------------------------------------------------------------------
 
 
 def source(config: Mapping[str, Any]) -> Source:
@@ -222,7 +129,7 @@ def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
 def _place(text: str) -> Path:
     """Full path of a marked path; unmarked text stays as it is."""
     file = getattr(text, "yaml", None)
-    return Path(text) if file is None else _beside(file, text)
+    return Path(text) if file is None else Path(os.path.normpath(file.parent / Path(text).expanduser()))
 
 
 def _missing(text: str, key: str, place: Path | str) -> str:
@@ -232,7 +139,7 @@ def _missing(text: str, key: str, place: Path | str) -> str:
 def nor_beside(config: Mapping[str, Any]) -> str:
     """Part of a message: the folder that a dataset_path may mean; "" for lm-eval's tasks."""
     path = config.get("dataset_path")
-    if not isinstance(path, YamlPath) or "/lm_eval/tasks/" in str(path.yaml):
+    if not isinstance(path, YamlText) or "/lm_eval/tasks/" in str(path.yaml):
         return ""
     return f" (and there is no folder {_place(path)})"
 
@@ -260,9 +167,9 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     ):  # `datasets` would take the files of the current folder
         troubles.append(f"{getattr(path, 'yaml', 'its config')}: dataset_kwargs: no data_files for {path}")
     if "data_dir" in found:
-        found["data_dir"] = _mapped_files(found["data_dir"], lambda text: full(text, "data_dir"))
+        found["data_dir"] = mapped(found["data_dir"], lambda text: full(text, "data_dir"))
     if "data_files" in found:
-        found["data_files"] = _mapped_files(
+        found["data_files"] = mapped(
             found["data_files"], lambda text: str(text) if inside else full(text, "data_files")
         )
     return Source(path=path, keywords=found, files=tuple(files), trouble=troubles[0] if troubles else "")
@@ -295,28 +202,14 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
             del named[key]  # lm-eval drops trust_remote_code from the config itself
 
 
-# --- functions -------------------------------------------------------------------------------------------------------
-
-
 def missing_function(config: Mapping[str, Any]) -> str:
     """The message for a `!function` of a config whose module is missing; "" where there is none."""
-    for key, value in _functions(config, ""):
-        module = str(value).removeprefix(f"{value.yaml.parent}{os.sep}").rpartition(".")[0]
-        place = value.yaml.parent / f"{module.replace('.', '/')}.py"
-        if module and not place.is_file() and not _installed(module):
-            return f"{value.yaml}: {key}: no file {place}"
+    for keys, value in texts(config):
+        if not isinstance(value, Function) or not value.module or value.file.is_file():
+            continue
+        if not _installed(value.module):
+            return f"{value.yaml}: {' '.join(keys)}: no file {value.file}"
     return ""
-
-
-def _functions(value: Any, key: str) -> Iterator[tuple[str, YamlFunction]]:
-    if isinstance(value, YamlFunction):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            yield from _functions(member, f"{key} {name}".strip())
-    elif isinstance(value, list):
-        for member in value:
-            yield from _functions(member, key)
 
 
 def _installed(module: str) -> bool:

@@ -1,42 +1,72 @@
 """Reader of lm-eval's task YAML files that needs neither lm-eval nor the modules that a YAML names.
 
 Rule: files are merged and indexed as lm-eval does it (lm_eval/tasks/_yaml_loader.py, _index.py,
-0.4.13). Called from `source_files`.
+0.4.13). A data path and a function keep the YAML file that has them. Called from `source_files`
+(keys), `task_paths` (loading), `task_index` (the check before a submission) and `run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 
-class Function(str):
-    """The text of a `!function` tag."""
+class YamlText(str):
+    """A data path with the YAML file that has it; copies by lm-eval's merging keep the file."""
+
+    __slots__ = ("yaml",)
+    yaml: Path
+
+    @classmethod
+    def of(cls, text: str, file: Path) -> YamlText:
+        made = cls(text)
+        made.yaml = file
+        return made
+
+
+class Function(YamlText):
+    """The text of a `!function` tag: module.function."""
 
     __slots__ = ()
+
+    @property
+    def module(self) -> str:
+        return self.rpartition(".")[0]
+
+    @property
+    def file(self) -> Path:
+        """Where the module lies if it is not an installed one."""
+        return self.yaml.parent / f"{self.module.replace('.', '/')}.py"
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML loader that leaves `!function` tags as text."""
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self.file = Path(stream.name)
 
-def _tagged(_loader: Any, suffix: str, node: Any) -> Any:
+
+def _tagged(loader: Any, suffix: str, node: Any) -> Any:
     text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
-    return Function(text) if suffix == "function" else text
+    return Function.of(text, loader.file) if suffix == "function" else text
 
 
 _Loader.add_multi_constructor("!", _tagged)
 
 
 def parsed(path: Path) -> dict[str, Any]:
+    """A YAML's own content; empty where it cannot be read."""
     try:
-        config = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
+        with path.open("rb") as file:
+            config = yaml.load(file, Loader=_Loader)  # noqa: S506 (a safe loader)
     except (OSError, yaml.YAMLError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
+    return marked(config, path) if isinstance(config, dict) else {}
 
 
 def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
@@ -46,6 +76,7 @@ def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
 
 def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
     """A YAML's config as lm-eval merges it: included files first, then the file's own keys."""
+    path = path.resolve()
     if path in seen:
         return {}
     config = parsed(path)
@@ -55,25 +86,48 @@ def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, 
     return merged | config
 
 
-def index_of(folders: tuple[str, ...]) -> dict[str, tuple[list[Path], list[str]]]:
-    """Name -> the YAML files that define it, and the names that a tag holds.
+def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
+    """The message for a YAML that includes a missing file, which lm-eval skips; else ""."""
+    path = path.resolve()
+    for other in included(path, parsed(path)) if path not in seen else ():
+        if not other.is_file():
+            return f"{path}: include: no file {other}"
+        if why := missing_include(other, seen | {path}):
+            return why
+    return ""
+
+
+@dataclass(slots=True)
+class Defined:
+    """A task or group with its YAML, or a tag (no YAML). `members`: the names that it holds."""
+
+    path: Path | None = None
+    members: list[str] = field(default_factory=list)
+
+
+Index = Mapping[str, Defined]
+
+
+def index_of(folders: Iterable[str]) -> dict[str, Defined]:
+    """Tasks, groups and tags that these folders define.
 
     As in lm-eval, the first of two files in one folder counts, and the later of two folders.
     """
-    index: dict[str, tuple[list[Path], list[str]]] = {}
+    index: dict[str, Defined] = {}
     for folder in folders:
-        part: dict[str, tuple[list[Path], list[str]]] = {}
+        part: dict[str, Defined] = {}
         for path in sorted(Path(folder).glob("**/*.yaml"), key=lambda p: p.as_posix()):
             if "__pycache__" in path.parts or ".ipynb_checkpoints" in path.parts:
                 continue
             config = merged_config(path)
-            name = config.get("group") if "group" in config and "class" not in config else config.get("task")
+            group = "group" in config and "class" not in config
+            name = config.get("group" if group else "task")
             if not isinstance(name, str):
                 continue
-            part.setdefault(name, ([path], []))
+            part.setdefault(name, Defined(path, list(names_in(config.get("task"))) if group else []))
             tags = config.get("tag") or []
             for tag in tags if isinstance(tags, list) else [tags]:
-                part.setdefault(str(tag), ([], []))[1].append(name)
+                part.setdefault(str(tag), Defined()).members.append(name)
         index |= part
     return index
 
@@ -88,3 +142,61 @@ def names_in(member: Any) -> Iterator[str]:
     elif isinstance(member, dict):
         yield from names_in(member.get("task"))
         yield from names_in(member.get("group"))
+
+
+def reached(index: Index, names: Iterable[str]) -> set[str]:
+    """These names and the members of their groups and tags, also undefined ones."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += index[name].members if name in index else []
+    return found
+
+
+def texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Texts of a YAML value with the keys above them."""
+    if isinstance(value, str):
+        yield keys, value
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            yield from texts(member, (*keys, str(name)))
+    elif isinstance(value, list):
+        for member in value:
+            yield from texts(member, keys)
+
+
+def marked(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The config with a `YamlText` for each data path, also in a group's settings for its members."""
+    found = dict(config)
+
+    def mark(text: str) -> str:
+        return YamlText.of(text, file)
+
+    if isinstance(config.get("dataset_path"), str):
+        found["dataset_path"] = mark(config["dataset_path"])
+    keywords = config.get("dataset_kwargs")
+    if isinstance(keywords, dict):
+        files = {key: mapped(keywords[key], mark) for key in ("data_files", "data_dir") if key in keywords}
+        found["dataset_kwargs"] = keywords | files
+    if isinstance(config.get("task"), list):
+        found["task"] = [marked(m, file) if isinstance(m, dict) else m for m in config["task"]]
+    return found
+
+
+def mapped(files: Any, change: Callable[[str], str]) -> Any:
+    """data_files in any shape that `datasets` takes, with `change` applied to each path."""
+    if isinstance(files, str):
+        return change(files)
+    if isinstance(files, dict):
+        return {split: mapped(paths, change) for split, paths in files.items()}
+    if isinstance(files, list):
+        return [
+            {**one, "path": mapped(one["path"], change)}
+            if isinstance(one, dict) and "path" in one
+            else mapped(one, change)
+            for one in files
+        ]
+    return files

@@ -11,12 +11,15 @@ import contextlib
 import functools
 import json
 import logging
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaljobs.contract.outcomes import Built
+from evaljobs.contract.outcomes import Built, Failed
 from evaljobs.contract.paths import (
     EvaluationPaths,
     WorkPaths,
@@ -39,7 +42,6 @@ from evaljobs.lmeval.batches import (
     encode_batches,
     encode_requests,
 )
-from evaljobs.lmeval.instances import instances_digest
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +57,11 @@ def build(spec: BuildSpec) -> Built:
     folder = Path(spec.out_dir)
     sets = _sets_on_disk(folder)
     entry = spec.suite.tasks[spec.entry]
-    cache = WorkPaths(folder.parents[1]).digests
-    unchanged = functools.partial(
-        source_files.unchanged, spec.suite.include_path, entry.name, spec.source, cache
-    )
+    work = WorkPaths(folder.parents[1])
     if sets is None:
-        unchanged()
-        sets = _build_entry(spec)
-        unchanged()  # the folder is named by the digest of these files
+        # the folder is named by the digest of these files
+        with source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
+            sets = _build_entry(spec)
         write_record(entry_manifest(folder), EntryManifest(entry=entry.name, sets=sets))
     places = {task: str(folder / relative) for task, relative in sets.items()}
     if spec.batch_size != "auto":
@@ -77,11 +76,25 @@ def build(spec: BuildSpec) -> Built:
     )
 
 
-def main(spec: BuildSpec) -> None:
-    """`python -m evaljobs build`: build, then write the outcome."""
-    built = build(spec)
+def main(spec: BuildSpec) -> int:
+    """`python -m evaljobs build`: build, then write the outcome. Returns the exit status."""
+    outcome: Built | Failed
+    try:
+        outcome = build(spec)
+    except Exception as error:
+        log.exception("%s failed", spec.name)
+        outcome = Failed(
+            name=spec.name,
+            job="build",
+            blame=error.blame if isinstance(error, JobError) else "bug",
+            error=one_line(error),
+            detail=traceback.format_exc()[-4000:],
+            entry=spec.entry,
+        )
+        sys.stdout.write(json.dumps({"failed": outcome.error}) + "\n")
     if spec.evaluation_dir is not None:
-        write_outcome(EvaluationPaths(spec.evaluation_dir), built)
+        write_outcome(EvaluationPaths(spec.evaluation_dir), outcome)
+    return int(isinstance(outcome, Failed))
 
 
 # --- what is there -----------------------------------------------------------------------------------------------
@@ -126,7 +139,6 @@ def _sets_on_disk(folder: Path) -> dict[str, str] | None:
 
 def _build_entry(spec: BuildSpec) -> dict[str, str]:
     entry = spec.suite.tasks[spec.entry]
-    hooks.install()
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
     lm = stub_model.model(spec.model_dir, spec.model)
 
@@ -136,15 +148,7 @@ def _build_entry(spec: BuildSpec) -> dict[str, str]:
 
     tasks.on_load = on_load
     try:
-        run.run_entry(
-            lm,
-            spec.suite,
-            entry,
-            model=spec.model,
-            model_dir=spec.model_dir,
-            tasks=tasks,
-            seed_torch=True,
-        )
+        run.run_entry(lm, spec.suite, entry, tasks, seed_torch=True)
     except run.RequestsBuiltError:
         pass
     except JobError:
@@ -201,10 +205,7 @@ def _write_set(spec: BuildSpec, lm: Any, name: str, task: Any, score_key: str) -
 def describe_requests(
     lm: Any, name: str, instances: Sequence[Any], follow_up: str = ""
 ) -> tuple[RequestsHead, list[Piece]]:
-    """A leaf task's instances as pieces in build order, cloned for repeats as lm-eval does.
-
-    `follow_up`: the documents' column with the messages after the first answer, or "".
-    """
+    """A leaf task's instances as pieces, cloned for repeats as lm-eval does. `follow_up`: as in the head."""
     from lm_eval.models.utils import normalize_gen_kwargs  # noqa: PLC0415
 
     settings: list[dict[str, Any]] = []
@@ -216,31 +217,18 @@ def describe_requests(
         if (chosen := [i for i in instances if i.request_type == "loglikelihood"])
         else ()
     )
-    index = 0
+    index = 0  # in build order, with clones
     for instance in instances:
         forms = list(_forms(lm, instance, likelihoods, settings, numbers))
         conversation = conversations.conversation_of(lm, name, instance, follow_up) if follow_up else None
         for _ in range(int(instance.repeats or 1)):
             order.setdefault(instance.request_type, []).append(index)
-            pieces += [
-                Piece(
-                    kind=form.kind,
-                    index=index,
-                    document=form.document,
-                    context=form.context,
-                    continuation=form.continuation,
-                    window=form.window,
-                    length=form.length,
-                    settings=form.settings,
-                    conversation=conversation,
-                )
-                for form in forms
-            ]
+            pieces += [replace(form, index=index, conversation=conversation) for form in forms]
             index += 1
     head = RequestsHead(
         task=name,
         requests=index,
-        digests=instances_digest(instances, follow_up),
+        digests=result_keys.instances_digest(instances, follow_up),
         order=order if len(order) > 1 else {},
         settings=settings,
         max_gen_tokens=[int(normalize_gen_kwargs(s, lm.max_gen_toks)["max_gen_toks"]) for s in settings],
@@ -300,11 +288,9 @@ def asks_judge(task: Any) -> bool:
 
 
 def _scoring(task: Any) -> list[Any]:
-    functions = [
-        *getattr(task, "_metric_fn_list", {}).values(),
-        getattr(task.config, "process_results", None),
-    ]
-    return [*functions, getattr(type(task), "process_results", None)]
+    holders = (task.config, type(task))
+    metrics = getattr(task, "_metric_fn_list", {}).values()
+    return [*metrics, *(getattr(holder, "process_results", None) for holder in holders)]
 
 
 def _sampled(settings: dict[str, Any]) -> bool:

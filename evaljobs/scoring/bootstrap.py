@@ -28,55 +28,56 @@ def replicates(statistic: Statistic, values: Sequence[Any], draws: int, cores: i
     """The statistic of `draws` resamples (whole chunks of them), chunk after chunk."""
     size = min(CHUNK, draws)
     chunks = range(draws // size)
-    job = _Job(statistic, values, size)
+    resampled = _resampled(statistic, values, size)
     if cores < 2 or len(chunks) < 2:
-        return [value for chunk in chunks for value in job(chunk)]
+        return [value for chunk in chunks for value in resampled(chunk)]
     context = multiprocessing.get_context("fork")
     processes = min(cores, len(chunks))
-    with context.Pool(processes, initializer=_start, initargs=(job, os.getpid())) as pool:
+    with context.Pool(processes, initializer=_start, initargs=(resampled, os.getpid())) as pool:
         return [value for part in pool.imap(_chunk, chunks) for value in part]
 
 
-class _Job:
+def _resampled(statistic: Statistic, values: Sequence[Any], size: int) -> Callable[[int], list[float]]:
     """Computes a chunk's resamples from its number, which is the seed."""
+    if getattr(statistic, "__name__", "") in BY_COUNTS and all(isinstance(v, Hashable) for v in values):
+        kinds = list(dict.fromkeys(values))
+        statistic = _of_counts(statistic, kinds)
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        values = [numbers[value] for value in values]
 
-    def __init__(self, statistic: Statistic, values: Sequence[Any], size: int) -> None:
-        self._statistic = statistic
-        self._values = values
-        self._size = size
-        self._known: dict[tuple[int, ...], float] = {}
-        self._kinds: list[Any] | None = None
-        if getattr(statistic, "__name__", "") in BY_COUNTS and all(isinstance(v, Hashable) for v in values):
-            self._kinds = list(dict.fromkeys(values))
-            numbers = {kind: number for number, kind in enumerate(self._kinds)}
-            self._values = [numbers[value] for value in values]
-
-    def __call__(self, chunk: int) -> list[float]:
+    def resampled(chunk: int) -> list[float]:
         rnd = random.Random(chunk)
-        of = self._statistic if self._kinds is None else self._of_counts
-        return [of(rnd.choices(self._values, k=len(self._values))) for _ in range(self._size)]
+        return [statistic(rnd.choices(values, k=len(values))) for _ in range(size)]
 
-    def _of_counts(self, drawn: Sequence[int]) -> float:
-        assert self._kinds is not None
-        counts = tuple(map(drawn.count, range(len(self._kinds))))
-        if counts not in self._known:
-            pairs = [kind for kind, count in zip(self._kinds, counts, strict=True) for _ in range(count)]
-            self._known[counts] = self._statistic(pairs)
-        return self._known[counts]
+    return resampled
 
 
-_job: _Job | None = None  # set in each process of the pool
+def _of_counts(statistic: Statistic, kinds: Sequence[Any]) -> Statistic:
+    """The statistic of drawn positions in `kinds`, computed once per count of each."""
+    known: dict[tuple[int, ...], float] = {}
+
+    def of_counts(drawn: Sequence[int]) -> float:
+        counts = tuple(map(drawn.count, range(len(kinds))))
+        if counts not in known:
+            pairs = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+            known[counts] = statistic(pairs)
+        return known[counts]
+
+    return of_counts
 
 
-def _start(job: _Job, parent: int) -> None:
-    global _job  # noqa: PLW0603 (inherited by the fork: values are not sent chunk by chunk)
+_inherited: Callable[[int], list[float]] | None = None  # set in each process of the pool
+
+
+def _start(resampled: Callable[[int], list[float]], parent: int) -> None:
+    global _inherited  # noqa: PLW0603 (inherited by the fork: values are not sent chunk by chunk)
     die_with_parent(signal.SIGKILL, parent)
-    _job = job
+    _inherited = resampled
 
 
 def _chunk(number: int) -> list[float]:
-    assert _job is not None
-    return _job(number)
+    assert _inherited is not None
+    return _inherited(number)
 
 
 @contextlib.contextmanager

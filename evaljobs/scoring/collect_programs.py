@@ -14,7 +14,7 @@ from typing import Any
 from evaljobs.errors import one_line
 from evaljobs.judges.records import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model
-from evaljobs.lmeval.instances import instances_digest
+from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.sandbox import Program, Verdict
 from evaljobs.sandbox.code_eval import CodeEval, with_prompt
 from evaljobs.scoring.item_deadlines import Items
@@ -58,7 +58,7 @@ def record_programs(
     if not chosen:
         return recorded
     with (
-        hooks.SEAM.computing(CodeEval(recorded.note).compute),
+        hooks.SEAM.answering(CodeEval(recorded.note).compute),
         hooks.JUDGES.answering(recorded.note_asks),
     ):
         for ensemble in task._filters:  # noqa: SLF001 (evaluate() does the same on the whole list)

@@ -37,7 +37,6 @@ ALL: Final = -1  # instead of a document: all documents of a task at once
 MAX_DEATHS: Final = 2  # processes that died on an item before it is left out
 FIRST_SECONDS: Final = 300.0  # seconds added for a task's first item, which imports
 NOTE_BYTES: Final = 512
-_EMPTY: Final = b"".ljust(NOTE_BYTES)
 
 
 class ItemTimeoutError(BaseException):
@@ -90,7 +89,7 @@ class Items:
             died = os.pread(note, NOTE_BYTES, 0).strip()
             if _parse(died) is not None:
                 os.pwrite(note, died + b"\n", max(NOTE_BYTES, os.fstat(note).st_size))
-            os.pwrite(note, _EMPTY, 0)
+            self.clear()
         if self._note < 0:
             os.close(note)
         entry = self._file.name.partition("-")[0]
@@ -105,17 +104,17 @@ class Items:
             os.close(self._note)
             self._note = -1
 
-    # --- one item ----------------------------------------------------------------------------------------------------
-
     def take(self, item: Item) -> None:
         """Note the current item: if the process dies now, the death counts as this item's."""
-        if self._note >= 0:
-            os.pwrite(self._note, json.dumps(item).encode()[: NOTE_BYTES - 1].ljust(NOTE_BYTES), 0)
+        self._write(json.dumps(item).encode()[: NOTE_BYTES - 1])
 
     def clear(self) -> None:
         """Clear the note: what follows belongs to no item."""
+        self._write(b"")
+
+    def _write(self, note: bytes) -> None:
         if self._note >= 0:
-            os.pwrite(self._note, _EMPTY, 0)
+            os.pwrite(self._note, note.ljust(NOTE_BYTES), 0)
 
     def value(self, item: Item, metric: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The item's metrics, or an empty mapping (`failed` has the reason)."""
@@ -163,10 +162,7 @@ class Items:
         self.clear()
         with _deadline(None):
             yield
-        if before:
-            os.pwrite(self._note, before, 0)
-
-    # --- a task ------------------------------------------------------------------------------------------------------
+        self._write(before)
 
     def guard(self, name: str, task: Any) -> None:
         """Route lm-eval's filters and loop over a task's documents through `filter`, `value`."""

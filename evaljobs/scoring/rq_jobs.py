@@ -19,7 +19,6 @@ import redis
 from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.queue import Queue
-from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
 EXECUTE = "evaljobs.scoring.worker.execute"
@@ -33,9 +32,8 @@ HEARTBEAT_TTL = 10
 RECOVER_SECONDS = 3.0  # between two looks for such jobs: with HEARTBEAT_TTL, recovery takes less than 15 s
 POPPED_MS = 5_000  # ms after which a popped job that no worker has started is queued again
 SEEN_MS = 30_000  # ms that the mark "seen popped" lives
-_GIVEN_UP = (
-    1.0  # score of a running job that is to be queued again; a worker's sign sets it to a time of today
-)
+# score of a running job that is to be queued again; a worker's sign sets it to a time of today
+_GIVEN_UP = 1.0
 
 MAX_DATA = 1 << 16  # bytes of a job's decompressed payload; evalspan's own have a few hundred
 _REFUSED = json.dumps(["refused", None, [], {}]).encode()
@@ -43,23 +41,6 @@ _REFUSED = json.dumps(["refused", None, [], {}]).encode()
 
 class GuardedJob(Job):  # type: ignore[misc]
     """A job from Redis that imports nothing, calls nothing back and sends nothing, whatever its record says."""
-
-    @property
-    def func(self) -> Any:
-        """PermissionError: RQ must never import a function by a job's name for it."""
-        raise PermissionError(f"job {self.id} may not be run here")
-
-    @property
-    def success_callback(self) -> None:
-        return None
-
-    @property
-    def failure_callback(self) -> None:
-        return None
-
-    @property
-    def stopped_callback(self) -> None:
-        return None
 
     def restore(self, raw_data: Any) -> None:
         """Take over what Redis holds; NoSuchJobError where that is no job at all."""
@@ -104,9 +85,6 @@ def _bounded(raw: Any) -> dict[Any, Any]:
     return bounded
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
 def queue_name(evaluation_id: str) -> str:
     return f"evalspan-{evaluation_id}"
 
@@ -134,24 +112,15 @@ def open_queue(client: redis.Redis, evaluation_id: str, job_class: type[GuardedJ
     return Queue(queue_name(evaluation_id), connection=client, job_class=job_class, serializer=JSONSerializer)
 
 
-def started_registry(queue: Any) -> Any:
-    return StartedJobRegistry(
-        queue.name, connection=queue.connection, job_class=queue.job_class, serializer=JSONSerializer
-    )
-
-
 def popped_ids(queue: Any) -> list[str]:
-    """Ids of the jobs that a worker has popped and not started yet."""
+    """Jobs that a worker has popped and not started yet."""
     return [i.decode() for i in queue.connection.lrange(queue.intermediate_queue_key, 0, -1)]
 
 
 def is_idle(queue: Any) -> bool:
     """Whether no job is queued, popped or running."""
-    with queue.connection.pipeline(transaction=True) as pipe:
-        pipe.llen(queue.key)
-        pipe.llen(queue.intermediate_queue_key)
-        pipe.zcard(started_registry(queue).key)
-        return not any(pipe.execute())
+    keys = (queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
+    return not queue.connection.exists(*keys)  # Redis removes an empty list
 
 
 _TO_ITS_PLACE = """
@@ -179,9 +148,6 @@ def to_its_place(queue: Any, rq_id: str, seconds: float) -> None:
     queue.connection.eval(_TO_ITS_PLACE, 1, queue.key, rq_id, seconds, queue.job_class.key_for(""))
 
 
-# --- recovery ----------------------------------------------------------------------------------------------------------
-
-
 def recover(queue: Any) -> None:
     """Queue the jobs of dead workers again, HEARTBEAT_TTL + RECOVER_SECONDS after the death at the latest.
 
@@ -193,8 +159,9 @@ def recover(queue: Any) -> None:
     if not queue.connection.set(guard, "1", nx=True, px=5_000):
         return  # another process does it at this moment: two at once would queue a job twice
     try:
-        _mark_given_up(queue, _silent(queue))
-        started_registry(queue).cleanup(_GIVEN_UP)
+        beats = _of_executions(queue, "last_heartbeat")  # None HEARTBEAT_TTL seconds after the last sign
+        _mark_given_up(queue, [entry for entry, beat in beats.items() if beat is None])
+        queue.started_job_registry.cleanup(_GIVEN_UP)
         for popped in popped_ids(queue):
             _recover_popped(queue, popped)
     finally:
@@ -202,35 +169,32 @@ def recover(queue: Any) -> None:
 
 
 def give_up(queue: Any, worker: str) -> None:
-    """Have the next `recover` queue the running job of a dead worker. `worker`: how the worker's name begins."""
-    running = queue.connection.zrange(started_registry(queue).key, 0, -1)
-    with queue.connection.pipeline(transaction=False) as pipe:
-        for entry in running:
-            pipe.hget(queue.job_class.key_for(entry.decode().rpartition(":")[0]), "worker_name")
-        names = pipe.execute()
-    mine = [e for e, name in zip(running, names, strict=True) if (name or b"").startswith(worker.encode())]
-    _mark_given_up(queue, mine)
+    """Have the next `recover` queue the running job of a dead worker. `worker`: how the worker's name begins.
+
+    The worker writes its name to the execution before it forks; the work-horse writes it to the job later.
+    """
+    names = _of_executions(queue, "worker_name")
+    _mark_given_up(queue, [e for e, name in names.items() if (name or b"").startswith(worker.encode())])
 
 
 def _mark_given_up(queue: Any, entries: list[bytes]) -> None:
     """Entries of RQ's registry of running jobs ("job:execution"); a sign of the worker undoes the mark."""
     if entries:
-        queue.connection.zadd(started_registry(queue).key, dict.fromkeys(entries, 0), xx=True)
+        queue.connection.zadd(queue.started_job_registry.key, dict.fromkeys(entries, 0), xx=True)
 
 
-def _silent(queue: Any) -> list[bytes]:
-    """Running jobs ("job:execution") whose execution record has expired, HEARTBEAT_TTL seconds after the last sign."""
-    running = queue.connection.zrange(started_registry(queue).key, 0, -1)
+def _of_executions(queue: Any, name: str) -> dict[bytes, bytes | None]:
+    """Running jobs ("job:execution") with this field of their execution record; None where it is gone."""
+    running = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
     with queue.connection.pipeline(transaction=False) as pipe:
         for entry in running:
-            pipe.exists(f"rq:execution:{entry.decode()}")
-        there = pipe.execute()
-    return [entry for entry, alive in zip(running, there, strict=True) if not alive]
+            pipe.hget(f"rq:execution:{entry.decode()}", name)
+        return dict(zip(running, pipe.execute(), strict=True))
 
 
 def _recover_popped(queue: Any, popped: str) -> None:
     connection, intermediate = queue.connection, queue.intermediate_queue_key
-    if popped in started_registry(queue):
+    if popped in queue.started_job_registry:
         return
     job = queue.fetch_job(popped)
     if job is None or job.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):

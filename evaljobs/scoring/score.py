@@ -10,14 +10,13 @@ them and run nothing twice. An item whose metric hangs or kills its process has 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,16 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths, request_set_mani
 from evaljobs.contract.specs import ExecuteSpec, FrameRef, RequestSetManifest, ScoreSpec
 from evaljobs.contract.storage import read_record, write_atomic, write_outcome
 from evaljobs.errors import JobError, OperatorError, one_line
-from evaljobs.judges.asking import Judges, judges_of
+from evaljobs.judges.asking import Judges
 from evaljobs.judges.records import Ask, Reply
 from evaljobs.lmeval import hooks, replay_model, run, source_files
 from evaljobs.lmeval.results import BY_NAME
 from evaljobs.requests.build import read_head
-from evaljobs.sandbox import Program, Verdict
+from evaljobs.sandbox import Program, SandboxUnavailableError, Verdict, run_programs
 from evaljobs.sandbox.code_eval import CodeEval
 from evaljobs.scoring import bootstrap
 from evaljobs.scoring.collect_programs import record_programs
 from evaljobs.scoring.item_deadlines import Items
-from evaljobs.scoring.verdict_store import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +42,18 @@ log = logging.getLogger(__name__)
 PARTS = (*BY_NAME, "config")
 
 
-def warm(*, default_tasks: bool = False) -> None:
-    """Import what every job needs; with `default_tasks` load lm-eval's index too (7 s)."""
+def warm() -> None:
+    """Import what every job needs."""
     run.quiet_environment(offline=True)
     hooks.install()
     import datasets  # noqa: F401, PLC0415
     import lm_eval.evaluator  # noqa: PLC0415
     import lm_eval.models.utils  # noqa: F401, PLC0415
 
-    if default_tasks:
-        run.task_manager((), None)
+
+def main(spec: ExecuteSpec | ScoreSpec) -> int:
+    """`python -m evaljobs execute` and `score`. Returns the exit status."""
+    return int(isinstance(perform(spec), Failed))
 
 
 def perform(spec: ExecuteSpec | ScoreSpec) -> Executed | Scored | Failed:
@@ -85,33 +85,26 @@ def execute(spec: ExecuteSpec) -> Executed:
     Raises JobError, or what the task raises.
     """
     with Items(spec) as items:
-        return _execute(spec, items)
-
-
-def _execute(spec: ExecuteSpec, items: Items) -> Executed:
-    started = time.monotonic()
-    paths = EvaluationPaths(spec.evaluation_dir)
-    tasks = _built_tasks(spec)
-    leaf = _answers(paths, spec.request_set, spec.frames)
-    recorded = record_programs(tasks.loaded["tasks"][spec.task], leaf, spec.documents, items)
-    book = Verdicts(
-        paths, [spec.task], spec.name, item_seconds=spec.item_seconds, allow_unsafe=spec.allow_unsafe
-    )
-    ran = book.run_missing(recorded.programs.values())
-    asked = 0
-    if recorded.asks:
-        judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
-        asked = judges.ask_missing(ask for asks in recorded.asks.values() for ask in asks)
-        recorded.failed |= _unjudged(judges, recorded.asks)
-    return Executed(
-        name=spec.name,
-        task=spec.task,
-        documents=len(spec.documents),
-        programs=ran,
-        seconds=time.monotonic() - started,
-        failed=recorded.failed,
-        asked=asked,
-    )
+        started = time.monotonic()
+        paths = EvaluationPaths(spec.evaluation_dir)
+        tasks = _built_tasks(spec)
+        leaf = _answers(paths, spec.request_set, spec.frames)
+        recorded = record_programs(tasks.loaded["tasks"][spec.task], leaf, spec.documents, items)
+        ran = Verdicts(paths, [spec.task], spec).run_missing(recorded.programs.values())
+        asked = 0
+        if recorded.asks:
+            judges = Judges(spec.judge, spec.evaluation_dir, spec.name)
+            asked = judges.ask_missing(ask for asks in recorded.asks.values() for ask in asks)
+            recorded.failed |= _unjudged(judges, recorded.asks)
+        return Executed(
+            name=spec.name,
+            task=spec.task,
+            documents=len(spec.documents),
+            programs=ran,
+            seconds=time.monotonic() - started,
+            failed=recorded.failed,
+            asked=asked,
+        )
 
 
 def _unjudged(judges: Judges, asks: Mapping[str, Sequence[Ask]]) -> dict[str, str]:
@@ -130,53 +123,43 @@ def score(spec: ScoreSpec) -> Scored:
 
     Raises ReplayError where a response is missing or prompts changed; then nothing is written.
     """
-    with Items(spec) as items:
-        return _score(spec, items)
-
-
-def _score(spec: ScoreSpec, items: Items) -> Scored:
     started = time.monotonic()
     paths = EvaluationPaths(spec.evaluation_dir)
+    work = WorkPaths(paths.root.parent)
     entry = spec.suite.tasks[spec.entry]
-    run.quiet_environment(offline=True)
-    cache = WorkPaths(paths.root.parent).digests
-    unchanged = functools.partial(
-        source_files.unchanged, spec.suite.include_path, entry.name, spec.source, cache
-    )
-    unchanged()
-    leaves = {
-        task: _answers(paths, folder, spec.frames.get(task, ())) for task, folder in spec.request_sets.items()
-    }
-    for leaf in leaves.values():
-        replay_model.check_whole(leaf.head, leaf.answers)
-    executed = _executed(spec, paths, leaves, items)
-    tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
-    tasks.on_load = items.guard
+    with Items(spec) as items, source_files.unchanged_meanwhile(spec.suite, spec.entry, spec.source, work):
+        run.quiet_environment(offline=True)
+        leaves = {
+            task: _answers(paths, folder, spec.frames.get(task, ()))
+            for task, folder in spec.request_sets.items()
+        }
+        for leaf in leaves.values():
+            replay_model.check_whole(leaf.head, leaf.answers)
+        executed = _executed(spec, paths, leaves, items)
+        tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
+        tasks.on_load = items.guard
 
-    def compute_when_loaded(**arguments: Any) -> Any:
-        return executed.compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
+        def compute_when_loaded(**arguments: Any) -> Any:
+            return executed.compute(**arguments) if tasks.loaded else hooks.unrun(**arguments)
 
-    with (
-        hooks.SEAM.computing(compute_when_loaded),
-        hooks.JUDGES.answering(executed.replies),
-        bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
-    ):
-        results = run.run_entry(
-            _replay(spec, leaves),
-            spec.suite,
-            entry,
-            model=spec.model,
-            model_dir=spec.model_dir,
-            tasks=tasks,
-            bootstrap_iters=spec.bootstrap_iters,
-            seed_torch=False,
-        )
-    unasked = set(leaves) - set(results["configs"])
-    if unasked:
-        raise replay_model.ReplayError(
-            f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again"
-        )
-    unchanged()  # the files may have changed during the score
+        with (
+            hooks.SEAM.answering(compute_when_loaded),
+            hooks.JUDGES.answering(executed.replies),
+            bootstrap.in_lm_eval(),  # lm-eval's own uses every CPU of the node, not those of the job
+        ):
+            results = run.run_entry(
+                _replay(spec, leaves),
+                spec.suite,
+                entry,
+                tasks,
+                bootstrap_iters=spec.bootstrap_iters,
+                seed_torch=False,
+            )
+        unasked = set(leaves) - set(results["configs"])
+        if unasked:
+            raise replay_model.ReplayError(
+                f"lm-eval no longer asks for {', '.join(sorted(unasked))}: evaluate again"
+            )
     return Scored(
         name=spec.name,
         entry=spec.entry,
@@ -214,36 +197,27 @@ def _executed(
         for task, folder in spec.request_sets.items()
         if read_record(request_set_manifest(folder), RequestSetManifest).executes
     ]
-    book = Verdicts(
-        paths,
-        executing or [spec.suite.tasks[spec.entry].name],
-        spec.name,
-        item_seconds=spec.item_seconds,
-        allow_unsafe=spec.allow_unsafe,
-    )
+    book = Verdicts(paths, executing or [spec.suite.tasks[spec.entry].name], spec)
 
     def verdicts(programs: list[Program]) -> list[Verdict]:
         with items.apart():
             return book.of(programs)
 
-    if not executing:
-        return _Executed(compute=CodeEval(verdicts).compute)
-    tasks = _built_tasks(spec).loaded["tasks"]
+    compute = CodeEval(verdicts).compute
+    tasks = _built_tasks(spec).loaded["tasks"] if executing else {}
     wanted = {task: record_programs(tasks[task], leaves[task], None, items) for task in executing}
     ran = book.run_missing({key: p for some in wanted.values() for key, p in some.programs.items()}.values())
     asks = [ask for some in wanted.values() for asked in some.asks.values() for ask in asked]
     if not asks:
-        return _Executed(compute=CodeEval(verdicts).compute, ran=ran)
-    judges = judges_of(spec.judge, spec.evaluation_dir, spec.name)
+        return _Executed(compute=compute, ran=ran)
+    judges = Judges(spec.judge, spec.evaluation_dir, spec.name)
     asked = judges.ask_missing(asks)
     unjudged = {
         f"{task} {document}": why
         for task, some in wanted.items()
         for document, why in _unjudged(judges, some.asks).items()
     }
-    return _Executed(
-        compute=CodeEval(verdicts).compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged
-    )
+    return _Executed(compute=compute, replies=judges.replies, ran=ran, asked=asked, unjudged=unjudged)
 
 
 def _write(paths: EvaluationPaths, spec: ScoreSpec, results: Mapping[str, Any]) -> Path:
@@ -284,6 +258,52 @@ def _sample_line(sample: Mapping[str, Any]) -> str:
     return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"
 
 
+class Verdicts:
+    """Verdicts of some leaf tasks by program key: each program is run once, whichever job needs it.
+
+    A job writes its verdicts, a line each, to its own file before it uses them; it reads the files of
+    all jobs.
+    """
+
+    def __init__(self, paths: EvaluationPaths, tasks: Sequence[str], spec: ExecuteSpec | ScoreSpec) -> None:
+        self._spec = spec
+        prefixes = tuple(f"{slug(task)}@" for task in tasks)
+        self._own = paths.verdicts / f"{prefixes[0]}{slug(spec.name)}.jsonl"
+        self._known: dict[str, Verdict] = {}
+        self._written: dict[str, Verdict] = {}
+        for file in sorted(paths.verdicts.glob("*.jsonl")):
+            if file.name.startswith(prefixes):
+                found = [Verdict(**json.loads(line)) for line in file.read_text().splitlines()]
+                self._known |= {verdict.id: verdict for verdict in found}
+                if file == self._own:
+                    self._written = {verdict.id: verdict for verdict in found}
+
+    def run_missing(self, programs: Iterable[Program]) -> int:
+        """Run the programs that have no verdict yet, in parallel; returns how many."""
+        most = self._spec.item_seconds
+        missing = [
+            replace(program, timeout_seconds=min(program.timeout_seconds, most))
+            for program in programs
+            if program.id not in self._known
+        ]
+        if not missing:
+            return 0
+        try:
+            found = {v.id: v for v in run_programs(missing, allow_unsafe=self._spec.allow_unsafe)}
+        except SandboxUnavailableError as error:
+            raise OperatorError(one_line(error)) from error
+        self._known |= found
+        self._written |= found
+        lines = [verdict.line() for verdict in self._written.values()]
+        write_atomic(self._own, ("\n".join(lines) + "\n").encode())
+        return len(missing)
+
+    def of(self, programs: list[Program]) -> list[Verdict]:
+        """Verdicts of these programs; missing ones are run now."""
+        self.run_missing(programs)
+        return [self._known[program.id] for program in programs]
+
+
 # --- both --------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +314,7 @@ def _answers(paths: EvaluationPaths, folder: str, frames: Sequence[FrameRef]) ->
     return replay_model.Answers(head=head, answers=answers)
 
 
-def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Answers]) -> Any:
+def _replay(spec: ExecuteSpec | ScoreSpec, leaves: Mapping[str, replay_model.Answers] | None) -> Any:
     chat = bool(spec.suite.apply_chat_template)
     return replay_model.replay_model(leaves, chat=chat, model_dir=spec.model_dir, options=spec.model)
 
@@ -304,17 +324,6 @@ def _built_tasks(spec: ExecuteSpec | ScoreSpec) -> run.Tasks:
     run.quiet_environment(offline=True)
     entry = spec.suite.tasks[spec.entry]
     tasks = run.entry_tasks(spec.suite, entry, model=spec.model, model_dir=spec.model_dir)
-    chat = bool(spec.suite.apply_chat_template)
-    model = replay_model.replay_model(None, chat=chat, model_dir=spec.model_dir, options=spec.model)
     with contextlib.suppress(run.RequestsBuiltError):
-        run.run_entry(
-            model,
-            spec.suite,
-            entry,
-            model=spec.model,
-            model_dir=spec.model_dir,
-            tasks=tasks,
-            bootstrap_iters=0,
-            seed_torch=False,
-        )
+        run.run_entry(_replay(spec, None), spec.suite, entry, tasks, seed_torch=False)
     return tasks

@@ -32,9 +32,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2  # between two looks at the children
 NEWS_SECONDS = 0.5  # between two attempts to have a dead worker's job queued again
-FINISH_SECONDS = (
-    15.0  # that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
-)
+# that a running job has to finish, of the 30 s that Slurm leaves between SIGTERM and SIGKILL
+FINISH_SECONDS = 15.0
 DROP_SECONDS = 5.0  # that a worker then has to drop its job, before SIGKILL
 SHORT_LIFE_SECONDS = 5.0  # a worker that lived no longer than this is replaced after a pause
 MAX_PAUSE_SECONDS = 5.0
@@ -100,27 +99,24 @@ class Supervisor:
             self.stopping_since = time.monotonic()
 
     def _over(self) -> bool:
-        options = self.options
-        if options.stop_file is not None and is_there(options.stop_file):
+        stop, most = self.options.stop_file, self.options.burst_idle
+        if stop is not None and is_there(stop):
             return True
         # as the last look at the queue saw it: a job may have come since
         idle = self._answered_at - self._worked_at
-        if options.burst_idle is not None and idle > 0 and idle >= options.burst_idle:
+        if most is not None and idle > 0 and idle >= most:
             return True
         if self._lease is not None and (expired := self._lease.expired()):
             log.error("%s: no coordinator waits for these metrics", expired)
             return True
         return False
 
-    # --- children ----------------------------------------------------------------------------------------------------
-
     def _fork_missing(self, at: float) -> None:
         while len(self.children) < self.options.count and at >= self._start_after:
             sys.stdout.flush()
             sys.stderr.flush()
             parent = os.getpid()
-            pid = os.fork()
-            if pid == 0:
+            if (pid := os.fork()) == 0:
                 self._be_a_worker(parent)
             self.children[pid] = at
 
@@ -169,8 +165,6 @@ class Supervisor:
         for pid in self.children:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    # --- the queue -----------------------------------------------------------------------------------------------------
 
     def _look(self, at: float) -> None:
         every = NEWS_SECONDS if self._dead else self._every

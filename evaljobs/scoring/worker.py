@@ -106,10 +106,8 @@ def deadline_seconds(spec: ExecuteSpec | ScoreSpec) -> int:
 def outcome_on_disk(spec: ExecuteSpec | ScoreSpec) -> str | None:
     """The kind of outcome that the job has left already."""
     paths = EvaluationPaths(spec.evaluation_dir)
-    for kind in ("executed" if isinstance(spec, ExecuteSpec) else "scored", "failed"):
-        if paths.outcome(kind, spec.name).exists():
-            return kind
-    return None
+    kinds = ("executed" if isinstance(spec, ExecuteSpec) else "scored", "failed")
+    return next((kind for kind in kinds if paths.outcome(kind, spec.name).exists()), None)
 
 
 def leave_failed(spec: ExecuteSpec | ScoreSpec, *, error: str, detail: str = "") -> None:
@@ -200,18 +198,16 @@ class MetricWorker(Worker):  # type: ignore[misc]
         """Fail a job unrun. A job of this evaluation whose own spec cannot be read gets a failed outcome."""
         self.log.warning("job %s is refused: %s", job.id, why)
         with suppress(ValueError, OSError, RefusedJobError):
-            kind, path = job.order()
-            self._leave_refused(job, queue, kind, checked_path(path, self.work_dir), why)
+            kind, text = job.order()
+            path = checked_path(text, self.work_dir)
+            paths = EvaluationPaths(path.parent.parent)
+            name = rq_jobs.job_name(queue.name.removeprefix(rq_jobs.queue_name("")), job.id)
+            if path == paths.spec(name).resolve() and not paths.outcome("failed", name).exists():
+                failed = Failed(name=name, job=kind, blame="bug", error=why, node=socket.gethostname())
+                write_outcome(paths, failed)
         job.retries_left = 0
         self.handle_job_failure(job, queue, exc_string=f"refused: {why}")
         self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
-
-    def _leave_refused(self, job: MetricJob, queue: Any, kind: str, path: Path, why: str) -> None:
-        paths = EvaluationPaths(path.parent.parent)
-        name = rq_jobs.job_name(queue.name.removeprefix(rq_jobs.queue_name("")), job.id)
-        if path == paths.spec(name).resolve() and not paths.outcome("failed", name).exists():
-            failed = Failed(name=name, job=kind, blame="bug", error=why, node=socket.gethostname())
-            write_outcome(paths, failed)
 
     def main_work_horse(self, job: MetricJob, queue: Any) -> None:
         # without this, a job whose worker died runs on beside its own retry
@@ -293,18 +289,15 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m evaljobs worker", description="Run metric jobs of an evaluation."
     )
-    made.add_argument(
-        "--redis-file", type=Path, required=True, help="the published address (redis/address.json)"
-    )
-    made.add_argument("--work-dir", type=Path, required=True)
-    made.add_argument("--queue", required=True, metavar="EVALUATION", help="whose jobs to run")
-    made.add_argument("--stop-file", type=Path, help="its existence ends the workers")
-    made.add_argument("--lease-file", type=Path, help="what a living coordinator touches")
-    made.add_argument(
-        "--lease-seconds", type=float, default=900.0, help="without a touch, after which the workers end"
-    )
-    made.add_argument("--burst-idle", type=float, metavar="SECONDS", help="end after so long without a job")
-    made.add_argument("--count", type=int, default=1, help="worker processes")
+    add = made.add_argument
+    add("--redis-file", type=Path, required=True, help="the published address (redis/address.json)")
+    add("--work-dir", type=Path, required=True)
+    add("--queue", required=True, metavar="EVALUATION", help="whose jobs to run")
+    add("--stop-file", type=Path, help="its existence ends the workers")
+    add("--lease-file", type=Path, help="what a living coordinator touches")
+    add("--lease-seconds", type=float, default=900.0, help="without a touch, after which the workers end")
+    add("--burst-idle", type=float, metavar="SECONDS", help="end after so long without a job")
+    add("--count", type=int, default=1, help="worker processes")
     return made
 
 

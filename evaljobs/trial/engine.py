@@ -1,26 +1,31 @@
-"""Loads a checkpoint with lm-eval's model class, and runs one batch through it.
+"""Loads a checkpoint with lm-eval's model class, and runs batches and shards through it.
 
 Rule: the class is lm-eval's own, made with the arguments of lm-eval's command. A batch goes through
 its methods, so lm-eval's code groups, pads and decodes it. Sampling is seeded per batch from (seed,
 request set, batch number), so draws do not depend on where or in which order batches run. Importing
-this module imports no torch; loading does. Called from `trial` and `shard_runner`.
+this module imports no torch; loading does. Called from `trial`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
-from evaljobs.contract.specs import ModelOptions
+from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import ShardResponses
+from evaljobs.contract.paths import batch_file, batch_index_file
+from evaljobs.contract.specs import BatchIndex, ModelOptions
+from evaljobs.contract.storage import read_record
 from evaljobs.errors import OperatorError, one_line
-from evaljobs.lmeval.batches import Batch
+from evaljobs.lmeval.batches import Batch, decode_batch
 from evaljobs.lmeval.conversations import converse
 
 log = logging.getLogger(__name__)
@@ -163,15 +168,9 @@ def seed_batch(seed: int, key: str, number: int) -> None:
     torch.manual_seed(value)  # every CUDA device too
 
 
-@dataclass(slots=True)
-class _Request:
+def _request(*arguments: Any) -> SimpleNamespace:
     """The part of lm-eval's Instance that its model classes use."""
-
-    args: tuple[Any, ...]
-    task_name: str | None = None
-    doc_id: int | None = None
-    request_type: str = ""
-    doc: dict[str, Any] = dataclasses.field(default_factory=dict)
+    return SimpleNamespace(args=arguments, task_name=None, doc_id=None, request_type="", doc={})
 
 
 def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
@@ -186,8 +185,7 @@ def run_batch(lm: Any, batch: Batch) -> list[tuple[int, Any]]:
         elif batch.kind == "loglikelihood_rolling" and not batch.text:
             pairs.append((piece.index, [piece.window, float(answer[0])]))
         elif batch.kind == "loglikelihood_rolling":
-            # the engine cut the text into windows of its own and added them up: this is the only
-            # term
+            # the only term: the engine cut the text into windows of its own and added them up
             pairs.append((piece.index, [0, float(answer)]))
         else:
             pairs.append((piece.index, answer))
@@ -199,11 +197,10 @@ def _ask(lm: Any, batch: Batch) -> list[Any]:
         return list(converse(lm, batch.pieces, lambda prompts: _generated(lm, batch, prompts)))
     if batch.text:
         if batch.kind == "loglikelihood":
-            pairs = [_Request(args=(p.context, p.continuation)) for p in batch.pieces]
+            pairs = [_request(p.context, p.continuation) for p in batch.pieces]
             return list(lm.loglikelihood(pairs, disable_tqdm=True))
-        return list(
-            lm.loglikelihood_rolling([_Request(args=(p.context,)) for p in batch.pieces], disable_tqdm=True)
-        )
+        whole = [_request(p.context) for p in batch.pieces]
+        return list(lm.loglikelihood_rolling(whole, disable_tqdm=True))
     if batch.kind == "loglikelihood":
         requests = [(("", ""), p.context, p.continuation) for p in batch.pieces]
         return list(lm._loglikelihood_tokens(requests, disable_tqdm=True))  # noqa: SLF001
@@ -212,5 +209,55 @@ def _ask(lm: Any, batch: Batch) -> list[Any]:
 
 
 def _generated(lm: Any, batch: Batch, prompts: list[str]) -> list[str]:
-    asked = [_Request(args=(prompt, dict(batch.settings or {}))) for prompt in prompts]
+    asked = [_request(prompt, dict(batch.settings or {})) for prompt in prompts]
     return [str(answer) for answer in lm.generate_until(asked, disable_tqdm=True)]
+
+
+# --- a shard ---------------------------------------------------------------------------------------------------------
+
+
+class RequestSet:
+    """The batches of one leaf task on disk, at one batch size."""
+
+    def __init__(self, folder: str | Path, batch_size: int) -> None:
+        self._file = batch_file(folder, batch_size)
+        self.index = read_record(batch_index_file(folder, batch_size), BatchIndex)
+
+    def batches(self, first: int, end: int) -> Iterator[Batch]:
+        """Batches first..end-1, all read at once: storage does not delay inference."""
+        start, stop = self.index.offsets[first], self.index.offsets[end]
+        with self._file.open("rb") as file:
+            file.seek(start)
+            data = file.read(stop - start)
+        if len(data) != stop - start:
+            raise OSError(f"{self._file} ends before byte {stop}: build its request set again")
+        return map(decode_batch, data.splitlines())
+
+
+def run_shard(
+    lm: Any,
+    requests: RequestSet,
+    shard: str,
+    *,
+    trial: str,
+    seed: int,
+    tick: Callable[[int, int], None] = lambda _done, _of: None,
+) -> ShardResponses:
+    """All answers of a shard. Calls `tick(batches done, batches in all)` before each batch."""
+    name = ShardId.parse(shard)
+    task, first, end = name.task, name.first_batch, name.end_batch
+    started_at, started = time.time(), time.monotonic()
+    answers: list[tuple[int, Any]] = []
+    for offset, batch in enumerate(requests.batches(first, end)):
+        tick(offset, end - first)
+        seed_batch(seed, requests.index.key, first + offset)
+        answers += run_batch(lm, batch)
+    return ShardResponses(
+        task=task,
+        key=requests.index.key,
+        shard=shard,
+        trial=trial,
+        started_at=started_at,
+        seconds=time.monotonic() - started,
+        responses=tuple(answers),
+    )

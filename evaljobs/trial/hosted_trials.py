@@ -130,7 +130,7 @@ def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], 
         if index in reported or child.poll() is None:
             continue
         left = [is_there(paths.outcome(kind, lane.trial)) for kind in ("trial-ended", "failed")]
-        if not any(left) and None in left:
+        if None in left and not any(left):
             continue  # storage does not answer: look again next time
         reported.add(index)
         if any(left):

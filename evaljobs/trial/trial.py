@@ -8,6 +8,7 @@ between two tokens: its shard goes back to the queue, and dumped records stay. C
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ from evaljobs.lmeval import run as harness
 from evaljobs.queue.work_queue import QueueUnavailable, WorkQueue
 from evaljobs.staging.store import NotStaged, reading, slot_of
 from evaljobs.trial import engine
-from evaljobs.trial.shard_runner import RequestSet, run_shard
+from evaljobs.trial.engine import RequestSet, run_shard
 
 log = logging.getLogger(__name__)
 
@@ -95,19 +96,14 @@ class Seconds:
             setattr(self, cause, getattr(self, cause) + time.monotonic() - started)
 
 
-def member_index() -> int:
-    """The index of this process in the array."""
-    for name in ("EVALSPAN_INDEX", "SLURM_ARRAY_TASK_ID"):
-        if os.environ.get(name):
-            return int(os.environ[name])
-    return 0
-
-
 def main(spec: TrialSpec) -> int:
     """Run one trial. Exit status 0 with `TrialEnded`, 1 with `Failed` and its current shard."""
     harness.quiet_environment(offline=True)
-    trial = Trial(spec, spec.lanes[member_index()])
-    handled = trial.listen()
+    member = os.environ.get("EVALSPAN_INDEX") or os.environ.get("SLURM_ARRAY_TASK_ID") or "0"
+    trial = Trial(spec, spec.lanes[int(member)])
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        signal.signal(number, trial.on_signal)
     try:
         return trial.perform()
     finally:
@@ -141,19 +137,6 @@ class Trial:
         self._batch_size = spec.batch_size
         self._terminated = False
         self._uninterruptible = False
-
-    def run(self) -> int:
-        """`perform`, then restore the signal handlers of the calling process."""
-        handlers = self.listen()
-        try:
-            return self.perform()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-    def listen(self) -> dict[signal.Signals, Any]:
-        """Install the handlers of SIGTERM and SIGINT; returns the earlier ones."""
-        return {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
 
     def perform(self) -> int:
         """Do the work and write an outcome with the reason for the end; returns the exit status."""
@@ -239,10 +222,14 @@ class Trial:
             self._check_terminated()
             claim = self._retry_queue(lambda queue: queue.claim(self.lane.trial, self.lane.lane))
             if claim.kind == "shard" and claim.shard is not None:
-                if not self._has_requests(ShardId.parse(claim.shard).task):
-                    return self._end_outdated(claim.shard)
+                shard = claim.shard
+                if not self._has_requests(ShardId.parse(shard).task):  # trials that start now have its set
+                    self._retry_queue(
+                        functools.partial(WorkQueue.give_back, trial=self.lane.trial, shard=shard)
+                    )
+                    return "outdated"
                 idle_since = unfilled_since = None
-                self._run_one(claim.shard, responses)
+                self._run_one(shard, responses)
                 continue
             now = time.monotonic()
             if claim.kind == "wait":
@@ -257,22 +244,16 @@ class Trial:
             with self.seconds.spent("idle"):
                 time.sleep(POLL_SECONDS)
 
-    def _end_outdated(self, shard: str) -> str:
-        """Give back a shard that was planned after this trial's start; newer trials have its set."""
-        self._retry_queue(lambda queue: queue.give_back(self.lane.trial, shard))
-        return "outdated"
-
     def _run_one(self, shard: str, responses: FrameWriter) -> None:
         assert self._loaded is not None
         self.standing.shard, self.standing.batches_done, self.standing.overtaken = shard, 0, None
         name = ShardId.parse(shard)
-        task, first, end = name.task, name.first_batch, name.end_batch
-        self.standing.batches = end - first
+        self.standing.batches = name.end_batch - name.first_batch
         try:
             with self.seconds.spent("infer"):
                 record = run_shard(
                     self._loaded.lm,
-                    self._request_set(task),
+                    self._request_set(name.task),
                     shard,
                     trial=self.lane.trial,
                     seed=self.spec.seed,
@@ -369,7 +350,7 @@ class Trial:
         if self.standing.shard is not None and self.standing.overtaken == self.standing.shard:
             raise OvertakenError
 
-    def _on_signal(self, *_signal: object) -> None:
+    def on_signal(self, *_signal: object) -> None:
         self._terminated = True
         if not self._uninterruptible:
             raise TerminatedError

@@ -272,7 +272,7 @@ def executions(site: Site) -> frozenset[bytes]:
     try:
         with redis_client.connect(site.server.work.redis_address) as client:
             queue = rq_jobs.open_queue(client, site.evaluation)
-            return frozenset(client.zrange(rq_jobs.started_registry(queue).key, 0, -1))
+            return frozenset(client.zrange(queue.started_job_registry.key, 0, -1))
     except (QueueUnavailable, redis.RedisError):
         return frozenset()
 

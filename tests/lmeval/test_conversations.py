@@ -20,11 +20,10 @@ from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.errors import OperatorError
 from evaljobs.lmeval.batches import Conversation, Piece, RequestsHead, Turn, encode_batches
 from evaljobs.lmeval.conversations import turns
-from evaljobs.lmeval.instances import instances_digest
 from evaljobs.lmeval.replay_model import ReplayError, collect_answers
+from evaljobs.lmeval.result_keys import instances_digest
 from evaljobs.requests import build
-from evaljobs.trial.engine import load, run_batch
-from evaljobs.trial.shard_runner import RequestSet
+from evaljobs.trial.engine import RequestSet, load, run_batch
 
 SYSTEM = "Be brief."
 CAP = 24

@@ -300,7 +300,9 @@ def test_what_a_wiped_redis_holds_in_part_is_no_obstacle(shared_work: WorkPaths)
 
 
 def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) -> None:
-    """The running job of a worker whose parent saw it die is queued by the next look; another worker's is not."""
+    """The job of a worker whose parent saw it die is queued by the next look, also where its
+    work-horse died before it wrote a word; another worker's job is not.
+    """
     bench = Bench(shared_work, uuid.uuid4().hex)
     client = redis_client.connect(shared_work.redis_address)
     queue = rq_jobs.open_queue(client, bench.evaluation)
@@ -308,9 +310,9 @@ def test_what_a_dead_worker_was_running_returns_at_once(shared_work: WorkPaths) 
         bench.enqueue(name)
         rq_id = rq_jobs.job_id(bench.evaluation, name)
         client.lrem(queue.key, 1, rq_id)
-        client.hset(f"rq:job:{rq_id}", "worker_name", its_worker)
-        client.zadd(rq_jobs.started_registry(queue).key, {f"{rq_id}:e1": 9e9})
-        client.hset(f"rq:execution:{rq_id}:e1", "last_heartbeat", "9")
+        client.zadd(queue.started_job_registry.key, {f"{rq_id}:e1": 9e9})
+        record = {"worker_name": its_worker, "last_heartbeat": "9"}
+        client.hset(f"rq:execution:{rq_id}:e1", mapping=record)
     rq_jobs.give_up(queue, "host-crew-1-")
     bench.queue.recover()
     assert [rq_jobs.job_name(bench.evaluation, i) for i in queue.job_ids] == ["dead"]

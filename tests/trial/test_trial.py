@@ -33,7 +33,7 @@ from evaljobs.queue.work_queue import QueuedShard, WorkQueue
 from evaljobs.requests import build as requests
 from evaljobs.trial import engine
 from evaljobs.trial import trial as trial_module
-from evaljobs.trial.shard_runner import RequestSet, run_shard
+from evaljobs.trial.engine import RequestSet, run_shard
 from evaljobs.trial.trial import Trial
 
 TASKS = Path(__file__).resolve().parents[1] / "support" / "exactness" / "tasks"
@@ -162,7 +162,7 @@ def test_a_shard_that_another_trial_has_done_is_dropped(evaluation: Evaluation) 
         real(done, of)
 
     trial._tick = tick  # type: ignore[method-assign]
-    assert trial.run() == 0
+    assert trial.perform() == 0
     assert ticks == [0, 1]
     assert evaluation.dumped() == []
 
@@ -251,7 +251,7 @@ def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeue
     """
     evaluation.fill()
     trial, slept = waiting(evaluation, 121.0)
-    assert trial.run() == 0
+    assert trial.perform() == 0
     assert 121.0 <= slept[0] < 140.0
     ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
     assert (ended.reason, ended.shards) == ("drained", len(evaluation.shards))
@@ -261,7 +261,7 @@ def test_a_trial_waits_for_a_redis_that_is_away_as_long_as_slurm_holds_a_requeue
 def test_a_trial_gives_its_gpu_back_where_redis_stays_away(evaluation: Evaluation) -> None:
     """After `redis_patience_seconds`, 600 by default, it ends with an account."""
     trial, slept = waiting(evaluation, float("inf"))
-    assert trial.run() == 0
+    assert trial.perform() == 0
     assert 580.0 < slept[0] <= 600.0
     assert read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "queue-lost"
 
@@ -322,11 +322,14 @@ def test_a_trial_that_ends_in_a_second_turn_leaves_nothing_of_it(
 
     monkeypatch.setattr(engine, "load", loaded)
     spec = chat.spec()
-    assert Trial(spec, spec.lanes[0]).run() == 0
+    trial = Trial(spec, spec.lanes[0])
+    before = signal.signal(signal.SIGTERM, trial.on_signal)
+    assert trial.perform() == 0
+    signal.signal(signal.SIGTERM, before)
     assert len(calls) == 2
     assert read_record(chat.paths.outcome("trial-ended", "trial.0"), TrialEnded).reason == "terminated"
     assert chat.dumped() == []
-    assert Trial(spec, spec.lanes[1]).run() == 0
+    assert Trial(spec, spec.lanes[1]).perform() == 0
     root = chat.paths.responses
     frames = [frame for file in root.glob("*.frames") for frame, _ in read_frames(file)]
     found = {record.shard: record.responses for record in (read_frame(root, frame) for frame in frames)}
@@ -356,7 +359,7 @@ def test_a_task_that_was_planned_after_a_trials_start_is_left_to_the_next(evalua
     """The trial gives the shard back and ends well: neither shard nor node has failed."""
     evaluation.fill()
     trial = evaluation.spec(request_sets={})
-    assert Trial(trial, trial.lanes[0]).run() == 0
+    assert Trial(trial, trial.lanes[0]).perform() == 0
     ended = read_record(evaluation.paths.outcome("trial-ended", "trial.0"), TrialEnded)
     assert (ended.reason, ended.shards) == ("outdated", 0)
     assert sorted(evaluation.queue.unclaimed()) == sorted(evaluation.shards)

@@ -28,9 +28,6 @@ REFERENCES = "data/references.jsonl"
 TURNS = 2
 
 
-# --- documents -------------------------------------------------------------------------------------------------------
-
-
 def questions(*, split: str, baseline: str | None = None, **_metadata: Any) -> dict[str, datasets.Dataset]:
     """One row a conversation; with `baseline` (a file of FastChat's model answers) only those that
     it has.
@@ -72,9 +69,6 @@ def _answers(name: str) -> dict[int, list[str]]:
 def _read(name: str) -> list[dict[str, Any]]:
     with (HERE / name).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
-
-
-# --- judgements ------------------------------------------------------------------------------------------------------
 
 
 def single(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from evaljobs.contract.specs import (
 from evaljobs.contract.storage import FrameWriter
 from evaljobs.requests import build
 from evaljobs.scoring import score as metric
-from evaljobs.trial import engine, shard_runner
+from evaljobs.trial import engine
 
 TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP = 100
@@ -95,7 +95,7 @@ def lm_eval_run(model_dir: Path, case: Case, batch_size: int, threads: int = 1) 
     seed = case.suite.get("seed")
     seeds = (0, 1234, 1234, 1234) if seed is None else (seed,) * 4
     model_args = {"pretrained": str(model_dir), **case.model_args}
-    with hooks.SEAM.computing(reference_code_eval):
+    with hooks.SEAM.answering(reference_code_eval):
         results = simple_evaluate(
             model="hf",
             model_args=model_args,
@@ -179,9 +179,9 @@ def run_shards(
     lm: Any, sets: dict[str, str], batch_size: int, n_shards: int, paths: EvaluationPaths
 ) -> dict[str, tuple[FrameRef, ...]]:
     """Cut every leaf into n shards, run all in a random order, spread over three trials."""
-    work: list[tuple[str, shard_runner.RequestSet, str]] = []
+    work: list[tuple[str, engine.RequestSet, str]] = []
     for task, place in sets.items():
-        requests_of = shard_runner.RequestSet(place, batch_size)
+        requests_of = engine.RequestSet(place, batch_size)
         count = len(requests_of.index.requests)
         cuts = [count * i // n_shards for i in range(n_shards + 1)]
         work += [(task, requests_of, str(ShardId(task, a, b))) for a, b in itertools.pairwise(cuts) if a < b]
@@ -190,7 +190,7 @@ def run_shards(
     for number, (task, requests_of, shard) in enumerate(work):
         trial = f"trial{number % 3}"
         with FrameWriter(paths.response_file(trial)) as writer:
-            record = shard_runner.run_shard(lm, requests_of, shard, trial=trial, seed=1234)
+            record = engine.run_shard(lm, requests_of, shard, trial=trial, seed=1234)
             frames[task] += (writer.append(record),)
     return frames
 
