@@ -222,7 +222,6 @@ class StageSpec(Record):
     lease_seconds: float = 900.0
     readers: int = 16
     share: float | None = None  # largest part of a root's room to fill, for prefetched weights
-    preimport: str | None = None  # engine to import once, so that trials find it in the page cache
 
 
 class LaneSpec(Record):
@@ -253,7 +252,6 @@ class TrialSpec(Record):
     redis_patience_seconds: float = 600.0  # without Redis for longer, the trial ends
     lanes: tuple[LaneSpec, ...]
     idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
-    sampled_tasks: tuple[str, ...] = ()
 
 
 class HostSpec(Record):

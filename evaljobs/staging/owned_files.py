@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
@@ -130,14 +129,3 @@ def remove_tree(parent: int, name: str) -> int:
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=parent)
     return freed
-
-
-def read_json(parent: int, name: str) -> dict[str, object] | None:
-    """A small JSON object in an open folder; None where it is missing or unreadable."""
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        with os.fdopen(descriptor, "rb") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -16,11 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,15 +38,8 @@ from evaljobs.staging.store import Slot
 
 POLL_SECONDS = 0.5  # between two looks for the release file
 RELEASED = "released"
-READER_PATIENCE = (
-    10.0  # seconds that trials get to end, or to finish opening files, before the copy is removed
-)
+READER_PATIENCE = 10.0  # seconds that trials get to end, or to finish opening files, before a copy is removed
 MARGIN = 64 << 20  # bytes that stay free on a root beside a copy
-ENGINE_MODULES = {
-    "hf": ("torch", "transformers", "lm_eval.models.huggingface"),
-    "vllm": ("vllm", "lm_eval.models.vllm_causallms"),
-    "sglang": ("sglang", "lm_eval.models.sglang_causallms"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +112,13 @@ def check_storage(checkpoint: CheckpointSpec) -> None:
         copying.check_source(path, path, file.size, file.mtime_ns)
 
 
-def lease_token(spec: StageSpec) -> str:
-    """Name of a precursor's lease: a requeued job has the same as before, each other job another."""
-    return f"{spec.name}@{spec.evaluation_dir}"
-
-
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
     """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
     if not spec.checkpoint.files:
         raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
-        slot = store.join(root, spec.checkpoint.digest, lease_token(spec), lease_seconds=spec.lease_seconds)
+        # a requeued job has the same lease as before, each other job another
+        slot = store.join(root, spec.checkpoint.digest, f"{spec.name}@{spec.evaluation_dir}")
     except OSError as error:
         raise Refused(f"{root}: {error.strerror or error}") from error
     try:
@@ -151,7 +139,6 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
             if not said:
                 say(f"another precursor is staging {slot.path}: waiting for it")
                 said = True
-            slot.renew()
             if stop.wait(0.05):
                 raise copying.Stopped("asked to stop while waiting for another precursor")
         yield
@@ -170,28 +157,25 @@ def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, l
         say(notes[-1])
         publish.withdraw(slot)
     publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
-    progress = _Progress(slot, spec.checkpoint.bytes)
+    progress = _Progress(spec.checkpoint.bytes)
     publish.copy_in(slot, spec.checkpoint, readers=spec.readers, stop=stop, progress=progress.add)
     return spec.checkpoint.bytes, notes
 
 
 class _Progress:
-    """Counts the bytes written. Every `every` seconds it logs them and renews the lease, so that a slow copy keeps it."""
+    """Counts the bytes written, from any thread, and logs them every 5 seconds."""
 
-    def __init__(self, slot: Slot, total: int, every: float = 5.0) -> None:
-        self.slot, self.total, self.every = slot, total, every
-        self.done = 0
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
         self.lock = threading.Lock()
-        self.next = time.monotonic() + every
+        self.next = time.monotonic() + 5.0
 
     def add(self, count: int) -> None:
         with self.lock:
             self.done += count
-            if time.monotonic() < self.next:
-                return
-            self.next = time.monotonic() + self.every
-        self.slot.renew()
-        say(f"staged {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB")
+            if time.monotonic() >= self.next:
+                self.next = time.monotonic() + 5.0
+                say(f"staged {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB")
 
 
 # --- holding and clearing --------------------------------------------------------------------------------------------
@@ -202,7 +186,6 @@ def hold(holding: Holding, stop: threading.Event) -> str:
     spec = holding.spec
     release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
-    renewed = time.monotonic()
     while True:
         if is_there(release):
             return RELEASED
@@ -210,13 +193,8 @@ def hold(holding: Holding, stop: threading.Event) -> str:
             return "terminated"
         if expired := lease.expired():
             return expired
-        now = time.monotonic()
-        if holding.slot is not None:
-            if holding.slot.lost():
-                return f"{holding.slot.path} or our lease in it was removed by another process"
-            if now - renewed > min(30.0, spec.lease_seconds / 10):
-                holding.slot.renew()
-                renewed = now
+        if holding.slot is not None and holding.slot.lost():
+            return f"{holding.slot.path} or our lease in it was removed by another process"
         stop.wait(POLL_SECONDS)
 
 
@@ -224,32 +202,6 @@ def clear(holding: Holding, reason: str) -> Cleared:
     """Give the lease back; the last precursor of this checkpoint here frees the memory."""
     freed = 0 if holding.slot is None else store.leave(holding.slot, patience=READER_PATIENCE)
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
-
-
-def preimport_modules(engine: str | None) -> Sequence[str]:
-    """Modules that a trial of this engine imports first."""
-    return ENGINE_MODULES.get(engine or "", ())
-
-
-@contextlib.contextmanager
-def preimporting(engine: str | None) -> Iterator[None]:
-    """Import the engine once in a child process: trials find its files in the page cache, and no memory stays used."""
-    modules = preimport_modules(engine)
-    if not modules:
-        yield
-        return
-    code = f"import os; os.nice(19)\nimport {', '.join(modules)}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        child.kill()
-        child.wait()
 
 
 @contextlib.contextmanager
@@ -298,8 +250,7 @@ def main(spec: StageSpec) -> int:
         try:
             say(f"staged: {holding.staged.model_dump_json()}")
             write_outcome(paths, holding.staged)
-            with preimporting(spec.preimport):
-                reason = hold(holding, stop)
+            reason = hold(holding, stop)
         finally:
             cleared = clear(holding, reason)
             say(f"cleared {cleared.freed_bytes} bytes: {reason}")

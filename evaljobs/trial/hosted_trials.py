@@ -54,8 +54,7 @@ def main(spec: HostSpec) -> int:
     with precursor.stopping_on_signals() as stop:
         try:
             shares = share(gpus_of(os.environ), len(spec.trial.lanes), spec.gpus_per_trial)
-            with precursor.preimporting(spec.stage.preimport):
-                holding = precursor.stage_only(spec.stage, stop=stop)
+            holding = precursor.stage_only(spec.stage, stop=stop)
         except (JobError, OSError) as error:
             failed = precursor.failure(error, name=spec.name, node=spec.stage.node, job="host")
             precursor.say(failed.error)
