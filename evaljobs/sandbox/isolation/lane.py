@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.isolation.zygote import HEADER, NUMPY, SETUP_FAILED, STDIO
 from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
 
 _START_SECONDS: Final = 60.0  # most seconds to start: a cold interpreter on slow storage

@@ -94,12 +94,12 @@ def enter_namespaces(*, user: bool) -> None:
     uid, gid = os.getuid(), os.getgid()
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     flags |= kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (kernel.CLONE_NEWUSER if user else 0)
-    kernel.unshare(flags)
+    kernel.call("unshare", flags)
     if user:
         kernel.map_ids(_NOBODY, uid, gid)
     child = os.fork()
     if child:
-        kernel.close_from(3)  # the supervisor's sockets must end when the child is gone
+        os.closerange(3, 256)  # the supervisor's sockets must end when the child is gone
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -109,7 +109,9 @@ def build_root(readable: list[str]) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
-    kernel.change_root("/tmp", "old")
+    os.chdir("/tmp")
+    kernel.call("pivot_root", b".", b"old")
+    os.chdir("/")
     for link in ("/lib", "/lib64"):
         if os.path.islink("/old" + link):
             os.symlink(os.readlink("/old" + link), link)
@@ -126,8 +128,8 @@ def build_root(readable: list[str]) -> None:
     for folder in ("/proc", "/tmp"):
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    kernel.detach("/old")
+    kernel.mount_proc()
+    kernel.call("umount2", b"/old", kernel.MNT_DETACH)
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", None, flags)
