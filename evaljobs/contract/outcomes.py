@@ -133,13 +133,9 @@ class Failed(Record):
     unstaged: bool = False
 
 
-Outcome = Annotated[
-    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
-    Field(discriminator="kind"),
-]
-OUTCOME: TypeAdapter[
-    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
-] = TypeAdapter(Outcome)
+_AnyOutcome = Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+Outcome = Annotated[_AnyOutcome, Field(discriminator="kind")]
+OUTCOME: TypeAdapter[_AnyOutcome] = TypeAdapter(Outcome)
 
 
 class ShardResponses(Record):

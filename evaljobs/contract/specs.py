@@ -310,10 +310,6 @@ class ScoreSpec(Record):
     judge: JudgeJob | None = None
 
 
-Spec = Annotated[
-    BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec,
-    Field(discriminator="kind"),
-]
-SPEC: TypeAdapter[BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec] = (
-    TypeAdapter(Spec)
-)
+_AnySpec = BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec
+Spec = Annotated[_AnySpec, Field(discriminator="kind")]
+SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec)

@@ -19,7 +19,7 @@ from evaljobs.sandbox.rpc import names
 MAX_JOB_BYTES: Final = 32 << 20
 MAX_TIMEOUT: Final = 3600.0
 MAX_MEMORY_MIB: Final = 1 << 20
-_VERDICTS: Final = ("pass", "fail", "timeout", "memory", "crash", "refused")
+VERDICTS: Final = ("pass", "fail", "timeout", "memory", "crash", "refused")
 
 
 class SandboxError(Exception):
@@ -215,8 +215,3 @@ def _text_tuple(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise TypeError(f"{key} must be a list of texts")
     return tuple(value)
-
-
-def is_verdict(name: object) -> bool:
-    """Whether a word is one of the verdicts."""
-    return name in _VERDICTS

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,6 @@ def nonce(root: str, name: str, *, leave: bool) -> bool | None:
     return True
 
 
-def sandbox_levels() -> list[dict[str, Any]]:
-    """Each level of the sandbox, best first, with whether it holds here and why not."""
-    from evaljobs.sandbox import probe_levels  # noqa: PLC0415 (takes a second: imported only on request)
-
-    return [{"level": str(r.level), "holds": r.holds, "reason": r.reason} for r in probe_levels()]
-
-
 def redis_trouble(file: Path) -> str:
     """Why Redis does not answer from here; empty where it does. `file`: the published address."""
     try:
@@ -183,7 +177,11 @@ def main(argv: Sequence[str]) -> int:
     else:
         record = probe_node(roots, sample_mb=chosen.sample_mb)
         record["redis_trouble"] = chosen.redis_file and redis_trouble(chosen.redis_file)
-        record["sandbox"] = sandbox_levels() if chosen.sandbox else None
+        record["sandbox"] = None
+        if chosen.sandbox:
+            from evaljobs.sandbox import probe_levels  # noqa: PLC0415 (a second: imported only on request)
+
+            record["sandbox"] = [asdict(report) for report in probe_levels()]
         record["nonce_left"] = bool(chosen.leave) and nonce(roots[0], chosen.leave, leave=True)
     text = json.dumps(record)
     if chosen.out is None:

@@ -14,12 +14,12 @@ Bounds: integers of more than 4,000 digits cross as hexadecimal, which is linear
 from __future__ import annotations
 
 import collections
-import functools
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from evaljobs.sandbox.rpc.arguments import Arguments, fill_set
 
@@ -44,22 +44,15 @@ class CodecError(Exception):
     """The text is not a value of this codec."""
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _deep(function: _F) -> _F:
-    """Let a function handle values nested as deep as a program can make them."""
-
-    @functools.wraps(function)
-    def deeper(*args: Any, **kwargs: Any) -> Any:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(before, DEEPEST))
-        try:
-            return function(*args, **kwargs)
-        finally:
-            sys.setrecursionlimit(before)
-
-    return cast("_F", deeper)
+@contextlib.contextmanager
+def _deep() -> Iterator[None]:
+    """Let code handle values nested as deep as a program can make them."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, DEEPEST))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 class Encoder:
@@ -86,7 +79,7 @@ class Encoder:
         self._arguments, self._naming = arguments, False
         return self._text(lambda: [[number, self._content(value)] for number, value in changed])
 
-    @_deep
+    @_deep()
     def _text(self, make_tree: Callable[[], Any]) -> str:
         self._exact = False
         try:
@@ -221,7 +214,7 @@ class Decoder:
         self._arguments = Arguments()
         self._naming = False
 
-    @_deep
+    @_deep()
     def loads(self, text: str | bytes, arguments: Arguments | None = None, *, naming: bool = False) -> Any:
         """The value of one JSON text; CodecError for anything else.
 
