@@ -160,7 +160,3 @@ class Learnt:
         ]
         run = SIGMA_RUN if here or not own else SIGMA_MOVED
         return residual(logs, sigma_before=SIGMA_TASK, sigma_run=run)
-
-
-def learnt_of(history: Sequence[Observation] | Learnt) -> Learnt:
-    return history if isinstance(history, Learnt) else Learnt(history)
