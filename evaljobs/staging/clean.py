@@ -18,7 +18,7 @@ from pathlib import Path
 
 from evaljobs.staging import owned_files, store
 from evaljobs.staging.owned_files import Refused
-from evaljobs.staging.store import LOCK, Home
+from evaljobs.staging.store import Home
 
 READER_PATIENCE = 2.0  # seconds that a trial gets to finish opening files before the copy is removed
 
@@ -48,8 +48,6 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = READE
 def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:
     freed, removed, kept, problems = 0, [], [], []
     for name in owned_files.names_in(home.fd):
-        if name == LOCK:
-            continue
         retired = name.startswith(store.RETIRED)
         if not retired and not store.DIGEST.fullmatch(name):
             problems.append(f"{home.path / name} is none of evalspan's names: it was left alone")

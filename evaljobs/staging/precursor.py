@@ -117,8 +117,7 @@ def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, 
     if not spec.checkpoint.files:
         raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
-        # a requeued job has the same lease as before, each other job another
-        slot = store.join(root, spec.checkpoint.digest, f"{spec.name}@{spec.evaluation_dir}")
+        slot = store.join(root, spec.checkpoint.digest, spec.name)
     except OSError as error:
         raise Refused(f"{root}: {error.strerror or error}") from error
     try:

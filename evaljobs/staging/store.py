@@ -1,18 +1,18 @@
 """Our folder in a node's memory: its layout, its locks, the precursors' leases in it, and the trials' lock on a copy.
 
-    <root>/evalspan-<uid>/          0700, ours, no link; `lock` guards every change of names below it
+    <root>/evalspan-<uid>/          0700, ours, no link; its lock (flock) guards every change of names below it
         <digest>/                   a checkpoint
             stage.lock              held (flock) by the one process that copies or verifies
             readers.lock            held shared by each process that maps the weights
-            leases/<token>.json     empty; held (flock) by each precursor while it lives
+            leases/<job>.<nonce>    empty; held (flock) by each precursor while it lives
             incoming/               half-written; trials do not read it
             model/                  the files, whole once manifest.json exists
             manifest.json           written last: sizes and hashes
         retired-<digest>-<nonce>/   out of use: any of our processes may remove it
 
-Rules: names change only under `lock`. A checkpoint with a living lease is not touched by other jobs. What another
-user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed process
-end at once. A dead precursor's copy stays for its successor until another checkpoint is staged there.
+Rules: names change only under the home's lock. A checkpoint with a living lease is not touched by other jobs. What
+another user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed
+process end at once. A dead precursor's copy stays for its successor until another checkpoint is staged there.
 
 Called by `precursor.py`, `publish.py`, `clean.py` and `node_probe.py`; by `trial/trial.py` for `reading`. Needs a file
 system with flock and O_NOFOLLOW.
@@ -48,7 +48,7 @@ from evaljobs.staging.owned_files import (
 )
 
 MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
-STAGE_LOCK, READERS_LOCK, LOCK = "stage.lock", "readers.lock", "lock"
+STAGE_LOCK, READERS_LOCK = "stage.lock", "readers.lock"
 RETIRED = "retired-"
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something hangs
@@ -69,35 +69,9 @@ class Home:
     path: Path
 
 
-def _lock_home(
-    stack: contextlib.ExitStack, parent: int, root: str | Path, deadline: float, *, create: bool
-) -> int | None:
-    """Open and lock the home, to be closed with `stack`; None where it was removed meanwhile.
-
-    A process that empties a home removes it: a lock that was waited for until then is no longer the home's.
-    """
-    name = home_name(os.geteuid())
-    with contextlib.ExitStack() as attempt:
-        home = open_folder(parent, name, where=str(root), create=create)
-        attempt.callback(os.close, home)
-        try:
-            lock = open_lock(home, LOCK)
-        except FileNotFoundError:
-            return None  # removed between the two openings
-        attempt.callback(os.close, lock)
-        if not flock_within(lock, deadline - time.monotonic()):
-            raise TimeoutError(
-                f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see which process holds it"
-            )
-        if not still_there(lock, home, LOCK) or not still_there(home, parent, name):
-            return None
-        stack.push(attempt.pop_all())
-        return home
-
-
 @contextlib.contextmanager
 def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
-    """Open our home below `root` and hold its lock. Leaves no empty home behind.
+    """Open our home below `root` and lock it. Leaves no empty home behind.
 
     Raises FileNotFoundError where there is none (and `create` is off), Refused, TimeoutError.
     """
@@ -106,30 +80,21 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
         parent = open_root(root)
         stack.callback(os.close, parent)
         deadline = time.monotonic() + LOCK_SECONDS
-        home = None
-        while home is None:
-            home = _lock_home(stack, parent, root, deadline, create=create)
+        while True:
+            home = open_folder(parent, name, where=str(root), create=create)
+            stack.callback(os.close, home)
+            if not flock_within(home, deadline - time.monotonic()):
+                raise TimeoutError(
+                    f"{root}/{name} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
+                )
+            if still_there(home, parent, name):  # a process that empties a home removes it
+                break
         yield Home(fd=home, path=Path(root) / name)
-        if names_in(home) == [LOCK]:
-            os.unlink(LOCK, dir_fd=home)
+        if not names_in(home):
             os.rmdir(name, dir_fd=parent)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
-
-
-def boot_id() -> str:
-    """This boot's id (random(4))."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _take_lease(leases: int, token: str) -> int:
-    """Make a lease file and hold its lock. The file is locked before it has its name, so it is never seen unlocked."""
-    temp = f".{token}.{secrets.token_hex(4)}"
-    descriptor = os.open(temp, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=leases)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.replace(temp, f"{token}.json", src_dir_fd=leases, dst_dir_fd=leases)
-    return descriptor
 
 
 def _is_locked(parent: int, name: str) -> bool:
@@ -164,22 +129,18 @@ class Slot:
 
     root: Path
     digest: str
-    token: str
     path: Path
     fd: int
     lease: int
+    lease_name: str
 
     @property
     def model(self) -> Path:
         return self.path / MODEL
 
     def has_lease(self) -> bool:
-        """Whether the lease file of our token is still the one that this process locked."""
-        try:
-            named = os.stat(f"{LEASES}/{self.token}.json", dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(self.lease))
+        """Whether the lease file that this process locked still has its name."""
+        return still_there(self.lease, self.fd, self.lease_name)
 
     def lost(self) -> bool:
         """Whether another process (`clean --all`, an epilog) has removed the folder or our lease."""
@@ -194,20 +155,17 @@ def join(root: str | Path, digest: str, token: str) -> Slot:
     """Take a lease in a checkpoint's folder, made if need be. Raises Refused, TimeoutError, OSError (ENOSPC)."""
     if not DIGEST.fullmatch(digest):
         raise Refused(f"{digest!r} is no checkpoint digest")
-    token = slug(token)
-    with locked_home(root, create=True) as home:
+    name = f"{LEASES}/{slug(token)}.{secrets.token_hex(4)}"
+    with locked_home(root, create=True) as home, contextlib.ExitStack() as undo:
         fd = open_folder(home.fd, digest, where=str(home.path), create=True)
-        try:
-            leases = open_folder(fd, LEASES, where=str(home.path / digest), create=True)
-            try:
-                os.close(open_lock(fd, READERS_LOCK))
-                lease = _take_lease(leases, token)
-            finally:
-                os.close(leases)
-        except BaseException:
-            os.close(fd)
-            raise
-        return Slot(root=Path(root), digest=digest, token=token, path=home.path / digest, fd=fd, lease=lease)
+        undo.callback(os.close, fd)
+        os.close(open_folder(fd, LEASES, where=str(home.path / digest), create=True))
+        os.close(open_lock(fd, READERS_LOCK))
+        lease = os.open(name, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=fd)
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        undo.pop_all()
+        path = home.path / digest
+        return Slot(root=Path(root), digest=digest, path=path, fd=fd, lease=lease, lease_name=name)
 
 
 def leave(slot: Slot, *, patience: float = 10.0) -> int:
@@ -218,7 +176,7 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
     try:
         with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
             if slot.has_lease():
-                os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
+                os.unlink(slot.lease_name, dir_fd=slot.fd)
             name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
             if name is not None and not is_held(slot.fd):
                 with readers_gone(slot.fd, patience):
@@ -346,3 +304,8 @@ def _copied(slot: Path) -> int:
     with contextlib.suppress(OSError):
         return sum(f.stat().st_blocks * 512 for f in (slot / INCOMING).rglob("*"))
     return 0
+
+
+def boot_id() -> str:
+    """This boot's id (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
