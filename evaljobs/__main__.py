@@ -1,7 +1,7 @@
 """`python -m evaljobs VERB …`: the jobs on nodes.
 
 Rule: a verb reads one spec, does its work and writes an outcome; the exit status says whether it
-failed. Each verb imports the modules that it needs, since a holder must not load torch.
+failed. Each verb imports the modules that it needs, since a precursor must not load torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from typing import NoReturn
 
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import (
-    SPEC,
-    BuildSpec,
-    ConvertSpec,
-    ExecuteSpec,
-    HostSpec,
-    ScoreSpec,
-    StageSpec,
-    TrialSpec,
-)
+from evaljobs.contract.specs import SPEC, BuildSpec, ExecuteSpec, ScoreSpec
 from evaljobs.errors import JobError, one_line
 
 log = logging.getLogger("evaljobs")
 
+# verbs of one spec: the module whose `main` takes it and returns the exit status
+OF_A_SPEC = {
+    "convert": "evaljobs.requests.convert",
+    "stage": "evaljobs.staging.precursor",
+    "trial": "evaljobs.trial.trial",
+    "host": "evaljobs.trial.hosted_trials",
+}
 # verbs that parse their own arguments: (module, function of the arguments)
 PASSED_ON = {
     "worker": ("evaljobs.scoring.worker", "main"),
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
     parser = argparse.ArgumentParser(prog="python -m evaljobs", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("build", "convert", "stage", "trial", "host", "execute", "score"):
+    for verb in (*OF_A_SPEC, "build", "execute", "score"):
         verbs.add_parser(verb).add_argument("specs", nargs="+", type=Path, metavar="SPEC")
     for verb in PASSED_ON:
         verbs.add_parser(verb)
@@ -78,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
+def run(path: Path, verb: str) -> int:
     """Run one spec, whose kind must be the verb. Returns the exit status."""
     spec = SPEC.validate_json(path.read_bytes())
     if spec.kind != verb:
@@ -87,24 +85,12 @@ def run(path: Path, verb: str) -> int:  # noqa: PLR0911 (a table)
     match spec:
         case BuildSpec():
             return _build(spec)
-        case ConvertSpec():
-            from evaljobs.requests import convert  # noqa: PLC0415
-
-            return convert.main(spec)
-        case StageSpec():
-            from evaljobs.staging import precursor  # noqa: PLC0415
-
-            return precursor.main(spec)
-        case TrialSpec():
-            from evaljobs.trial import trial  # noqa: PLC0415
-
-            return trial.main(spec)
-        case HostSpec():
-            return int(importlib.import_module("evaljobs.trial.hosted_trials").main(spec))
         case ExecuteSpec() | ScoreSpec():
             from evaljobs.scoring import score  # noqa: PLC0415
 
             return 1 if isinstance(score.perform(spec), Failed) else 0
+        case _:
+            return int(importlib.import_module(OF_A_SPEC[verb]).main(spec))
 
 
 def _build(spec: BuildSpec) -> int:

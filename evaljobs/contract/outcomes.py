@@ -129,7 +129,7 @@ class Failed(Record):
     node: str | None = None
     shard: str | None = None  # the shard that a trial was running
     entry: int | None = None
-    # the trial found no staged weights on its node: its /dev/shm is not the holder's
+    # the trial found no staged weights on its node: its /dev/shm is not the precursor's
     unstaged: bool = False
 
 

@@ -218,7 +218,7 @@ class StageSpec(Record):
     node: str
     checkpoint: CheckpointSpec
     roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order; the first with enough room is used
-    lease_file: str  # touched by the coordinator; holders end when it is too old
+    lease_file: str  # touched by the coordinator; precursors end when it is too old
     lease_seconds: float = 900.0
     readers: int = 16
     share: float | None = None  # largest part of a root's room to fill, for prefetched weights

@@ -94,10 +94,10 @@ def try_flock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def flock_within(descriptor: int, seconds: float, *, shared: bool = False) -> bool:
+def flock_within(descriptor: int, seconds: float) -> bool:
     """Take the lock, waiting up to `seconds`; whether it was taken."""
     deadline = time.monotonic() + seconds
-    while not try_flock(descriptor, shared=shared):
+    while not try_flock(descriptor):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.01)

@@ -70,39 +70,34 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     """
     stop = stop if stop is not None else threading.Event()
     started = time.monotonic()
-    reasons: list[str] = []
+    slot, copied, path, rung = None, 0, spec.checkpoint.source, "storage"
+    why: list[str] = []
     for root in spec.roots:
         try:
             slot, copied, notes = _stage_on(root, spec, stop)
         except (Refused, TimeoutError, copying.TargetFailed) as error:
-            reasons.append(str(error))
+            why.append(str(error))
             say(f"cannot stage on {root}: {error}")
             continue
-        staged = Staged(
-            name=spec.name,
-            node=spec.node,
-            path=str(slot.model),
-            rung=room(root).rung,
-            bytes=spec.checkpoint.bytes,
-            storage_bytes=copied,
-            seconds=time.monotonic() - started,
-            why="; ".join((*reasons, *notes)),
-        )
-        return Holding(spec=spec, staged=staged, slot=slot)
-    if spec.share is not None:
-        raise NoRoomForPrefetchError("not prefetched: " + ("; ".join(reasons) or "no root is configured"))
-    check_storage(spec.checkpoint)
+        path, rung = str(slot.model), room(root).rung
+        why += notes
+        break
+    else:
+        if spec.share is not None:
+            raise NoRoomForPrefetchError("not prefetched: " + ("; ".join(why) or "no root is configured"))
+        check_storage(spec.checkpoint)
+        why = why or ["no root to stage on is configured"]
     staged = Staged(
         name=spec.name,
         node=spec.node,
-        path=spec.checkpoint.source,
-        rung="storage",
+        path=path,
+        rung=rung,
         bytes=spec.checkpoint.bytes,
-        storage_bytes=0,
+        storage_bytes=copied,
         seconds=time.monotonic() - started,
-        why="; ".join(reasons) or "no root to stage on is configured",
+        why="; ".join(why),
     )
-    return Holding(spec=spec, staged=staged, slot=None)
+    return Holding(spec=spec, staged=staged, slot=slot)
 
 
 def check_storage(checkpoint: CheckpointSpec) -> None:
@@ -207,9 +202,6 @@ def clear(holding: Holding, reason: str) -> Cleared:
 def stopping_on_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM or SIGINT sets. The earlier handlers are restored at the end."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
     before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
