@@ -3,9 +3,8 @@
     seconds = (batches · a + p · prefill / R_p + d · expected generated / R_d) · exp(task's residual)
 
 p and d belong to a hardware and an engine and are shrunk to 1. Residuals belong to a task, are
-shrunk to 0 (σ₀ = 0.4) and follow the newest runs (EWMA). Every estimate has its spread.
-
-Rule: the order of observations counts only through their time.
+shrunk to 0 (σ₀ = 0.4) and follow the newest runs (EWMA). The order of observations counts only
+through their time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
 
-Rule: a reader sees a whole record or none. A file is written beside its place, synced and renamed.
-A frame is synced before its shard is reported as done; checksums reveal a damaged one.
+Rule: a reader sees a whole record or none. A frame is synced before its shard is reported as done.
+Checksums find accidents, not forgeries: reading any response file takes bounded memory, and an
+invalid record raises FrameError.
 
 A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two
 figures and the head · xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of
 the answers' JSON). Little endian.
-
-Checksums find accidents, not forgeries. So reading any response file takes bounded memory, and an
-invalid record always raises FrameError. Used by all rooms.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Copies of files at the speed of the hardware, hashed on the way.
 
-Rules: up to `WIDTH` files are written side by side, since the kernel takes one writer per tmpfs file at a time. Readers
-fetch blocks at once; more are started only while storage makes reads wait, for beyond that they would slow each other.
-Each block is hashed in its file's order while it is still in the processor's cache. Targets are open descriptors that
-the caller made. A source that changes meanwhile is found by size and mtime.
-
-Called by `publish.py`: `copy_files` for a copy, `hash_file` to verify one.
+Rules: up to `WIDTH` files are written side by side, since the kernel takes one writer per tmpfs
+file at a time. More readers are started only while storage makes reads wait; beyond that they would
+slow each other. Each block is hashed in its file's order while it is still in the processor's
+cache. A source that changes meanwhile is found by size and mtime. Called by `publish.py`:
+`copy_files` for a copy, `hash_file` to verify one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""The precursor: the job that stages a checkpoint into its node's memory, holds it there, and clears it.
+"""The precursor: stages a checkpoint into its node's memory, holds it there, and clears it.
 
     join (a lease) -> lock -> whole copy there? verify it : copy and publish it -> Staged -> hold -> leave -> Cleared
 
-Rules:
-- The bytes of a checkpoint leave shared storage once per node. A second precursor waits for the first, and copies
-  in its place if the first dies.
-- A copy is published only when its sizes, hashes and identity are those that were announced.
-- A root that cannot be used is named with its reason and the next one is tried. Past the last, trials read storage.
-
-Called by `python -m evaljobs stage`. `trial/hosted_trials.py` stages and clears through it inside its own job.
+Rules: the bytes of a checkpoint leave shared storage once per node; a second precursor waits for
+the first, and copies in its place if the first dies. Only a copy with the announced sizes, hashes
+and identity is published. A root that cannot be used is named and the next one is tried; past the
+last, trials read storage. `trial/hosted_trials.py` stages and clears through it inside its own job.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@
 Rules: names change only under the home's lock. A checkpoint with a living lease is not touched by other jobs. What
 another user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed
 process end at once. A dead precursor's copy stays for its successor until another checkpoint is staged there.
-
-Called by `precursor.py`, `publish.py`, `clean.py` and `node_probe.py`; by `trial/trial.py` for `reading`. Needs a file
-system with flock and O_NOFOLLOW.
+`trial/trial.py` uses `reading` alone.
 """
 
 from __future__ import annotations

@@ -142,14 +142,8 @@ _EPERM, _ENOSYS = 1, 38
 # PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS,
 # PR_SET_VMA
 _PRCTL_OPTIONS = (3, 15, 16, 21, 23, 39, 0x53564D41)
-_IOCTL_REQUESTS = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+# TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+_IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_DUPFD … F_SETFL, record locks, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which
 # signals other processes
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
@@ -249,29 +243,22 @@ def install_seccomp(program: bytes) -> None:
 READ_FILE, READ_DIR, WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 
 
-def landlock_abi() -> int:
-    """Version of Landlock in this kernel; OSError where there is none."""
-    return call("landlock_create_ruleset", None, 0, 1)
+def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
+    """A ruleset's descriptor: read below `readable`, write the files `writable`, no more.
 
-
-def landlock_attributes(abi: int) -> bytes:
-    """landlock_ruleset_attr that denies all that this version can (uapi/linux/landlock.h)."""
+    It denies all that this kernel's version can (uapi/linux/landlock.h). OSError without Landlock.
+    """
+    abi = call("landlock_create_ruleset", None, 0, 1)
     bits = 13 + sum(abi >= version for version in (2, 3, 5))  # REFER, TRUNCATE, IOCTL_DEV
     words = [(1 << bits) - 1]
     if abi >= 4:
         words.append(3)  # bind and connect TCP
     if abi >= 6:
         words.append(3)  # abstract sockets and signals stay inside
-    return struct.pack(f"{len(words)}Q", *words)
-
-
-def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
-    """A ruleset's descriptor: read below `readable`, write the files `writable`, no more."""
-    attributes = landlock_attributes(landlock_abi())
+    attributes = struct.pack(f"{len(words)}Q", *words)
     ruleset = call("landlock_create_ruleset", attributes, len(attributes), 0)
-    wanted = [(path, READ_FILE | READ_DIR) for path in readable] + [
-        (p, READ_FILE | WRITE_FILE) for p in writable
-    ]
+    wanted = [(path, READ_FILE | READ_DIR) for path in readable]
+    wanted += [(path, READ_FILE | WRITE_FILE) for path in writable]
     for path, access in wanted:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -281,8 +268,3 @@ def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> i
             finally:
                 os.close(fd)
     return ruleset
-
-
-def landlock_restrict(ruleset: int) -> None:
-    """Enter a new Landlock domain; no_new_privs must be set."""
-    call("landlock_restrict_self", ruleset, 0)

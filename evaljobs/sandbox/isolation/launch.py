@@ -2,10 +2,9 @@
 # pathlib, and what it imports, would enlarge every fork.
 """First code of a lane: isolates the process, then becomes the zygote.
 
-Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`. It loads all its code
-first, then gives up in turn: namespaces, the file system except the interpreter, its user, its
-capabilities. A step that fails ends the lane with the reason, so no program runs half isolated.
-Started by `lane`.
+Rule: started by `lane` as `python -S -s -P launch.py CONFIG` with a clean environment. It loads all
+its code first, then gives up in turn: namespaces, the file system except the interpreter, its user,
+its capabilities. A step that fails ends the lane with the reason, so no program runs half isolated.
 
 CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "paths"}}.
 """

@@ -3,12 +3,13 @@
 """The warm process of a lane: it forks a process per job, keeps the deadline, and reaps.
 
 Rule: this process reads a job's header, never a program or a test; the checker's process reads the
-rest from the same socket. So no later program can find an earlier test in inherited memory. It
-reports a job's end when the program's process is reaped. Started by `launch`.
+rest from the same socket. So no later program can find an earlier test in inherited memory. Started
+by `launch`.
 
 A job on the stream socket is HEADER, then the body, JSON for the checker. Each message on the
-verdict socket is one JSON object: {"ready"} or {"error"} once, then two per job. The checker sends
-{"verdict", "reason"}, unless it was killed; the zygote {"end", "timed_out", "seconds", "status"}.
+verdict socket is one JSON object: {"ready"} or {"error"} once, then two per job: the checker's
+{"verdict", "reason"}, unless it was killed, and the zygote's {"end", "timed_out", "seconds",
+"status"} once the program's process is reaped.
 """
 
 from __future__ import annotations
@@ -181,12 +182,7 @@ class Zygote:
         try:
             ours.close()
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            for kind, value in (
-                (resource.RLIMIT_AS, CHECKER_MEMORY),
-                (resource.RLIMIT_CORE, 0),
-                (resource.RLIMIT_NOFILE, 64),
-            ):
-                _limit(kind, value)
+            _limit(resource.RLIMIT_AS, CHECKER_MEMORY)
             gc.enable()
             self._enter_landlock()
             self._install_filter()
@@ -236,7 +232,7 @@ class Zygote:
 
     def _enter_landlock(self) -> None:
         if self._ruleset is not None:  # it cannot trace or signal siblings and parent
-            kernel.landlock_restrict(self._ruleset)
+            kernel.call("landlock_restrict_self", self._ruleset, 0)
             os.close(self._ruleset)
 
     def _install_filter(self) -> None:

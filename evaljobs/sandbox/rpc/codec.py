@@ -1,14 +1,10 @@
 """Encodes values that cross between a test and a program: data alone, as JSON with tagged objects.
 
-Rule: decoding builds values of fixed, built-in types and runs no code of the other side. A value
-that is not data crosses as a handle, a number that the receiver's `make_handle` turns into an
-object of its own. Every JSON object has exactly one key, its tag; lists, texts, booleans, None and
-ordinary numbers stand for themselves. Mutable arguments cross by number (`arguments`), so that the
-answer can give their new contents. Called from `link` on the test's side and from `candidate` on
-the program's.
-
-Bounds: integers of more than 4,000 digits cross as hexadecimal, which is linear in their length
-(JSON would be quadratic).
+Rule: decoding builds values of fixed, built-in types and runs no code of the other side. All else
+crosses as a handle, a number that the receiver's `make_handle` turns into an object of its own.
+Every JSON object has exactly one key, its tag; lists, texts, booleans, None and ordinary numbers
+stand for themselves. Integers of more than 4,000 digits cross as hexadecimal, which is linear in
+their length. Mutable arguments cross by number (`arguments`). Called from `link` and `candidate`.
 """
 
 from __future__ import annotations
