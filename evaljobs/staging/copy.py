@@ -70,23 +70,6 @@ class _File:
     hashing: bool = False
 
 
-def open_source(path: Path, size: int, mtime_ns: int) -> int:
-    """Open a file of the source and check that it is the one described. Links are followed: the source is the user's.
-
-    Raises SourceChanged.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise SourceChanged(f"{path} is gone") from error
-    try:
-        check_source(descriptor, path, size, mtime_ns)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int) -> None:
     """Raise SourceChanged unless the file has this size and mtime."""
     try:
@@ -115,9 +98,9 @@ def copy_files(
     """
     files: list[_File] = []
     try:
-        for copy in copies:
-            source = open_source(copy.source, copy.size, copy.mtime_ns)
-            files.append(_File(copy, source))
+        for copy in copies:  # links are followed: the source is the user's
+            check_source(copy.source, copy.source, copy.size, copy.mtime_ns)
+            files.append(_File(copy, os.open(copy.source, os.O_RDONLY | os.O_CLOEXEC)))
         crew = _Crew(files, readers=readers, stop=stop, progress=progress, read=read, block=block)
         crew.run()
         for file in files:  # by descriptor and by name: changed under us, or replaced

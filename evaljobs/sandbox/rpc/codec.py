@@ -228,18 +228,12 @@ class Decoder:
         if len(tagged) != 1:
             raise CodecError("an object must have one tag")
         (tag, body), *_ = tagged.items()
-        if tag == "t":
-            return tuple(body)
-        if tag in _PAIRED:
-            return _PAIRED[tag](_pairs(body))
         if tag == "m":
             return self._mentioned(body)
         if tag == "h":
             return self._make_handle(body)
-        build = _BUILD.get(tag)
-        if build is None:
-            raise CodecError("unknown tag")
-        return build(body)
+        _require(tag in _BUILD)
+        return _BUILD[tag](body)
 
     def _mentioned(self, body: Any) -> Any:
         if self._naming and type(body) is list:
@@ -336,13 +330,11 @@ def _set(items: Any) -> set[Any]:
     return made
 
 
-_PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
-    "d": dict,
-    "O": collections.OrderedDict,
-    "C": lambda pairs: collections.Counter(dict(pairs)),
-}
-
 _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
+    "t": tuple,
+    "d": lambda b: dict(_pairs(b)),
+    "O": lambda b: collections.OrderedDict(_pairs(b)),
+    "C": lambda b: collections.Counter(dict(_pairs(b))),
     "i": _integer,
     "s": lambda b: bytes.fromhex(b).decode("utf-16-le", "surrogatepass"),
     "e": _set,
