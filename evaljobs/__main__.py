@@ -1,7 +1,7 @@
 """`python -m evaljobs VERB …`: the jobs on nodes.
 
 Rule: a verb reads one spec, does its work and writes an outcome; the exit status says whether it
-failed. Each verb imports the modules that it needs, since a holder must not load torch.
+failed. Each verb imports the modules that it needs, since a precursor must not load torch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 from priors.estimate import percentile_95
 from priors.fit import Learnt
 from priors.hardware import cold_rates
-from priors.table import Observation, merge, parse, read
+from priors.table import merge, parse, read
 
 
 def show(path: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def import_file(path: Path, file: Path) -> dict[str, Any]:
 
 def export(path: Path) -> list[dict[str, Any]]:
     """Every observation, oldest line first. `import` reads this array, or one object per line."""
-    return [_row(one) for one in read(path)]
+    return [one.model_dump(mode="json") for one in read(path)]
 
 
 def _as_lines(text: bytes, name: str) -> bytes:
@@ -103,8 +103,3 @@ def _as_lines(text: bytes, name: str) -> bytes:
         place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "line 1"
         raise ValueError(f"{name}: {place} is no JSON") from error
     return b"".join(json.dumps(element).encode() + b"\n" for element in elements)
-
-
-def _row(one: Observation) -> dict[str, Any]:
-    row: dict[str, Any] = one.model_dump(mode="json")
-    return row

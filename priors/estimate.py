@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
-from priors.fit import Learnt, Residual, expected_generated, learnt_of, residual
+from priors.fit import Learnt, Residual, expected_generated, residual
 from priors.hardware import Rates, cold_rates, nominal
 from priors.sizes import known
-from priors.table import MEASURABLE, Observation
+from priors.table import MEASURABLE
 
 __all__ = [
     "BatchPrediction",
     "Features",
-    "History",
     "Learnt",
     "MetricPrediction",
     "Rates",
@@ -29,9 +28,6 @@ __all__ = [
     "predict_metric",
     "rates",
 ]
-
-History = Sequence[Observation] | Learnt
-"""Observations; `Learnt(observations)` fits once for many predictions from one history."""
 
 SIGMA_HARDWARE = 0.5
 """Added spread of hardware without nominal figures and without observations."""
@@ -81,10 +77,15 @@ def percentile_95(median: float, sigma: float) -> float:
     return median * exp(1.645 * sigma)
 
 
-def rates(features: Features, history: History) -> Rates:
+def rates(features: Features, learnt: Learnt) -> Rates:
     """Learnt tokens per second of a model on this hardware and engine, without task residuals."""
-    cold = _cold(features)
-    speed = learnt_of(history).speed(features.hardware, features.engine)
+    cold = cold_rates(
+        model_parameters=features.model_parameters,
+        hardware=features.hardware,
+        engine=features.engine,
+        batch_size=features.batch_size,
+    )
+    speed = learnt.speed(features.hardware, features.engine)
     return Rates(
         prefill_per_second=cold.prefill_per_second / exp(speed.prefill),
         generated_per_second=cold.generated_per_second / exp(speed.generated),
@@ -96,7 +97,7 @@ def predict_batches(
     features: Features,
     prefill_tokens: Sequence[int],
     generated_tokens: Sequence[int],
-    history: History,
+    learnt: Learnt,
 ) -> BatchPrediction:
     """Seconds of every batch from its prefill tokens and its summed cap of generated tokens.
 
@@ -104,7 +105,6 @@ def predict_batches(
     """
     if len(prefill_tokens) != len(generated_tokens):
         raise ValueError("every batch needs its prefill and its generated tokens")
-    learnt = learnt_of(history)
     at = rates(features, learnt)
     own = learnt.residual(features.task, features.hardware, features.engine)
     factor = exp(own.mean)
@@ -117,14 +117,17 @@ def predict_batches(
         )
         for prefill, cap in zip(prefill_tokens, generated_tokens, strict=True)
     )
-    return BatchPrediction(seconds=seconds, sigma=_spread(features, learnt, own))
+    known_hardware = features.hardware == "cpu" or nominal(features.hardware) is not None
+    seen = known_hardware or any(one.hardware == features.hardware for one in learnt.timed)
+    sigma = own.sigma if seen else sqrt(own.sigma**2 + SIGMA_HARDWARE**2)
+    return BatchPrediction(seconds=seconds, sigma=sigma)
 
 
-def predict_metric(task: str, documents: int, executes: bool, history: History) -> MetricPrediction:
+def predict_metric(task: str, documents: int, executes: bool, learnt: Learnt) -> MetricPrediction:
     """CPU seconds of a task's metric; `executes`: it runs programs or sends requests to a judge."""
     logs = [
         log(one.metric_seconds / _cold_metric(task, one.documents, executes))
-        for one in learnt_of(history).by_task.get(task, ())
+        for one in learnt.by_task.get(task, ())
         if one.metric_seconds >= MEASURABLE and one.documents > 0
     ]
     own = residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
@@ -136,41 +139,25 @@ def predict_metric(task: str, documents: int, executes: bool, history: History) 
     )
 
 
-def predict_load(model_bytes: int, hardware: str, history: History) -> float:
+def predict_load(model_bytes: int, hardware: str, learnt: Learnt) -> float:
     """Seconds from a trial's start to its first batch: interpreter, imports, weights from node memory."""
-    own = _load_residual(hardware, history)
+    own = _load_residual(hardware, learnt)
     return _cold_load(model_bytes, hardware) * exp(own.mean)
 
 
-def load_percentile_95(model_bytes: int, hardware: str, history: History) -> float:
+def load_percentile_95(model_bytes: int, hardware: str, learnt: Learnt) -> float:
     """Seconds that one load in twenty exceeds."""
-    own = _load_residual(hardware, history)
+    own = _load_residual(hardware, learnt)
     return percentile_95(_cold_load(model_bytes, hardware) * exp(own.mean), own.sigma)
 
 
-def _load_residual(hardware: str, history: History) -> Residual:
+def _load_residual(hardware: str, learnt: Learnt) -> Residual:
     logs = [
         log(one.load_seconds / _cold_load(2 * one.model_parameters, hardware))
-        for one in learnt_of(history).all
+        for one in learnt.all
         if one.hardware == hardware and one.load_seconds and one.load_seconds >= MEASURABLE
     ]
     return residual(logs, sigma_before=SIGMA_METRIC, sigma_run=SIGMA_METRIC_RUN)
-
-
-def _cold(features: Features) -> Rates:
-    return cold_rates(
-        model_parameters=features.model_parameters,
-        hardware=features.hardware,
-        engine=features.engine,
-        batch_size=features.batch_size,
-    )
-
-
-def _spread(features: Features, learnt: Learnt, own: Residual) -> float:
-    seen = any(one.hardware == features.hardware for one in learnt.timed)
-    if seen or features.hardware == "cpu" or nominal(features.hardware) is not None:
-        return own.sigma
-    return sqrt(own.sigma**2 + SIGMA_HARDWARE**2)
 
 
 def _cold_metric(task: str, documents: int, executes: bool) -> float:

@@ -3,9 +3,8 @@
     seconds = (batches · a + p · prefill / R_p + d · expected generated / R_d) · exp(task's residual)
 
 p and d belong to a hardware and an engine and are shrunk to 1. Residuals belong to a task, are
-shrunk to 0 (σ₀ = 0.4) and follow the newest runs (EWMA). Every estimate has its spread.
-
-Rule: the order of observations counts only through their time.
+shrunk to 0 (σ₀ = 0.4) and follow the newest runs (EWMA). The order of observations counts only
+through their time.
 """
 
 from __future__ import annotations
@@ -160,7 +159,3 @@ class Learnt:
         ]
         run = SIGMA_RUN if here or not own else SIGMA_MOVED
         return residual(logs, sigma_before=SIGMA_TASK, sigma_run=run)
-
-
-def learnt_of(history: Sequence[Observation] | Learnt) -> Learnt:
-    return history if isinstance(history, Learnt) else Learnt(history)

@@ -74,7 +74,8 @@ class Known:
 
 
 @cache
-def _table() -> dict[str, Known]:
+def table() -> dict[str, Known]:
+    """Every row, by the table's name."""
     text = files("priors").joinpath("data/dataset_sizes.csv").read_text(encoding="utf-8")
     rows: dict[str, Known] = {}
     for row in csv.DictReader(text.splitlines()):
@@ -95,20 +96,9 @@ def _table() -> dict[str, Known]:
 
 def known(task: str) -> Known | None:
     """The row of a task: by lm-eval's name, the table's name, or the name of the task's group."""
-    table = _table()
-    for name in (task, *_groups(task)):
-        row = table.get(TASKS.get(name, name))
-        if row is not None:
+    parts = task.split("_")
+    for length in range(len(parts), 0, -1):  # `mmlu_anatomy`, then `mmlu`
+        name = "_".join(parts[:length])
+        if row := table().get(TASKS.get(name, name)):
             return row
     return None
-
-
-def _groups(task: str) -> list[str]:
-    """`mmlu_anatomy` -> `mmlu`: prefixes that end before an underscore, longest first."""
-    parts = task.split("_")
-    return ["_".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
-
-
-def all_known() -> tuple[Known, ...]:
-    """Every row, in the table's order."""
-    return tuple(_table().values())

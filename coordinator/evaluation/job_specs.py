@@ -349,7 +349,6 @@ def _stage_spec(state: State, site: Site, info: JobInfo) -> StageSpec:
         lease_seconds=site.lease_seconds,
         readers=site.readers,
         share=site.prefetch if node in state.nodes.prefetches else None,
-        preimport=state.record.model.engine,
     )
 
 
@@ -373,7 +372,6 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         redis_patience_seconds=site.redis_patience_seconds,
         lanes=tuple(LaneSpec(lane=lane, trial=trial) for lane, trial in lanes),
         idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
-        sampled_tasks=tuple(t for t, leaf in leaves.items() if leaf.planned.sampled),
     )
 
 

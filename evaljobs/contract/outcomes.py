@@ -129,17 +129,13 @@ class Failed(Record):
     node: str | None = None
     shard: str | None = None  # the shard that a trial was running
     entry: int | None = None
-    # the trial found no staged weights on its node: its /dev/shm is not the holder's
+    # the trial found no staged weights on its node: its /dev/shm is not the precursor's
     unstaged: bool = False
 
 
-Outcome = Annotated[
-    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed,
-    Field(discriminator="kind"),
-]
-OUTCOME: TypeAdapter[
-    Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
-] = TypeAdapter(Outcome)
+_AnyOutcome = Built | Converted | Staged | Cleared | TrialEnded | Probed | Executed | Scored | Failed
+Outcome = Annotated[_AnyOutcome, Field(discriminator="kind")]
+OUTCOME: TypeAdapter[_AnyOutcome] = TypeAdapter(Outcome)
 
 
 class ShardResponses(Record):

@@ -66,7 +66,7 @@ class EvaluationPaths:
         return self.responses / f"{slug(trial)}.frames"
 
     def release_file(self, job: str) -> Path:
-        """The file that makes the holder `job` clear its node's memory and end."""
+        """The file that makes the precursor `job` clear its node's memory and end."""
         return self.release / slug(job)
 
 

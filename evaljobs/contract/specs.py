@@ -218,11 +218,10 @@ class StageSpec(Record):
     node: str
     checkpoint: CheckpointSpec
     roots: tuple[str, ...] = ("/dev/shm",)  # rungs in order; the first with enough room is used
-    lease_file: str  # touched by the coordinator; holders end when it is too old
+    lease_file: str  # touched by the coordinator; precursors end when it is too old
     lease_seconds: float = 900.0
     readers: int = 16
     share: float | None = None  # largest part of a root's room to fill, for prefetched weights
-    preimport: str | None = None  # engine to import once, so that trials find it in the page cache
 
 
 class LaneSpec(Record):
@@ -253,7 +252,6 @@ class TrialSpec(Record):
     redis_patience_seconds: float = 600.0  # without Redis for longer, the trial ends
     lanes: tuple[LaneSpec, ...]
     idle_seconds: float = 5.0  # how long an empty queue is polled before the trial ends
-    sampled_tasks: tuple[str, ...] = ()
 
 
 class HostSpec(Record):
@@ -312,10 +310,6 @@ class ScoreSpec(Record):
     judge: JudgeJob | None = None
 
 
-Spec = Annotated[
-    BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec,
-    Field(discriminator="kind"),
-]
-SPEC: TypeAdapter[BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec] = (
-    TypeAdapter(Spec)
-)
+_AnySpec = BuildSpec | ConvertSpec | StageSpec | TrialSpec | HostSpec | ExecuteSpec | ScoreSpec
+Spec = Annotated[_AnySpec, Field(discriminator="kind")]
+SPEC: TypeAdapter[_AnySpec] = TypeAdapter(Spec)

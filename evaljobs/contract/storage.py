@@ -1,14 +1,12 @@
 """Files that outlive a crash: atomic writes, records, and append-only files of framed shards.
 
-Rule: a reader sees a whole record or none. A file is written beside its place, synced and renamed.
-A frame is synced before its shard is reported as done; checksums reveal a damaged one.
+Rule: a reader sees a whole record or none. A frame is synced before its shard is reported as done.
+Checksums find accidents, not forgeries: reading any response file takes bounded memory, and an
+invalid record raises FrameError.
 
 A frame is: magic (4 bytes) · bytes of head · bytes of body (u32 each) · xxh3_64 of those two
 figures and the head · xxh3_64 of the body (u64 each) · head (JSON of `ShardHead`) · body (zlib of
 the answers' JSON). Little endian.
-
-Checksums find accidents, not forgeries. So reading any response file takes bounded memory, and an
-invalid record always raises FrameError. Used by all rooms.
 """
 
 from __future__ import annotations
@@ -190,31 +188,31 @@ class FrameWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefix:
-    head: int
+class _Start:
+    """The sound beginning of a frame, with the offsets of its body's start and end."""
+
+    head: ShardHead
     body: int
-    head_sum: int
+    end: int
     body_sum: int
 
-    @property
-    def length(self) -> int:
-        return _PREFIX.size + self.head + self.body
 
-
-def _read_prefix(data: bytes) -> _Prefix | None:
-    if len(data) < _PREFIX.size or not data.startswith(MAGIC):
+def _read_start(file: IO[bytes], at: int) -> _Start | None:
+    """The beginning of a frame at byte `at`, left at its body; None where no sound head is there."""
+    file.seek(at)
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         return None
-    _, head, body, head_sum, body_sum = _PREFIX.unpack_from(data)
-    sound = head <= MAX_HEAD_BYTES and body <= MAX_ANSWER_BYTES
-    return _Prefix(head, body, head_sum, body_sum) if sound else None
-
-
-def _checked_head(prefix: _Prefix, head: bytes) -> ShardHead | None:
-    sizes = _SIZES.pack(prefix.head, prefix.body)
-    if len(head) < prefix.head or xxhash.xxh3_64_intdigest(sizes + head) != prefix.head_sum:
+    _, head_size, body_size, head_sum, body_sum = _PREFIX.unpack(prefix)
+    if head_size > MAX_HEAD_BYTES or body_size > MAX_ANSWER_BYTES:
         return None
+    head = file.read(head_size)
+    sum_now = xxhash.xxh3_64_intdigest(_SIZES.pack(head_size, body_size) + head)
+    if len(head) < head_size or sum_now != head_sum:
+        return None
+    body = at + _PREFIX.size + head_size
     try:
-        return ShardHead.model_validate_json(head)
+        return _Start(ShardHead.model_validate_json(head), body, body + body_size, body_sum)
     except ValidationError:  # the checksums are right, so this is no accident of storage
         return None
 
@@ -268,21 +266,19 @@ def read_frames(
         size = file.seek(0, os.SEEK_END)
         at, troubles = start, 0
         while at + _PREFIX.size <= size:
-            file.seek(at)
-            prefix = _read_prefix(file.read(_PREFIX.size))
-            head = _checked_head(prefix, file.read(prefix.head)) if prefix is not None else None
+            found = _read_start(file, at)
             why = "no record begins here"
-            if prefix is not None and head is not None:
-                if _body_sum(file, prefix.body) == prefix.body_sum:
-                    yield FrameRef(file=path.name, offset=at, length=prefix.length), head
-                    at += prefix.length
+            if found is not None:
+                if _body_sum(file, found.end - found.body) == found.body_sum:
+                    yield FrameRef(file=path.name, offset=at, length=found.end - at), found.head
+                    at = found.end
                     continue
-                why = f"the answers of shard {head.shard} are torn or do not match their checksum"
+                why = f"the answers of shard {found.head.shard} are torn or do not match their checksum"
             following = _next_whole_head(file, at + 1, size)
             if following is None:
-                if prefix is None or head is None or at + prefix.length > size:
+                if found is None or found.end > size:
                     return  # its writer may not have finished this frame
-                following = at + prefix.length
+                following = found.end
             report(at, why)
             troubles += 1
             if troubles > MAX_TROUBLES:
@@ -302,7 +298,7 @@ def _body_sum(file: IO[bytes], length: int) -> int | None:
     return digest.intdigest()
 
 
-def _next_whole_head(file: Any, start: int, size: int) -> int | None:
+def _next_whole_head(file: IO[bytes], start: int, size: int) -> int | None:
     """Offset of the next magic that begins a frame with a sound head, or None."""
     at, false = start, 0
     while at < size:
@@ -312,10 +308,8 @@ def _next_whole_head(file: Any, start: int, size: int) -> int | None:
         if found < 0:
             at += max(1, len(block) - len(MAGIC) + 1)
             continue
-        file.seek(at + found)
-        prefix = _read_prefix(file.read(_PREFIX.size))
-        if prefix is not None and _checked_head(prefix, file.read(prefix.head)) is not None:
-            return int(at + found)
+        if _read_start(file, at + found) is not None:
+            return at + found
         at += found + 1
         false += 1
         if false > MAX_TROUBLES:
@@ -333,19 +327,15 @@ def read_frame(root: Path, reference: FrameRef) -> ShardResponses:
         raise FrameError(f"{where} is not in the responses folder")
     try:
         with _open_regular(root / reference.file) as file:
-            file.seek(reference.offset)
-            most = _PREFIX.size + MAX_HEAD_BYTES + MAX_ANSWER_BYTES
-            data = file.read(max(0, min(reference.length, most)))
+            found = _read_start(file, reference.offset)
+            body = b"" if found is None else file.read(found.end - found.body)
     except (OSError, ValueError, OverflowError) as error:  # for example a name with a NUL
         raise FrameError(f"{reference.file}: {error}") from error
-    prefix = _read_prefix(data)
-    if prefix is None or len(data) != prefix.length:
-        raise FrameError(f"{reference.file} holds no whole record at byte {reference.offset}")
-    head = _checked_head(prefix, data[_PREFIX.size : _PREFIX.size + prefix.head])
-    body = data[_PREFIX.size + prefix.head :]
-    if head is None or xxhash.xxh3_64_intdigest(body) != prefix.body_sum:
+    if found is None or found.end != reference.offset + reference.length:
+        raise FrameError(f"{where} is no whole record of {reference.length} bytes")
+    if xxhash.xxh3_64_intdigest(body) != found.body_sum:
         raise FrameError(f"{where} does not match its checksum")
-    return _decoded(head, body, where)
+    return _decoded(found.head, body, where)
 
 
 def _decoded(head: ShardHead, body: bytes, where: str) -> ShardResponses:

@@ -119,23 +119,23 @@ local function note(trial, changes)
 end
 """
 
+
+def _with_common(body: str) -> str:
+    return _COMMON + body
+
+
 # takes token
-BEGIN_FILL = (
-    _COMMON
-    + """
+BEGIN_FILL = _with_common("""
 redis.call('HDEL', key('meta'), 'epoch')
 redis.call('HSET', key('meta'), 'filling', ARGV[1])
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 redis.call('UNLINK', key('lanes'), key('load'), key('where'), key('info'), key('withdrawn'))
 return 1
-"""
-)
+""")
 
 # takes token, lane, then shard, priority, seconds. Earlier calls of this fill may have queued
 # shards.
-FILL = (
-    _COMMON
-    + """
+FILL = _with_common("""
 if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
 local lane, load, queued = ARGV[2], 0, false
 for i = 3, #ARGV, 3 do
@@ -153,13 +153,10 @@ if queued then
   redis.call('SADD', key('lanes'), lane)
 end
 return 1
-"""
-)
+""")
 
 # takes lane, then shard, priority, seconds
-ADD = (
-    _COMMON
-    + """
+ADD = _with_common("""
 for i = 2, #ARGV, 3 do
   local shard = ARGV[i]
   unqueue(shard)
@@ -170,38 +167,29 @@ for i = 2, #ARGV, 3 do
   enqueue(shard)
 end
 return 1
-"""
-)
+""")
 
 # takes token, epoch, and whether lanes steal (1 or 0)
-END_FILL = (
-    _COMMON
-    + """
+END_FILL = _with_common("""
 if redis.call('HGET', key('meta'), 'filling') ~= ARGV[1] then return -1 end
 redis.call('HDEL', key('meta'), 'filling', 'own')
 if ARGV[3] == '0' then redis.call('HSET', key('meta'), 'own', '1') end
 redis.call('HSET', key('meta'), 'epoch', ARGV[2])
 return 1
-"""
-)
+""")
 
 # takes shards
-WITHDRAW = (
-    _COMMON
-    + """
+WITHDRAW = _with_common("""
 local out = 0
 for _, shard in ipairs(ARGV) do
   if unqueue(shard) then out = out + 1 end
   redis.call('SADD', key('withdrawn'), shard)
 end
 return out
-"""
-)
+""")
 
 # takes trial
-RELEASE = (
-    _COMMON
-    + """
+RELEASE = _with_common("""
 local mine = held(ARGV[1])
 for _, shard in ipairs(mine) do give_back(shard) end
 local copies = redis.call('HGETALL', key('copies'))
@@ -211,13 +199,10 @@ end
 redis.call('HDEL', key('trials'), ARGV[1])
 redis.call('SADD', key('gone'), ARGV[1])
 return mine
-"""
-)
+""")
 
 # takes trial, lane, then the shards that the trial holds
-CLAIM = (
-    _COMMON
-    + """
+CLAIM = _with_common("""
 local trial, lane = ARGV[1], ARGV[2]
 if gone(trial) then return {'drained'} end
 
@@ -272,13 +257,10 @@ end
 unqueue(shard)
 claim(trial, shard)
 return {'shard', shard}
-"""
-)
+""")
 
 # takes trial, shard, response bytes
-DONE = (
-    _COMMON
-    + """
+DONE = _with_common("""
 local trial, shard = ARGV[1], ARGV[2]
 local mine = owner(shard) == trial
 local claimed = redis.call('HGET', key('claims'), shard)
@@ -295,24 +277,18 @@ local count = before['shards_done'] or 0
 if before['last_done'] ~= shard then count = count + 1 end -- else this call is a repeat
 note(trial, {shards_done = count, response_bytes = tonumber(ARGV[3]), last_done = shard})
 return mine and 1 or 0
-"""
-)
+""")
 
 # takes trial, shard
-GIVE_BACK = (
-    _COMMON
-    + """
+GIVE_BACK = _with_common("""
 if copier(ARGV[2]) == ARGV[1] then redis.call('HDEL', key('copies'), ARGV[2]) end
 if owner(ARGV[2]) ~= ARGV[1] then return 0 end
 give_back(ARGV[2])
 return 1
-"""
-)
+""")
 
 # takes trial, its current shard or "", progress (JSON object)
-HEARTBEAT = (
-    _COMMON
-    + """
+HEARTBEAT = _with_common("""
 local trial, shard = ARGV[1], ARGV[2]
 if gone(trial) then return 0 end
 note(trial, cjson.decode(ARGV[3]))
@@ -328,14 +304,10 @@ if by then return 0 end
 unqueue(shard) -- Redis came back empty, or the shard was queued again while this trial was silent
 claim(trial, shard)
 return 1
-"""
-)
+""")
 
-REMOVE = (
-    _COMMON
-    + """
+REMOVE = _with_common("""
 for _, lane in ipairs(redis.call('SMEMBERS', key('lanes'))) do redis.call('UNLINK', key('lane:' .. lane)) end
 return redis.call('UNLINK', key('meta'), key('info'), key('where'), key('lanes'), key('load'), key('claims'),
   key('held'), key('withdrawn'), key('copies'), key('trials'), key('gone'))
-"""
-)
+""")

@@ -80,7 +80,8 @@ class WorkQueue:
     ) -> None:
         self._prefix = f"evalspan:{{{evaluation_id}}}:"
         self._file: Path | None = None
-        self._use(client, address)
+        self._client = client
+        self._address = address
 
     @classmethod
     def connect(cls, redis_file: Path, evaluation_id: str) -> WorkQueue:
@@ -204,20 +205,9 @@ class WorkQueue:
 
     # --- Redis -------------------------------------------------------------------------------------------------------
 
-    def _use(self, client: redis.Redis, address: RedisAddress | None) -> None:
-        self._client = client
-        self._address = address
-        self._scripts: dict[str, Any] = {}
-
     def _run(self, script: str, *args: str | int) -> Any:
         """Run a script by its digest; the client sends its text where the server lacks it."""
-
-        def effect() -> Any:
-            if script not in self._scripts:
-                self._scripts[script] = self._client.register_script(script)
-            return self._scripts[script](keys=[self._prefix], args=args)
-
-        return self._twice(effect)
+        return self._twice(lambda: self._client.register_script(script)(keys=[self._prefix], args=args))
 
     def _read(self, *commands: tuple[str | int, ...]) -> list[Any]:
         """Commands (verb, key below the prefix, arguments) in one transaction."""
@@ -234,21 +224,15 @@ class WorkQueue:
         """Call `effect`, again after a broken connection: the server may have restarted or moved."""
 
         def tried() -> T:
-            with explained(self._where):
+            with explained("its address" if self._address is None else self._address.where):
                 return effect()
 
         return once_more(tried, self._follow)
 
-    @property
-    def _where(self) -> str:
-        return "its address" if self._address is None else self._address.where
-
     def _follow(self) -> None:
-        if self._file is None:
-            return
-        address = redis_client.read(self._file)
-        if address != self._address:
-            self._use(redis_client.shared(address), address)
+        if self._file is not None:
+            self._address = redis_client.read(self._file)
+            self._client = redis_client.shared(self._address)
 
 
 def _chunks(shards: Sequence[QueuedShard]) -> Iterator[list[str]]:

@@ -10,10 +10,9 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from evaljobs.sandbox import levels
 from evaljobs.sandbox.records import MAX_JOB_BYTES, Level, Program, SandboxError, Verdict, parse_line, refused
@@ -77,25 +76,13 @@ def write_verdicts(verdicts: Iterable[Verdict], path: str | None) -> None:
         for verdict in verdicts:
             sys.stdout.write(verdict.line() + "\n")
         return
-    target = Path(path)
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    half = Path(f"{path}.{os.getpid()}.part")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as out:
+        with half.open("x", encoding="utf-8") as out:
             for verdict in verdicts:
                 out.write(verdict.line() + "\n")
             out.flush()
             os.fsync(out.fileno())
-        Path(name).chmod(_file_mode())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _file_mode() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return _PLAIN_FILE & ~mask
-
-
-_PLAIN_FILE: Final = 0o666
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)

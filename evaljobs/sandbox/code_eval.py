@@ -9,7 +9,6 @@ completion cannot redefine the prompt's helpers. Called from `scoring`.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -142,5 +141,4 @@ def estimate_pass_at_k(num_samples: Any, num_correct: Any, k: int) -> Any:
             return 1.0
         return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
-    samples = itertools.repeat(num_samples, len(num_correct)) if isinstance(num_samples, int) else num_samples
-    return np.array([estimator(int(n), int(c)) for n, c in zip(samples, num_correct, strict=True)])
+    return np.array([estimator(int(n), int(c)) for n, c in zip(num_samples, num_correct, strict=True)])

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -180,5 +180,5 @@ def _bait() -> Iterator[dict[str, Any]]:
 
 
 def describe() -> str:
-    """The levels as JSON, for `doctor`."""
-    return json.dumps([{"level": r.level, "holds": r.holds, "reason": r.reason} for r in probe_levels()])
+    """The levels as JSON, for people."""
+    return json.dumps([asdict(report) for report in probe_levels()])

@@ -19,7 +19,7 @@ from evaljobs.sandbox.rpc import names
 MAX_JOB_BYTES: Final = 32 << 20
 MAX_TIMEOUT: Final = 3600.0
 MAX_MEMORY_MIB: Final = 1 << 20
-_VERDICTS: Final = ("pass", "fail", "timeout", "memory", "crash", "refused")
+VERDICTS: Final = ("pass", "fail", "timeout", "memory", "crash", "refused")
 
 
 class SandboxError(Exception):
@@ -168,8 +168,14 @@ def _job(program: Program, body: dict[str, Any], text: str) -> Job:
 
 # --- lines → programs -------------------------------------------------------------------------------------------------
 
-_STRINGS: Final = ("id", "prompt", "completion", "code", "test_setup_code")
-_OPTIONAL: Final = ("entry_point", "test")
+_KINDS: Final = {  # of a field's JSON values; null stands for a field that is not there
+    **dict.fromkeys(
+        ("id", "prompt", "completion", "code", "test_setup_code", "entry_point", "test"), "a text"
+    ),
+    **dict.fromkeys(("timeout_seconds", "memory_mib"), "a number"),
+    **dict.fromkeys(("stdin", "stdout"), "a text or a list of texts"),
+    "test_list": "a list of texts",
+}
 
 
 def parse_line(line: bytes, number: int) -> Program | Verdict:
@@ -191,32 +197,15 @@ def parse_line(line: bytes, number: int) -> Program | Verdict:
 
 
 def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    known = set(Program.__dataclass_fields__)
     fields: dict[str, Any] = {}
-    for key, value in record.items():
-        if key not in known or (value is None and key not in _STRINGS):
-            continue  # data sets have more fields
-        if key in _STRINGS or key in _OPTIONAL:
-            if not isinstance(value, str):
-                raise TypeError(f"{key} must be a text")
+    for key, kind in _KINDS.items():
+        value = record.get(key)
+        if isinstance(value, str) and kind.startswith("a text"):
             fields[key] = value
-        elif key == "test_list":
-            fields[key] = _text_tuple(key, value)
-        elif key in ("stdin", "stdout"):
-            fields[key] = value if isinstance(value, str) else _text_tuple(key, value)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{key} must be a number")
-        else:
+        elif isinstance(value, list) and kind.endswith("texts") and all(isinstance(v, str) for v in value):
+            fields[key] = tuple(value)
+        elif type(value) in (int, float) and kind == "a number":
             fields[key] = int(value) if key == "memory_mib" else float(value)
+        elif value is not None:
+            raise TypeError(f"{key} must be {kind}")
     return fields
-
-
-def _text_tuple(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise TypeError(f"{key} must be a list of texts")
-    return tuple(value)
-
-
-def is_verdict(name: object) -> bool:
-    """Whether a word is one of the verdicts."""
-    return name in _VERDICTS

@@ -24,11 +24,6 @@ WINDOW: Final = 4096  # programs read ahead of the oldest without a verdict
 _TRIES: Final = 2
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def run_programs(
     programs: Iterable[Program | Verdict],
     *,
@@ -43,7 +38,7 @@ def run_programs(
     left and not `allow_unsafe`. May be used from several threads and from forked processes.
     """
     chosen = levels.choose(level, allow_unsafe=allow_unsafe)
-    return run_on(chosen, programs, workers or usable_cores())
+    return run_on(chosen, programs, workers or len(os.sched_getaffinity(0)))
 
 
 def run_on(level: Level, programs: Iterable[Program | Verdict], workers: int) -> Iterator[Verdict]:

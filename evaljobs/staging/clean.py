@@ -1,7 +1,7 @@
-"""The `clean` verb: remove copies without a living precursor: `python -m evaljobs clean [--root DIR …] [--all]`.
+"""The `clean` verb: remove unused copies: `python -m evaljobs clean [--root DIR …] [--all]`.
 
 Rules: only names that evalspan makes in this user's own home are removed; all else is reported and left alone. A copy
-whose precursor lives stays, unless `--all`. A trial keeps what it has mapped until it ends.
+that a living precursor holds or a trial reads stays, unless `--all`. A trial keeps what it has mapped until it ends.
 
 Called by `python -m evaljobs`. Run as root, it cleans root's own home and no other user's.
 """
@@ -11,23 +11,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from evaljobs.staging import owned_files, store
 from evaljobs.staging.owned_files import Refused
-from evaljobs.staging.store import LOCK, Home
+from evaljobs.staging.store import Home
 
 READER_PATIENCE = 2.0  # seconds that a trial gets to finish opening files before the copy is removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What was done below one root. `kept`: copies whose precursors live; `problems`: what was left alone, and why."""
+    """What was done below one root. `kept`: copies in use; `problems`: what was left alone, and why."""
 
     root: str
     freed_bytes: int = 0
@@ -37,10 +35,7 @@ class Cleaned:
 
 
 def clean(root: str | Path, *, everything: bool = False, patience: float = READER_PATIENCE) -> Cleaned:
-    """Remove copies below `root` that have no living precursor; with `everything` those that have one, too.
-
-    A living precursor sees that its copy is gone, and ends.
-    """
+    """Remove copies below `root` that are not in use; with `everything` all: a living precursor sees it, and ends."""
     try:
         with store.locked_home(root) as home:
             return _clean(home, str(root), everything=everything, patience=patience)
@@ -51,21 +46,21 @@ def clean(root: str | Path, *, everything: bool = False, patience: float = READE
 
 
 def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Cleaned:
-    now = time.time()
     freed, removed, kept, problems = 0, [], [], []
     for name in owned_files.names_in(home.fd):
-        ours = store.DIGEST.fullmatch(name) is not None
-        if name == LOCK:
-            continue
-        if not ours and not name.startswith(store.RETIRED):
+        retired = name.startswith(store.RETIRED)
+        if not retired and not store.DIGEST.fullmatch(name):
             problems.append(f"{home.path / name} is none of evalspan's names: it was left alone")
             continue
-        if ours and not everything and _is_held(home, name, now=now):
-            kept.append(name)
-            continue
         try:
-            freed += _remove(home, name, retire=ours, patience=patience)
-            removed.append(name)
+            left = (
+                name if retired else store.retire_unused(home, name, even_used=everything, patience=patience)
+            )
+            if left is None:
+                kept.append(name)
+            else:
+                freed += owned_files.remove_tree(home.fd, left)
+                removed.append(name)
         except (Refused, OSError) as error:
             problems.append(str(error))
     return Cleaned(
@@ -73,35 +68,11 @@ def _clean(home: Home, root: str, *, everything: bool, patience: float) -> Clean
     )
 
 
-def _is_held(home: Home, name: str, *, now: float) -> bool:
-    """Whether a living precursor has a lease in this checkpoint."""
-    try:
-        slot = owned_files.open_folder(home.fd, name, where=str(home.path))
-    except (FileNotFoundError, Refused):
-        return False
-    try:
-        return any(lease.alive for lease in store.leases_of(slot, now=now))
-    finally:
-        os.close(slot)
-
-
-def _remove(home: Home, name: str, *, retire: bool, patience: float) -> int:
-    if not retire:
-        return owned_files.remove_tree(home.fd, name)
-    slot = owned_files.open_folder(home.fd, name, where=str(home.path))
-    try:
-        with store.readers_gone(slot, patience):
-            left = store.retire(home, name)
-    finally:
-        os.close(slot)
-    return owned_files.remove_tree(home.fd, left)
-
-
 def clean_main(argv: Sequence[str]) -> int:
     """The `clean` verb: prints one JSON object a root. Exit status 1 where something was left alone."""
     parser = argparse.ArgumentParser(prog="python -m evaljobs clean", description=__doc__)
     parser.add_argument("--root", action="append", help="default: /dev/shm")
-    parser.add_argument("--all", action="store_true", help="copies whose precursors live, too")
+    parser.add_argument("--all", action="store_true", help="copies in use, too")
     chosen = parser.parse_args(argv)
     status = 0
     for root in chosen.root or ["/dev/shm"]:

@@ -1,11 +1,10 @@
 """Copies of files at the speed of the hardware, hashed on the way.
 
-Rules: up to `WIDTH` files are written side by side, since the kernel takes one writer per tmpfs file at a time. Readers
-fetch blocks at once; more are started only while storage makes reads wait, for beyond that they would slow each other.
-Each block is hashed in its file's order while it is still in the processor's cache. Targets are open descriptors that
-the caller made. A source that changes meanwhile is found by size and mtime.
-
-Called by `publish.py`: `copy_files` for a copy, `hash_file` to verify one.
+Rules: up to `WIDTH` files are written side by side, since the kernel takes one writer per tmpfs
+file at a time. More readers are started only while storage makes reads wait; beyond that they would
+slow each other. Each block is hashed in its file's order while it is still in the processor's
+cache. A source that changes meanwhile is found by size and mtime. Called by `publish.py`:
+`copy_files` for a copy, `hash_file` to verify one.
 """
 
 from __future__ import annotations
@@ -71,23 +70,6 @@ class _File:
     hashing: bool = False
 
 
-def open_source(path: Path, size: int, mtime_ns: int) -> int:
-    """Open a file of the source and check that it is the one described. Links are followed: the source is the user's.
-
-    Raises SourceChanged.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise SourceChanged(f"{path} is gone") from error
-    try:
-        check_source(descriptor, path, size, mtime_ns)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def check_source(descriptor: int | Path, path: Path, size: int, mtime_ns: int) -> None:
     """Raise SourceChanged unless the file has this size and mtime."""
     try:
@@ -116,9 +98,9 @@ def copy_files(
     """
     files: list[_File] = []
     try:
-        for copy in copies:
-            source = open_source(copy.source, copy.size, copy.mtime_ns)
-            files.append(_File(copy, source))
+        for copy in copies:  # links are followed: the source is the user's
+            check_source(copy.source, copy.source, copy.size, copy.mtime_ns)
+            files.append(_File(copy, os.open(copy.source, os.O_RDONLY | os.O_CLOEXEC)))
         crew = _Crew(files, readers=readers, stop=stop, progress=progress, read=read, block=block)
         crew.run()
         for file in files:  # by descriptor and by name: changed under us, or replaced

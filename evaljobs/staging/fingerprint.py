@@ -20,9 +20,8 @@ from evaljobs.contract.specs import CheckpointFile
 
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library's own limit of a header
 SAMPLE_BYTES = 4096
-SAVE_SUMS = (
-    "evalspan.sums.json"  # {"xxh3_128": {file name: hex}}, written beside the weights when they are saved
-)
+# {"xxh3_128": {file name: hex}}, written beside the weights when they are saved
+SAVE_SUMS = "evalspan.sums.json"
 
 
 class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our code)
@@ -31,11 +30,10 @@ class BadWeights(ValueError):  # noqa: N818 (a fact about a file, not about our 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A safetensors header: its raw JSON, its tensors' names, and the file size in bytes that it promises."""
+    """A safetensors header: its raw JSON and its tensors' names."""
 
     raw: bytes
     tensors: frozenset[str]
-    expected_size: int
 
 
 def is_safe_name(name: str) -> bool:
@@ -44,25 +42,6 @@ def is_safe_name(name: str) -> bool:
     return (
         bool(parts) and "\0" not in name and "/".join(parts) == name and ".." not in parts and name[0] != "/"
     )
-
-
-def parse_header(raw: bytes) -> Header:
-    """Read the JSON of a safetensors header (the bytes after the length). BadWeights where it is none."""
-    try:
-        table: dict[str, Any] = json.loads(raw)
-        entries = {name: entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"}
-        end = max((int(offsets[1]) for offsets in entries.values()), default=0)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise BadWeights("its safetensors header is no header") from error
-    return Header(raw=raw, tensors=frozenset(entries), expected_size=8 + len(raw) + end)
 
 
 def read_header(path: str | Path) -> Header:
@@ -76,10 +55,17 @@ def read_header(path: str | Path) -> Header:
         length = int.from_bytes(first, "little")
         if len(first) < 8 or length > min(HEADER_LIMIT, actual - 8):
             raise BadWeights(f"no room for its safetensors header in {actual} bytes (half-written?)")
-        header = parse_header(file.read(length))
-    if header.expected_size != actual:
-        raise BadWeights(f"its header says {header.expected_size} bytes, the file has {actual}")
-    return header
+        raw = file.read(length)
+    try:
+        table: dict[str, Any] = json.loads(raw)
+        entries = {name: entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"}
+        end = max((int(offsets[1]) for offsets in entries.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadWeights("its safetensors header is no header") from error
+    expected = 8 + len(raw) + end
+    if expected != actual:
+        raise BadWeights(f"its header says {expected} bytes, the file has {actual}")
+    return Header(raw=raw, tensors=frozenset(entries))
 
 
 def fingerprint(path: str | Path) -> bytes:
@@ -99,17 +85,14 @@ def fingerprint(path: str | Path) -> bytes:
     return sha.digest()
 
 
-def is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin"))
-
-
 def identity(files: Iterable[CheckpointFile], folder: str | Path) -> str:
     """The digest of a checkpoint: 32 hex digits over `files` (their order does not matter) and their fingerprints.
 
     `folder` holds the files' bytes: the checkpoint itself or a copy of it. Raises BadWeights and OSError.
     """
-    rows = [
-        (f.name, f.size, f.mtime_ns, fingerprint(Path(folder) / f.name).hex() if is_weights(f.name) else "")
-        for f in sorted(files, key=lambda f: f.name)
-    ]
+    rows = []
+    for f in sorted(files, key=lambda f: f.name):
+        weights = f.name.endswith((".safetensors", ".bin"))
+        sample = fingerprint(Path(folder) / f.name).hex() if weights else ""
+        rows.append((f.name, f.size, f.mtime_ns, sample))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]

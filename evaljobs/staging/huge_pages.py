@@ -1,12 +1,12 @@
 """Huge pages for a file in a tmpfs, requested two MiB at a time before the bytes are written.
 
-MADV_COLLAPSE (Linux 6.1, madvise(2)) makes them for any setting of transparent_hugepage/shmem_enabled but "deny". Getting
-512 small pages is most of the cost of filling a tmpfs; a huge page that lies ready costs a fifth of that.
+MADV_COLLAPSE (Linux 6.1, madvise(2)) makes them for any setting of
+transparent_hugepage/shmem_enabled but "deny". A huge page that lies ready costs a fifth of its 512
+small ones, which are most of the cost of filling a tmpfs.
 
-Rule: nothing depends on huge pages. Where the kernel has none, or must move other pages to make one, the rest of the
-copy uses small ones. The file's bytes are the same either way; on other file systems nothing happens.
-
-Called by `publish.py` for each file, and by `copy.py` before each write.
+Rule: nothing depends on them. Where the kernel has none, or must move other pages to make one, the
+rest of the copy uses small ones. Called by `publish.py` for each file, and by `copy.py` before each
+write.
 """
 
 from __future__ import annotations

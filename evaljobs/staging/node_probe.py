@@ -16,16 +16,16 @@ import os
 import platform
 import secrets
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.storage import write_atomic
-from evaljobs.staging import owned_files, store
+from evaljobs.staging import store
 from evaljobs.staging.capacity import cgroup_limits, memory_available, room
 from evaljobs.staging.owned_files import Refused
 
@@ -38,22 +38,16 @@ LOGIND = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/lib/syst
 
 def probe_node(roots: Sequence[str] = ("/dev/shm",), *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
     """The node's record. Sizes in bytes, rates in bytes a second."""
-    limits = cgroup_limits()
     return {
         "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "host": socket.gethostname(),
-        "uid": os.geteuid(),
-        "job_id": os.environ.get("SLURM_JOB_ID"),
         "python": platform.python_version(),
         "executable": sys.executable,
         "versions": versions(),
         "cpus": len(os.sched_getaffinity(0)),
-        "boot_id": store.boot_id(),
         "memory_available": memory_available(),
-        "memory_cgroup_limit": min((most for most, _ in limits), default=None),
-        "memory_cgroup_headroom": min((free for _, free in limits), default=None),
+        "memory_cgroup_limit": min((most for most, _ in cgroup_limits()), default=None),
         "remove_ipc": remove_ipc(),
-        "user_namespaces": user_namespaces(),
         "roots": [probe_root(root, sample_mb=sample_mb) for root in roots],
     }
 
@@ -71,7 +65,7 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
     """One root: its size, its kind, whether weights may go there, and how fast a sample is written and read."""
     record: dict[str, Any] = {"root": root, "usable": False, "why": ""}
     try:
-        disk, there, at = os.statvfs(root), room(root), Path(root).stat()
+        disk, there = os.statvfs(root), room(root)
         record |= {
             "fs": there.fs,
             "rung": there.rung,
@@ -79,28 +73,13 @@ def probe_root(root: str, *, sample_mb: int = SAMPLE_MB) -> dict[str, Any]:
             "free": disk.f_bavail * disk.f_frsize,
             "room": there.free,
             "room_limited_by": there.limit,
-            "mount": {
-                "device": at.st_dev,
-                "mount_namespace": Path("/proc/self/ns/mnt").stat().st_ino,
-                "inode": at.st_ino,
-            },
-            "private_hint": _differs_from_init(root),
         }
-        os.close(owned_files.open_root(root))
         with store.locked_home(root, create=True) as home:
             record |= measure(home.fd, min(sample_mb << 20, there.free // 4))
         record["usable"] = True
     except (Refused, OSError, TimeoutError) as error:
         record["why"] = str(error)
     return record
-
-
-def _differs_from_init(root: str) -> bool | None:
-    """Whether this process sees another mount at `root` than pid 1 does; None without the right to look."""
-    try:
-        return not os.path.samestat(Path(root).stat(), Path(f"/proc/1/root/{root}").stat())
-    except OSError:
-        return None
 
 
 def remove_ipc() -> bool | None:
@@ -119,15 +98,6 @@ def remove_ipc() -> bool | None:
             if key.strip() == "RemoveIPC":
                 answer = value.strip().lower() in {"yes", "true", "1", "on"}
     return answer
-
-
-def user_namespaces() -> bool:
-    """Whether an unprivileged user namespace can be made here."""
-    argv = ["unshare", "--user", "--map-root-user", "true"]
-    try:
-        return subprocess.run(argv, capture_output=True, timeout=10, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 def measure(folder: int, size: int) -> dict[str, Any]:
@@ -172,13 +142,6 @@ def nonce(root: str, name: str, *, leave: bool) -> bool | None:
     return True
 
 
-def sandbox_levels() -> list[dict[str, Any]]:
-    """Each level of the sandbox, best first, with whether it holds here and why not."""
-    from evaljobs.sandbox import probe_levels  # noqa: PLC0415 (takes a second: imported only on request)
-
-    return [{"level": str(r.level), "holds": r.holds, "reason": r.reason} for r in probe_levels()]
-
-
 def redis_trouble(file: Path) -> str:
     """Why Redis does not answer from here; empty where it does. `file`: the published address."""
     try:
@@ -214,7 +177,11 @@ def main(argv: Sequence[str]) -> int:
     else:
         record = probe_node(roots, sample_mb=chosen.sample_mb)
         record["redis_trouble"] = chosen.redis_file and redis_trouble(chosen.redis_file)
-        record["sandbox"] = sandbox_levels() if chosen.sandbox else None
+        record["sandbox"] = None
+        if chosen.sandbox:
+            from evaljobs.sandbox import probe_levels  # noqa: PLC0415 (a second: imported only on request)
+
+            record["sandbox"] = [asdict(report) for report in probe_levels()]
         record["nonce_left"] = bool(chosen.leave) and nonce(roots[0], chosen.leave, leave=True)
     text = json.dumps(record)
     if chosen.out is None:

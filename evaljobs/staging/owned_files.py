@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
@@ -95,10 +94,10 @@ def try_flock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def flock_within(descriptor: int, seconds: float, *, shared: bool = False) -> bool:
+def flock_within(descriptor: int, seconds: float) -> bool:
     """Take the lock, waiting up to `seconds`; whether it was taken."""
     deadline = time.monotonic() + seconds
-    while not try_flock(descriptor, shared=shared):
+    while not try_flock(descriptor):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.01)
@@ -130,14 +129,3 @@ def remove_tree(parent: int, name: str) -> int:
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=parent)
     return freed
-
-
-def read_json(parent: int, name: str) -> dict[str, object] | None:
-    """A small JSON object in an open folder; None where it is missing or unreadable."""
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        with os.fdopen(descriptor, "rb") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -1,14 +1,11 @@
-"""The precursor: the job that stages a checkpoint into its node's memory, holds it there, and clears it.
+"""The precursor: stages a checkpoint into its node's memory, holds it there, and clears it.
 
     join (a lease) -> lock -> whole copy there? verify it : copy and publish it -> Staged -> hold -> leave -> Cleared
 
-Rules:
-- The bytes of a checkpoint leave shared storage once per node. A second precursor waits for the first, and copies
-  in its place if the first dies.
-- A copy is published only when its sizes, hashes and identity are those that were announced.
-- A root that cannot be used is named with its reason and the next one is tried. Past the last, trials read storage.
-
-Called by `python -m evaljobs stage`. `trial/hosted_trials.py` stages and clears through it inside its own job.
+Rules: the bytes of a checkpoint leave shared storage once per node; a second precursor waits for
+the first, and copies in its place if the first dies. Only a copy with the announced sizes, hashes
+and identity is published. A root that cannot be used is named and the next one is tried; past the
+last, trials read storage. `trial/hosted_trials.py` stages and clears through it inside its own job.
 """
 
 from __future__ import annotations
@@ -16,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,15 +35,8 @@ from evaljobs.staging.store import Slot
 
 POLL_SECONDS = 0.5  # between two looks for the release file
 RELEASED = "released"
-READER_PATIENCE = (
-    10.0  # seconds that trials get to end, or to finish opening files, before the copy is removed
-)
+READER_PATIENCE = 10.0  # seconds that trials get to end, or to finish opening files, before a copy is removed
 MARGIN = 64 << 20  # bytes that stay free on a root beside a copy
-ENGINE_MODULES = {
-    "hf": ("torch", "transformers", "lm_eval.models.huggingface"),
-    "vllm": ("vllm", "lm_eval.models.vllm_causallms"),
-    "sglang": ("sglang", "lm_eval.models.sglang_causallms"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,39 +67,34 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
     """
     stop = stop if stop is not None else threading.Event()
     started = time.monotonic()
-    reasons: list[str] = []
+    slot, copied, path, rung = None, 0, spec.checkpoint.source, "storage"
+    why: list[str] = []
     for root in spec.roots:
         try:
             slot, copied, notes = _stage_on(root, spec, stop)
         except (Refused, TimeoutError, copying.TargetFailed) as error:
-            reasons.append(str(error))
+            why.append(str(error))
             say(f"cannot stage on {root}: {error}")
             continue
-        staged = Staged(
-            name=spec.name,
-            node=spec.node,
-            path=str(slot.model),
-            rung=room(root).rung,
-            bytes=spec.checkpoint.bytes,
-            storage_bytes=copied,
-            seconds=time.monotonic() - started,
-            why="; ".join((*reasons, *notes)),
-        )
-        return Holding(spec=spec, staged=staged, slot=slot)
-    if spec.share is not None:
-        raise NoRoomForPrefetchError("not prefetched: " + ("; ".join(reasons) or "no root is configured"))
-    check_storage(spec.checkpoint)
+        path, rung = str(slot.model), room(root).rung
+        why += notes
+        break
+    else:
+        if spec.share is not None:
+            raise NoRoomForPrefetchError("not prefetched: " + ("; ".join(why) or "no root is configured"))
+        check_storage(spec.checkpoint)
+        why = why or ["no root to stage on is configured"]
     staged = Staged(
         name=spec.name,
         node=spec.node,
-        path=spec.checkpoint.source,
-        rung="storage",
+        path=path,
+        rung=rung,
         bytes=spec.checkpoint.bytes,
-        storage_bytes=0,
+        storage_bytes=copied,
         seconds=time.monotonic() - started,
-        why="; ".join(reasons) or "no root to stage on is configured",
+        why="; ".join(why),
     )
-    return Holding(spec=spec, staged=staged, slot=None)
+    return Holding(spec=spec, staged=staged, slot=slot)
 
 
 def check_storage(checkpoint: CheckpointSpec) -> None:
@@ -120,17 +104,12 @@ def check_storage(checkpoint: CheckpointSpec) -> None:
         copying.check_source(path, path, file.size, file.mtime_ns)
 
 
-def lease_token(spec: StageSpec) -> str:
-    """Name of a precursor's lease: a requeued job has the same as before, each other job another."""
-    return f"{spec.name}@{spec.evaluation_dir}"
-
-
 def _stage_on(root: str, spec: StageSpec, stop: threading.Event) -> tuple[Slot, int, list[str]]:
     """The slot with a whole copy, bytes that left storage for it, and notes for the report."""
     if not spec.checkpoint.files:
         raise copying.SourceChanged(f"{spec.checkpoint.source} announces no files")
     try:
-        slot = store.join(root, spec.checkpoint.digest, lease_token(spec), lease_seconds=spec.lease_seconds)
+        slot = store.join(root, spec.checkpoint.digest, spec.name)
     except OSError as error:
         raise Refused(f"{root}: {error.strerror or error}") from error
     try:
@@ -151,7 +130,6 @@ def _only_stager(slot: Slot, stop: threading.Event) -> Iterator[None]:
             if not said:
                 say(f"another precursor is staging {slot.path}: waiting for it")
                 said = True
-            slot.renew()
             if stop.wait(0.05):
                 raise copying.Stopped("asked to stop while waiting for another precursor")
         yield
@@ -170,28 +148,25 @@ def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, l
         say(notes[-1])
         publish.withdraw(slot)
     publish.make_room(slot, spec.checkpoint, margin=MARGIN, share=spec.share)
-    progress = _Progress(slot, spec.checkpoint.bytes)
+    progress = _Progress(spec.checkpoint.bytes)
     publish.copy_in(slot, spec.checkpoint, readers=spec.readers, stop=stop, progress=progress.add)
     return spec.checkpoint.bytes, notes
 
 
 class _Progress:
-    """Counts the bytes written. Every `every` seconds it logs them and renews the lease, so that a slow copy keeps it."""
+    """Counts the bytes written, from any thread, and logs them every 5 seconds."""
 
-    def __init__(self, slot: Slot, total: int, every: float = 5.0) -> None:
-        self.slot, self.total, self.every = slot, total, every
-        self.done = 0
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
         self.lock = threading.Lock()
-        self.next = time.monotonic() + every
+        self.next = time.monotonic() + 5.0
 
     def add(self, count: int) -> None:
         with self.lock:
             self.done += count
-            if time.monotonic() < self.next:
-                return
-            self.next = time.monotonic() + self.every
-        self.slot.renew()
-        say(f"staged {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB")
+            if time.monotonic() >= self.next:
+                self.next = time.monotonic() + 5.0
+                say(f"staged {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB")
 
 
 # --- holding and clearing --------------------------------------------------------------------------------------------
@@ -202,7 +177,6 @@ def hold(holding: Holding, stop: threading.Event) -> str:
     spec = holding.spec
     release = EvaluationPaths(spec.evaluation_dir).release_file(spec.name)
     lease = CoordinatorLease(Path(spec.lease_file), spec.lease_seconds)
-    renewed = time.monotonic()
     while True:
         if is_there(release):
             return RELEASED
@@ -210,13 +184,8 @@ def hold(holding: Holding, stop: threading.Event) -> str:
             return "terminated"
         if expired := lease.expired():
             return expired
-        now = time.monotonic()
-        if holding.slot is not None:
-            if holding.slot.lost():
-                return f"{holding.slot.path} or our lease in it was removed by another process"
-            if now - renewed > min(30.0, spec.lease_seconds / 10):
-                holding.slot.renew()
-                renewed = now
+        if holding.slot is not None and holding.slot.lost():
+            return f"{holding.slot.path} or our lease in it was removed by another process"
         stop.wait(POLL_SECONDS)
 
 
@@ -226,39 +195,10 @@ def clear(holding: Holding, reason: str) -> Cleared:
     return Cleared(name=holding.spec.name, node=holding.spec.node, freed_bytes=freed, reason=reason)
 
 
-def preimport_modules(engine: str | None) -> Sequence[str]:
-    """Modules that a trial of this engine imports first."""
-    return ENGINE_MODULES.get(engine or "", ())
-
-
-@contextlib.contextmanager
-def preimporting(engine: str | None) -> Iterator[None]:
-    """Import the engine once in a child process: trials find its files in the page cache, and no memory stays used."""
-    modules = preimport_modules(engine)
-    if not modules:
-        yield
-        return
-    code = f"import os; os.nice(19)\nimport {', '.join(modules)}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        child.kill()
-        child.wait()
-
-
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM or SIGINT sets. The earlier handlers are restored at the end."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
     before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
@@ -298,8 +238,7 @@ def main(spec: StageSpec) -> int:
         try:
             say(f"staged: {holding.staged.model_dump_json()}")
             write_outcome(paths, holding.staged)
-            with preimporting(spec.preimport):
-                reason = hold(holding, stop)
+            reason = hold(holding, stop)
         finally:
             cleared = clear(holding, reason)
             say(f"cleared {cleared.freed_bytes} bytes: {reason}")

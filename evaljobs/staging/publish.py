@@ -13,7 +13,6 @@ import json
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -43,9 +42,11 @@ def is_published(slot: Slot) -> bool:
 
 def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list[str]:
     """Names of published files that differ from what was copied or announced. Reads every byte."""
-    manifest = owned_files.read_json(slot.fd, MANIFEST) or {}
-    rows = manifest.get("files")
-    if not isinstance(rows, dict) or set(rows) != {f.name for f in checkpoint.files}:
+    try:
+        rows = json.loads((slot.path / MANIFEST).read_bytes())["files"]
+        if set(rows) != {f.name for f in checkpoint.files}:
+            return [MANIFEST]
+    except (OSError, ValueError, LookupError, TypeError):
         return [MANIFEST]
 
     def bad(file: CheckpointFile) -> bool:
@@ -83,19 +84,16 @@ def _target_path(folder: Path, name: str) -> Path:
 
 
 def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: float | None = None) -> None:
-    """Remove copies without a living precursor, and the half-written one here; then see that the copy fits.
+    """Remove unused copies of other checkpoints, and the half-written one here; then see that the copy fits.
 
-    A dead precursor's copy stays for its successor until its lease ends, or until a checkpoint needs the memory. A
-    prefetch (`share` is set) leaves such copies alone and takes only that part of what is free. Raises Refused where
+    A prefetch (`share` is set) removes no copies, and takes only that part of what is free. Raises Refused where
     there is no room.
     """
     need = checkpoint.bytes + margin
     with store.locked_home(slot.root) as home:
         owned_files.remove_tree(slot.fd, INCOMING)
-        now = time.time()
-        store.remove_abandoned(home, now=now, keep=slot.digest)
-        if share is None and room(slot.root).free < need:
-            store.remove_abandoned(home, now=now, keep=slot.digest, even_unexpired=True)
+        if share is None:
+            store.remove_unused(home, keep=slot.digest)
     there = room(slot.root)
     if there.free * (1.0 if share is None else share) < need:
         part = "" if share is None else f"{share:g} of "

@@ -1,21 +1,19 @@
 """Our folder in a node's memory: its layout, its locks, the precursors' leases in it, and the trials' lock on a copy.
 
-    <root>/evalspan-<uid>/          0700, ours, no link; `lock` guards every change of names below it
+    <root>/evalspan-<uid>/          0700, ours, no link; its lock (flock) guards every change of names below it
         <digest>/                   a checkpoint
             stage.lock              held (flock) by the one process that copies or verifies
             readers.lock            held shared by each process that maps the weights
-            leases/<token>.json     held (flock) by each precursor while it lives; its mtime is renewed
+            leases/<job>.<nonce>    empty; held (flock) by each precursor while it lives
             incoming/               half-written; trials do not read it
             model/                  the files, whole once manifest.json exists
             manifest.json           written last: sizes and hashes
         retired-<digest>-<nonce>/   out of use: any of our processes may remove it
 
-Rules: names change only under `lock`. A checkpoint with a living lease is not touched by other jobs. What another
-user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed process
-end at once. A dead precursor's lease file says until when its copy stays for a successor.
-
-Called by `precursor.py`, `publish.py`, `clean.py` and `node_probe.py`; by `trial/trial.py` for `reading`. Needs a file
-system with flock and O_NOFOLLOW.
+Rules: names change only under the home's lock. A checkpoint with a living lease is not touched by other jobs. What
+another user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed
+process end at once. A dead precursor's copy stays for its successor until another checkpoint is staged there.
+`trial/trial.py` uses `reading` alone.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -43,14 +40,13 @@ from evaljobs.staging.owned_files import (
     open_folder,
     open_lock,
     open_root,
-    read_json,
     remove_tree,
     still_there,
     try_flock,
 )
 
 MODEL, INCOMING, MANIFEST, LEASES = "model", "incoming", "manifest.json", "leases"
-STAGE_LOCK, READERS_LOCK, LOCK = "stage.lock", "readers.lock", "lock"
+STAGE_LOCK, READERS_LOCK = "stage.lock", "readers.lock"
 RETIRED = "retired-"
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
 LOCK_SECONDS = 60.0  # names are changed in milliseconds: past this, something hangs
@@ -71,35 +67,9 @@ class Home:
     path: Path
 
 
-def _lock_home(
-    stack: contextlib.ExitStack, parent: int, root: str | Path, deadline: float, *, create: bool
-) -> int | None:
-    """Open and lock the home, to be closed with `stack`; None where it was removed meanwhile.
-
-    A process that empties a home removes it: a lock that was waited for until then is no longer the home's.
-    """
-    name = home_name(os.geteuid())
-    with contextlib.ExitStack() as attempt:
-        home = open_folder(parent, name, where=str(root), create=create)
-        attempt.callback(os.close, home)
-        try:
-            lock = open_lock(home, LOCK)
-        except FileNotFoundError:
-            return None  # removed between the two openings
-        attempt.callback(os.close, lock)
-        if not flock_within(lock, deadline - time.monotonic()):
-            raise TimeoutError(
-                f"{root}/{name}/{LOCK} is held for {LOCK_SECONDS:.0f} s: see which process holds it"
-            )
-        if not still_there(lock, home, LOCK) or not still_there(home, parent, name):
-            return None
-        stack.push(attempt.pop_all())
-        return home
-
-
 @contextlib.contextmanager
 def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
-    """Open our home below `root` and hold its lock. Leaves no empty home behind.
+    """Open our home below `root` and lock it. Leaves no empty home behind.
 
     Raises FileNotFoundError where there is none (and `create` is off), Refused, TimeoutError.
     """
@@ -108,88 +78,44 @@ def locked_home(root: str | Path, *, create: bool = False) -> Iterator[Home]:
         parent = open_root(root)
         stack.callback(os.close, parent)
         deadline = time.monotonic() + LOCK_SECONDS
-        home = None
-        while home is None:
-            home = _lock_home(stack, parent, root, deadline, create=create)
+        while True:
+            home = open_folder(parent, name, where=str(root), create=create)
+            stack.callback(os.close, home)
+            if not flock_within(home, deadline - time.monotonic()):
+                raise TimeoutError(
+                    f"{root}/{name} is locked for {LOCK_SECONDS:.0f} s: see which process holds it"
+                )
+            if still_there(home, parent, name):  # a process that empties a home removes it
+                break
         yield Home(fd=home, path=Path(root) / name)
-        if names_in(home) == [LOCK]:
-            os.unlink(LOCK, dir_fd=home)
+        if not names_in(home):
             os.rmdir(name, dir_fd=parent)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """A precursor's lease in a checkpoint. `alive`: its process lives. `expired`: after its death the copy may go."""
-
-    token: str
-    alive: bool
-    expired: bool
-    record: dict[str, object]
-
-
-def boot_id() -> str:
-    """This boot's id: leases on a disk outlive a reboot, their precursors do not."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+def _is_locked(parent: int, name: str) -> bool:
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    try:
+        return not try_flock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _pid_start(pid: int) -> int:
-    """Start time of a process in clock ticks since boot (proc(5), field 22): tells a reused pid apart."""
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-
-
-def lease_record(lease_seconds: float) -> dict[str, object]:
-    """What a lease file says of its precursor, for people and `doctor`. Whether it lives is read from the lock."""
-    return {
-        "job_id": os.environ.get("SLURM_JOB_ID", ""),
-        "boot_id": boot_id(),
-        "pid": os.getpid(),
-        "pid_start": _pid_start(os.getpid()),
-        "lease_seconds": lease_seconds,
-    }
-
-
-def _write_lease(leases: int, token: str, record: dict[str, object]) -> int:
-    """Write a lease file and hold its lock. The file is locked before it has its name, so it is never seen unlocked."""
-    temp = f".{token}.{secrets.token_hex(4)}"
-    descriptor = os.open(temp, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=leases)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.write(descriptor, json.dumps(record).encode())
-    os.replace(temp, f"{token}.json", src_dir_fd=leases, dst_dir_fd=leases)
-    return descriptor
-
-
-def leases_of(slot: int, *, now: float) -> list[Lease]:
-    """All leases of an open checkpoint folder, dead ones too. `now`: unix seconds."""
-    found: list[Lease] = []
+def is_held(slot: int) -> bool:
+    """Whether a living precursor has a lease in an open checkpoint folder."""
     try:
         leases = os.open(LEASES, DIR_FLAGS, dir_fd=slot)
     except FileNotFoundError:
-        return found
+        return False
     try:
-        for name in names_in(leases):
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=leases)
-                try:
-                    record = read_json(leases, name) or {}
-                    seconds = record.get("lease_seconds", 0.0)
-                    age = now - os.fstat(descriptor).st_mtime
-                    kept = (
-                        isinstance(seconds, int | float)
-                        and age < seconds
-                        and record.get("boot_id") == boot_id()
-                    )
-                    alive = not try_flock(descriptor, shared=True)
-                    found.append(
-                        Lease(token=name.removesuffix(".json"), alive=alive, expired=not kept, record=record)
-                    )
-                finally:
-                    os.close(descriptor)
+        return any(_is_locked(leases, name) for name in names_in(leases))
     finally:
         os.close(leases)
-    return found
 
 
 # --- a checkpoint's folder -------------------------------------------------------------------------------------------
@@ -201,25 +127,18 @@ class Slot:
 
     root: Path
     digest: str
-    token: str
     path: Path
     fd: int
     lease: int
+    lease_name: str
 
     @property
     def model(self) -> Path:
         return self.path / MODEL
 
-    def renew(self) -> None:
-        os.utime(self.lease)
-
     def has_lease(self) -> bool:
-        """Whether the lease file of our token is still the one that this process locked."""
-        try:
-            named = os.stat(f"{LEASES}/{self.token}.json", dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(self.lease))
+        """Whether the lease file that this process locked still has its name."""
+        return still_there(self.lease, self.fd, self.lease_name)
 
     def lost(self) -> bool:
         """Whether another process (`clean --all`, an epilog) has removed the folder or our lease."""
@@ -230,24 +149,21 @@ class Slot:
         os.close(self.fd)
 
 
-def join(root: str | Path, digest: str, token: str, *, lease_seconds: float) -> Slot:
+def join(root: str | Path, digest: str, token: str) -> Slot:
     """Take a lease in a checkpoint's folder, made if need be. Raises Refused, TimeoutError, OSError (ENOSPC)."""
     if not DIGEST.fullmatch(digest):
         raise Refused(f"{digest!r} is no checkpoint digest")
-    token = slug(token)
-    with locked_home(root, create=True) as home:
+    name = f"{LEASES}/{slug(token)}.{secrets.token_hex(4)}"
+    with locked_home(root, create=True) as home, contextlib.ExitStack() as undo:
         fd = open_folder(home.fd, digest, where=str(home.path), create=True)
-        try:
-            leases = open_folder(fd, LEASES, where=str(home.path / digest), create=True)
-            try:
-                os.close(open_lock(fd, READERS_LOCK))
-                lease = _write_lease(leases, token, lease_record(lease_seconds))
-            finally:
-                os.close(leases)
-        except BaseException:
-            os.close(fd)
-            raise
-        return Slot(root=Path(root), digest=digest, token=token, path=home.path / digest, fd=fd, lease=lease)
+        undo.callback(os.close, fd)
+        os.close(open_folder(fd, LEASES, where=str(home.path / digest), create=True))
+        os.close(open_lock(fd, READERS_LOCK))
+        lease = os.open(name, FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=fd)
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        undo.pop_all()
+        path = home.path / digest
+        return Slot(root=Path(root), digest=digest, path=path, fd=fd, lease=lease, lease_name=name)
 
 
 def leave(slot: Slot, *, patience: float = 10.0) -> int:
@@ -258,9 +174,9 @@ def leave(slot: Slot, *, patience: float = 10.0) -> int:
     try:
         with contextlib.suppress(FileNotFoundError), locked_home(slot.root) as home:
             if slot.has_lease():
-                os.unlink(f"{LEASES}/{slot.token}.json", dir_fd=slot.fd)
+                os.unlink(slot.lease_name, dir_fd=slot.fd)
             name = next((n for n in names_in(home.fd) if still_there(slot.fd, home.fd, n)), None)
-            if name is not None and not any(x.alive for x in leases_of(slot.fd, now=time.time())):
+            if name is not None and not is_held(slot.fd):
                 with readers_gone(slot.fd, patience):
                     left = retire(home, name) if name == slot.digest else name
                 return remove_tree(home.fd, left)
@@ -287,22 +203,27 @@ def retire(home: Home, digest: str) -> str:
     return name
 
 
-def remove_abandoned(home: Home, *, now: float, keep: str, even_unexpired: bool = False) -> None:
-    """Remove what is left of retired checkpoints, and each checkpoint but `keep` whose precursors are all dead.
+def retire_unused(home: Home, digest: str, *, even_used: bool = False, patience: float = 0.0) -> str | None:
+    """Retire a checkpoint that no living precursor holds and no trial reads; None where it stays, being used.
 
-    The copy of a dead one stays until its lease ends, for its successor, unless `even_unexpired`.
+    With `even_used` it never stays: trials get `patience` seconds to end. Raises Refused, FileNotFoundError.
     """
-    for digest in names_in(home.fd):
-        if digest == keep or not DIGEST.fullmatch(digest):
-            continue
-        with contextlib.suppress(Refused, FileNotFoundError):
-            slot = open_folder(home.fd, digest, where=str(home.path))
-            try:
-                held = [x for x in leases_of(slot, now=now) if x.alive or not (x.expired or even_unexpired)]
-            finally:
-                os.close(slot)
-            if not held:
-                retire(home, digest)
+    slot = open_folder(home.fd, digest, where=str(home.path))
+    try:
+        if not even_used and (is_held(slot) or _is_locked(slot, READERS_LOCK)):
+            return None
+        with readers_gone(slot, patience):
+            return retire(home, digest)
+    finally:
+        os.close(slot)
+
+
+def remove_unused(home: Home, *, keep: str) -> None:
+    """Remove what no living precursor holds and no trial reads: retired checkpoints, and each other one but `keep`."""
+    for name in names_in(home.fd):
+        if name != keep and DIGEST.fullmatch(name):
+            with contextlib.suppress(Refused, FileNotFoundError):
+                retire_unused(home, name)
     for name in names_in(home.fd):
         if name.startswith(RETIRED):
             remove_tree(home.fd, name)
@@ -381,3 +302,8 @@ def _copied(slot: Path) -> int:
     with contextlib.suppress(OSError):
         return sum(f.stat().st_blocks * 512 for f in (slot / INCOMING).rglob("*"))
     return 0
+
+
+def boot_id() -> str:
+    """This boot's id (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -54,8 +54,7 @@ def main(spec: HostSpec) -> int:
     with precursor.stopping_on_signals() as stop:
         try:
             shares = share(gpus_of(os.environ), len(spec.trial.lanes), spec.gpus_per_trial)
-            with precursor.preimporting(spec.stage.preimport):
-                holding = precursor.stage_only(spec.stage, stop=stop)
+            holding = precursor.stage_only(spec.stage, stop=stop)
         except (JobError, OSError) as error:
             failed = precursor.failure(error, name=spec.name, node=spec.stage.node, job="host")
             precursor.say(failed.error)
@@ -86,7 +85,7 @@ def _run_trials(
             precursor.say(
                 f"trial {spec.trial.lanes[index].trial} is pid {children[-1].pid}, GPUs {devices or '-'}"
             )
-        _wait(spec.trial, children, holding, stop)
+        _wait(spec.trial, children, stop)
     finally:
         _end(children)
     _report_dead(spec.trial, children, set())
@@ -107,20 +106,11 @@ def _start(place: Path, log: Path, index: int, devices: str | None) -> subproces
         )
 
 
-def _wait(
-    trial: TrialSpec,
-    children: Sequence[subprocess.Popen[bytes]],
-    holding: precursor.Holding,
-    stop: threading.Event,
-) -> None:
-    """Wait until all trials have ended or `stop` is set, and renew the lease meanwhile."""
-    renewed = time.monotonic()
+def _wait(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], stop: threading.Event) -> None:
+    """Wait until all trials have ended or `stop` is set."""
     reported: set[int] = set()
     while not stop.wait(POLL_SECONDS) and any(child.poll() is None for child in children):
         _report_dead(trial, children, reported)
-        if holding.slot is not None and time.monotonic() - renewed > 30.0:
-            holding.slot.renew()
-            renewed = time.monotonic()
 
 
 def _report_dead(trial: TrialSpec, children: Sequence[subprocess.Popen[bytes]], reported: set[int]) -> None:

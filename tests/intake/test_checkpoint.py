@@ -234,7 +234,7 @@ def test_no_file_makes_the_header_reader_fail_otherwise(tmp_path: Path, data: by
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with contextlib.suppress(BadWeights):
-        assert read_header(path).expected_size == len(data)
+        assert len(read_header(path).raw) <= len(data) - 8
 
 
 @given(st.text(max_size=12))

@@ -22,7 +22,7 @@ from priors.estimate import (
 )
 from priors.fit import residual
 from priors.hardware import nominal
-from priors.sizes import TASKS, all_known, known
+from priors.sizes import TASKS, known, table
 
 SEVEN = Features(
     task="task0", model_parameters=7_000_000_000, hardware="nvidia_a100-sxm4-80gb", engine="hf", batch_size=8
@@ -31,7 +31,7 @@ SEVEN = Features(
 
 def test_cold_rates_of_a_7b_model_on_an_a100_are_the_portfolios():
     """9,000 prefill and 270 generated tokens a second, to 5 %."""
-    cold = rates(SEVEN, [])
+    cold = rates(SEVEN, Learnt([]))
     assert cold.prefill_per_second == pytest.approx(9000, rel=0.05)
     assert cold.generated_per_second == pytest.approx(270, rel=0.05)
 
@@ -39,14 +39,15 @@ def test_cold_rates_of_a_7b_model_on_an_a100_are_the_portfolios():
 def test_cold_humaneval_takes_its_measured_inference():
     """164 prompts of 149 tokens under a cap of 512: 114 s measured."""
     batches = [8] * 20 + [4]
-    got = predict_batches(SEVEN, [n * 149 for n in batches], [n * 512 for n in batches], [])
+    got = predict_batches(SEVEN, [n * 149 for n in batches], [n * 512 for n in batches], Learnt([]))
     assert sum(got.seconds) == pytest.approx(114, rel=0.1)
 
 
 def test_cold_rates_on_a_core_are_the_measured_ones():
     """A 135M model: 150 to 400 prefill and 11 to 16 generated tokens a second."""
     cold = rates(
-        Features(task="x", model_parameters=135_000_000, hardware="cpu", engine="hf", batch_size=4), []
+        Features(task="x", model_parameters=135_000_000, hardware="cpu", engine="hf", batch_size=4),
+        Learnt([]),
     )
     assert 150 <= cold.prefill_per_second <= 400
     assert 11 <= cold.generated_per_second <= 16
@@ -56,7 +57,9 @@ def test_cold_rates_on_a_core_are_the_measured_ones():
 def test_larger_models_are_slower_on_anything(parameters, hardware):
     """Doubling the parameters never raises a rate."""
     one, two = (
-        rates(Features(task="x", model_parameters=n, hardware=hardware, engine="hf", batch_size=8), [])
+        rates(
+            Features(task="x", model_parameters=n, hardware=hardware, engine="hf", batch_size=8), Learnt([])
+        )
         for n in (parameters, 2 * parameters)
     )
     assert two.prefill_per_second < one.prefill_per_second
@@ -74,17 +77,17 @@ def test_hardware_names_are_matched_to_the_longest_known_part():
 def test_unknown_hardware_has_a_wider_spread():
     """The 95th percentile is further out until the hardware was seen once."""
     unknown = Features(task="x", model_parameters=10**9, hardware="frob", engine="hf", batch_size=8)
-    before = predict_batches(unknown, [1000], [0], []).sigma
-    assert before > predict_batches(SEVEN, [1000], [0], []).sigma
-    assert predict_batches(unknown, [1000], [0], [observation(hardware="frob")]).sigma < before
+    before = predict_batches(unknown, [1000], [0], Learnt([])).sigma
+    assert before > predict_batches(SEVEN, [1000], [0], Learnt([])).sigma
+    assert predict_batches(unknown, [1000], [0], Learnt([observation(hardware="frob")])).sigma < before
 
 
 def test_more_tokens_take_longer_and_every_batch_has_its_seconds():
     """Seconds follow each batch's own tokens; lengths must agree."""
-    got = predict_batches(SEVEN, [100, 200, 200], [0, 0, 800], [])
+    got = predict_batches(SEVEN, [100, 200, 200], [0, 0, 800], Learnt([]))
     assert got.seconds[0] < got.seconds[1] < got.seconds[2]
     with pytest.raises(ValueError, match="every batch"):
-        predict_batches(SEVEN, [1, 2], [3], [])
+        predict_batches(SEVEN, [1, 2], [3], Learnt([]))
 
 
 def test_the_first_run_moves_the_prediction_most_of_the_way():
@@ -93,7 +96,7 @@ def test_the_first_run_moves_the_prediction_most_of_the_way():
         observation(n, hardware=SEVEN.hardware, inference_seconds=100_000 / 9000 * (3 if n == 0 else 1))
         for n in range(12)
     ]
-    got = sum(predict_batches(SEVEN, [8000] * 12 + [4000], [0] * 13, history).seconds)
+    got = sum(predict_batches(SEVEN, [8000] * 12 + [4000], [0] * 13, Learnt(history)).seconds)
     assert got == pytest.approx(3 * 100_000 / 9000, rel=0.25)
 
 
@@ -102,15 +105,15 @@ def test_a_uniformly_slow_site_is_learnt_as_speed_not_as_residuals():
     history = [
         observation(n, hardware=SEVEN.hardware, inference_seconds=2 * 100_000 / 8914) for n in range(1, 21)
     ]
-    cold = sum(predict_batches(SEVEN, [8000] * 13, [0] * 13, []).seconds)
-    warm = sum(predict_batches(SEVEN, [8000] * 13, [0] * 13, history).seconds)
+    cold = sum(predict_batches(SEVEN, [8000] * 13, [0] * 13, Learnt([])).seconds)
+    warm = sum(predict_batches(SEVEN, [8000] * 13, [0] * 13, Learnt(history)).seconds)
     assert warm == pytest.approx(2 * cold, rel=0.1)
 
 
 def test_prefill_and_generation_speeds_are_told_apart():
     """Prefill as predicted, generation three times slower: rates show it."""
     random = Random(1)
-    cold = rates(SEVEN, [])
+    cold = rates(SEVEN, Learnt([]))
     history = []
     for number in range(30):
         prefill, cap = random.randint(10_000, 200_000), random.choice([0, 50_000, 200_000])
@@ -125,7 +128,7 @@ def test_prefill_and_generation_speeds_are_told_apart():
                 inference_seconds=seconds,
             )
         )
-    got = rates(SEVEN, history)
+    got = rates(SEVEN, Learnt(history))
     assert got.prefill_per_second == pytest.approx(cold.prefill_per_second, rel=0.25)
     assert got.generated_per_second == pytest.approx(cold.generated_per_second / 3, rel=0.25)
 
@@ -188,33 +191,38 @@ def test_history_order_does_not_matter():
     history = [
         observation(0, inference_seconds=10.0 + n, hardware=SEVEN.hardware, at=float(n)) for n in range(9)
     ]
-    assert predict_batches(SEVEN, [9], [0], history) == predict_batches(SEVEN, [9], [0], history[::-1])
+    assert predict_batches(SEVEN, [9], [0], Learnt(history)) == predict_batches(
+        SEVEN, [9], [0], Learnt(history[::-1])
+    )
 
 
 def test_metric_seconds_are_measured_figures_first_and_history_then():
     """The table has HumanEval's 42 s; unknown scores are fast, programs slow; one run corrects."""
-    assert predict_metric("humaneval", 164, True, []).seconds == pytest.approx(43, rel=0.05)
-    assert predict_metric("unheard-of", 1000, False, []).seconds < 3
-    assert predict_metric("unheard-of", 1000, True, []).seconds > 100
+    assert predict_metric("humaneval", 164, True, Learnt([])).seconds == pytest.approx(43, rel=0.05)
+    assert predict_metric("unheard-of", 1000, False, Learnt([])).seconds < 3
+    assert predict_metric("unheard-of", 1000, True, Learnt([])).seconds > 100
     slow = [observation(0, documents=1000, metric_seconds=500.0)] * 3
-    assert predict_metric("task0", 1000, False, slow).seconds > 100
-    assert predict_metric("task0", 0, False, []).seconds == 0.0
+    assert predict_metric("task0", 1000, False, Learnt(slow)).seconds > 100
+    assert predict_metric("task0", 0, False, Learnt([])).seconds == 0.0
 
 
 def test_a_judge_is_asked_one_at_a_time_and_programs_as_there_are_slots():
     """The shipped row's kind decides; a task without a row has no limit."""
-    assert predict_metric("alpacaeval", 805, True, []).at_once == 1
-    assert predict_metric("humaneval", 164, True, []).at_once is None
-    assert predict_metric("unheard_of", 100, True, []).at_once is None
-    assert predict_metric("alpacaeval", 805, False, []).at_once is None
+    assert predict_metric("alpacaeval", 805, True, Learnt([])).at_once == 1
+    assert predict_metric("humaneval", 164, True, Learnt([])).at_once is None
+    assert predict_metric("unheard_of", 100, True, Learnt([])).at_once is None
+    assert predict_metric("alpacaeval", 805, False, Learnt([])).at_once is None
 
 
 def test_load_seconds_grow_with_the_model_and_follow_the_site():
     """14 GB take about 10 s; a site that was seen at 40 s is predicted near it."""
-    assert predict_load(14_000_000_000, "a100", []) == pytest.approx(10, rel=0.05)
-    assert predict_load(140_000_000_000, "a100", []) > 30
-    assert predict_load(14_000_000_000, "a100", [observation(n, load_seconds=40.0) for n in range(3)]) > 30
-    assert predict_load(14_000_000_000, "h100", [observation(0, load_seconds=40.0)]) < 11
+    assert predict_load(14_000_000_000, "a100", Learnt([])) == pytest.approx(10, rel=0.05)
+    assert predict_load(140_000_000_000, "a100", Learnt([])) > 30
+    assert (
+        predict_load(14_000_000_000, "a100", Learnt([observation(n, load_seconds=40.0) for n in range(3)]))
+        > 30
+    )
+    assert predict_load(14_000_000_000, "h100", Learnt([observation(0, load_seconds=40.0)])) < 11
 
 
 def test_the_95th_percentile_is_beyond_the_median():
@@ -225,7 +233,7 @@ def test_the_95th_percentile_is_beyond_the_median():
 
 def test_the_shipped_table_is_whole_and_tasks_are_found_in_it():
     """86 rows; every name given to lm-eval's tasks is a row; leaves are found by their group."""
-    rows = {row.name for row in all_known()}
+    rows = set(table())
     assert len(rows) == 86
     assert set(TASKS.values()) <= rows
     assert known("mmlu_anatomy") == known("mmlu")
@@ -263,8 +271,8 @@ def test_no_observation_makes_a_prediction_useless(history, hardware):
     features = Features(
         task="task0", model_parameters=7_000_000_000, hardware=hardware, engine="hf", batch_size=8
     )
-    got = predict_batches(features, [0, 1000], [0, 512], history)
-    metric = predict_metric("task0", 100, False, history)
-    load = predict_load(14_000_000_000, hardware, history)
+    got = predict_batches(features, [0, 1000], [0, 512], Learnt(history))
+    metric = predict_metric("task0", 100, False, Learnt(history))
+    load = predict_load(14_000_000_000, hardware, Learnt(history))
     values = [*got.seconds, got.sigma, metric.seconds, metric.sigma, load]
     assert all(isfinite(value) and value >= 0 for value in values)

@@ -182,7 +182,7 @@ def test_a_checkpoint_that_changed_is_a_clear_failure(world: NodeMemory, change:
 def test_deleted_half_way_publishes_nothing(world: NodeMemory) -> None:
     """The folder is deleted while blocks are read: nothing is published, although every byte could still be read."""
     checkpoint = world.checkpoint()
-    slot = store.join(world.root, checkpoint.digest, "t", lease_seconds=60)
+    slot = store.join(world.root, checkpoint.digest, "t")
     reads = iter(range(1000))
 
     def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -251,7 +251,7 @@ def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.Mo
         holding = precursor.stage_only(spec)
         assert "are needed" in holding.staged.why
         precursor.clear(holding, "test")
-        slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
+        slot = store.join(small, checkpoint.digest, "t")
         with pytest.raises(copy.TargetFailed, match="No space left"):
             publish.copy_in(slot, checkpoint, readers=4)
         store.leave(slot)
@@ -259,36 +259,17 @@ def test_too_small_takes_the_next_rung(world: NodeMemory, monkeypatch: pytest.Mo
     assert world.nothing_left()
 
 
-def test_what_dead_precursors_left_is_removed_after_its_lease(world: NodeMemory) -> None:
-    """Another checkpoint's precursor removes a dead one's copy past its lease, and keeps it for a successor until then."""
+def test_a_dead_precursors_copy_goes_when_another_checkpoint_is_staged(world: NodeMemory) -> None:
+    """Not while a trial reads it, and not for a prefetch."""
     old, new = world.checkpoint("old", seed=1), world.checkpoint("new", seed=2)
-    for seconds, stays in ((600.0, True), (0.0, False)):
-        dead = world.start(world.spec(old, "dead", lease_seconds=600.0))
-        world.staged("dead")
-        dead.kill()
-        dead.communicate()
-        lease = next((world.home / old.digest / "leases").iterdir())
-        lease.write_text(lease.read_text().replace("600.0", str(seconds)))
-        holding = precursor.stage_only(world.spec(new, "b"))
-        assert (world.home / old.digest).exists() is stays
-        precursor.clear(holding, "test")
-        clean.clean(world.root)
-        world.paths.outcome("staged", "dead").unlink()
+    dead = world.start(world.spec(old, "dead"))
+    path = world.staged("dead").path
+    dead.kill()
+    dead.communicate()
+    precursor.clear(precursor.stage_only(world.spec(new, "b", share=1.0)), "test")
+    assert world.copy_is_exact(old)
+    with store.reading(path):
+        precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
+        assert world.copy_is_exact(old)
+    precursor.clear(precursor.stage_only(world.spec(new, "b")), "test")
     assert world.nothing_left()
-
-
-@root_only
-@pytest.mark.parametrize("size", [4 * MIB, 9 * MIB])
-def test_a_copy_within_its_lease_goes_only_where_its_memory_is_needed(world: NodeMemory, size: int) -> None:
-    """Of two dead precursors' copies the expired one goes first; if that makes room, the other stays."""
-    checkpoint = world.checkpoint(size=size)
-    with small_disk(world.folder / "small", "100m") as small:
-        for digest, seconds in (("a" * 32, 0.0), ("b" * 32, 600.0)):
-            dead = store.join(small, digest, "t", lease_seconds=seconds)
-            (dead.path / "weights").write_bytes(bytes(16 * MIB))
-            dead.close()  # its lock ends as with its process
-        slot = store.join(small, checkpoint.digest, "t", lease_seconds=60)
-        publish.make_room(slot, checkpoint, margin=precursor.MARGIN)
-        kept = {n for n in names(slot.path.parent) if store.DIGEST.fullmatch(n)}
-        assert kept == {checkpoint.digest, *(["b" * 32] if size == 4 * MIB else [])}
-        store.leave(slot)

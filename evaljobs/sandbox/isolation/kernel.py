@@ -34,7 +34,6 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 _CLONE_THREAD = 0x00010000
-_CLONE_CHILD_SETTID = 0x01000000
 _SIGCHLD = 17
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
@@ -43,17 +42,12 @@ MS_REC, MS_PRIVATE, MS_RELATIME = 16384, 1 << 18, 1 << 21
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-class UnsupportedMachineError(OSError):
-    """No system call table for this processor: only the rlimits level works on it."""
 
 
 def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     """Make one system call by name; OSError with the kernel's errno when it fails."""
     if MACHINE not in _COLUMN:
-        raise UnsupportedMachineError(f"no system call table for {MACHINE}")
+        raise OSError(f"no system call table for {MACHINE}")
     number = (syscalls.SPECIAL.get(name) or syscalls.ALLOWED[name])[_COLUMN[MACHINE]]
     result: int = _syscall(
         ctypes.c_long(number or 0), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args)
@@ -67,62 +61,26 @@ def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> 
 # --- processes and namespaces -------------------------------------------------------------------------------------
 
 
-def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
-    call("unshare", flags)
-
-
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process, as the manual page of prctl has it."""
     call("prctl", option, value, 0, 0, 0)
 
 
-def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that level rlimits can end them."""
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _find_tid_address() -> int:
-    """Address of the thread id that libc caches in its thread block, 0 if it is not found.
-
-    A raw clone leaves the parent's id there, and abort() and raise() would signal another process.
-    fork() in libc has the kernel write it (CLONE_CHILD_SETTID); so does this module, once it finds
-    the field by its value.
-    """
-    _libc.pthread_self.restype = ctypes.c_void_p
-    base: int = _libc.pthread_self()
-    block = ctypes.string_at(base, 1024)
-    tid = os.getpid()  # the zygote is single-threaded
-    found = [i for i in range(0, 1024, 4) if struct.unpack_from("i", block, i)[0] == tid]
-    return base + found[0] if len(found) == 1 else 0
-
-
-class Cloner:
-    """Fork into new namespaces. Made once in a single-threaded process."""
-
-    def __init__(self) -> None:
-        self._tid_address = _find_tid_address()
-
-    def clone(self, flags: int) -> int:
-        """Like os.fork() with namespace flags: 0 in the child, its pid in the parent."""
-        if self._tid_address:
-            flags |= _CLONE_CHILD_SETTID
-        column = _COLUMN[MACHINE]
-        number = syscalls.SPECIAL["clone"][column] or 0
-        # clone(flags, stack, parent_tid, child_tid, tls) on x86_64, (…, tls, child_tid) on aarch64
-        tail = [self._tid_address, 0] if column == 0 else [0, self._tid_address]
-        words = [ctypes.c_long(v) for v in (number, flags | _SIGCHLD, 0, 0, *tail)]
-        api = ctypes.pythonapi
-        api.PyOS_BeforeFork()
-        pid: int = _syscall(*words)
-        if pid == 0:
-            api.PyOS_AfterFork_Child()
-            return 0
-        code = ctypes.get_errno()
-        api.PyOS_AfterFork_Parent()
-        if pid < 0:
-            raise OSError(code, f"clone: {os.strerror(code)}")
-        return pid
+def clone(flags: int) -> int:
+    """Like os.fork() with namespace flags: 0 in the child, its pid in the parent."""
+    number = syscalls.SPECIAL["clone"][_COLUMN[MACHINE]] or 0
+    words = [ctypes.c_long(v) for v in (number, flags | _SIGCHLD, 0, 0, 0, 0)]
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    pid: int = _syscall(*words)
+    if pid == 0:
+        api.PyOS_AfterFork_Child()
+        return 0
+    code = ctypes.get_errno()
+    api.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(code, f"clone: {os.strerror(code)}")
+    return pid
 
 
 def map_ids(inner: int, outer_uid: int, outer_gid: int) -> None:
@@ -148,14 +106,6 @@ def drop_capabilities() -> None:
     """Empty every capability set of this process."""
     header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     call("capset", header, bytes(24))
-
-
-def close_from(first: int) -> None:
-    """Close every descriptor from `first` on."""
-    try:
-        call("close_range", first, 0xFFFFFFFF, 0)
-    except OSError:  # before Linux 5.9
-        os.closerange(first, 4096)
 
 
 # --- mounts -------------------------------------------------------------------------------------------------------
@@ -185,18 +135,6 @@ def bind_read_only(source: str, target: str, *, device: bool = False) -> None:
     mount("none", target, None, MS_REMOUNT | MS_BIND | keep | add)
 
 
-def change_root(new_root: str, old_name: str) -> None:
-    """Make the mount at `new_root` the root; the old tree lies at /`old_name` until it is detached."""
-    os.chdir(new_root)
-    call("pivot_root", b".", old_name.encode())
-    os.chdir("/")
-
-
-def detach(target: str) -> None:
-    """Unmount a whole tree."""
-    call("umount2", target.encode(), MNT_DETACH)
-
-
 # --- seccomp ------------------------------------------------------------------------------------------------------
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -204,14 +142,8 @@ _EPERM, _ENOSYS = 1, 38
 # PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS,
 # PR_SET_VMA
 _PRCTL_OPTIONS = (3, 15, 16, 21, 23, 39, 0x53564D41)
-_IOCTL_REQUESTS = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+# TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+_IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_DUPFD … F_SETFL, record locks, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which
 # signals other processes
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
@@ -262,7 +194,7 @@ def _any_of(numbers: Iterable[int]) -> bytes:
     return body + _op(_RET, 0, 0, _ERRNO | _EPERM) + _op(_RET, 0, 0, _ALLOW)
 
 
-def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> bytes:
+def seccomp_program(*, pid: int, metadata: bool) -> bytes:
     """The filter of one untrusted process, as an array of sock_filter.
 
     `pid` is the process's own pid, the only one that it may signal. `metadata` allows chmod and
@@ -270,18 +202,16 @@ def seccomp_program(*, pid: int, metadata: bool, machine: str = MACHINE) -> byte
     EPERM. New processes are refused (threads are not), so that killing one process ends the sample
     at every level.
     """
-    if machine not in _COLUMN:
-        raise UnsupportedMachineError(f"no system call table for {machine}")
-    column = _COLUMN[machine]
+    column = _COLUMN[MACHINE]
     number = {name: row[column] for name, row in syscalls.SPECIAL.items()}
     allow = _op(_RET, 0, 0, _ALLOW)
     program = [
         _op(_LD, 0, 0, 4),
-        _op(_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+        _op(_JEQ, 1, 0, _AUDIT_ARCH[MACHINE]),
         _op(_RET, 0, 0, _KILL),
         _op(_LD, 0, 0, 0),
     ]
-    if machine == "x86_64":  # the x32 numbers reach the same calls
+    if MACHINE == "x86_64":  # the x32 numbers reach the same calls
         program += [_op(_JGE, 0, 1, 0x40000000), _op(_RET, 0, 0, _ERRNO | _ENOSYS)]
     table = {**syscalls.ALLOWED, **(syscalls.METADATA if metadata else {})}
     thread = _argument(0) + _op(_AND, 0, 0, _CLONE_MASK) + _op(_JEQ, 0, 1, _CLONE_THREAD) + allow
@@ -313,29 +243,22 @@ def install_seccomp(program: bytes) -> None:
 READ_FILE, READ_DIR, WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 
 
-def landlock_abi() -> int:
-    """Version of Landlock in this kernel; OSError where there is none."""
-    return call("landlock_create_ruleset", None, 0, 1)
+def landlock_ruleset(readable: Iterable[str], writable: Iterable[str]) -> int:
+    """A ruleset's descriptor: read below `readable`, write the files `writable`, no more.
 
-
-def landlock_attributes(abi: int) -> bytes:
-    """landlock_ruleset_attr that denies all that this version can (uapi/linux/landlock.h)."""
+    It denies all that this kernel's version can (uapi/linux/landlock.h). OSError without Landlock.
+    """
+    abi = call("landlock_create_ruleset", None, 0, 1)
     bits = 13 + sum(abi >= version for version in (2, 3, 5))  # REFER, TRUNCATE, IOCTL_DEV
     words = [(1 << bits) - 1]
     if abi >= 4:
         words.append(3)  # bind and connect TCP
     if abi >= 6:
         words.append(3)  # abstract sockets and signals stay inside
-    return struct.pack(f"{len(words)}Q", *words)
-
-
-def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
-    """A ruleset's descriptor: read below `readable`, write the files `writable`, no more."""
-    attributes = landlock_attributes(landlock_abi())
+    attributes = struct.pack(f"{len(words)}Q", *words)
     ruleset = call("landlock_create_ruleset", attributes, len(attributes), 0)
-    wanted = [(path, READ_FILE | READ_DIR) for path in readable] + [
-        (p, READ_FILE | WRITE_FILE) for p in writable
-    ]
+    wanted = [(path, READ_FILE | READ_DIR) for path in readable]
+    wanted += [(path, READ_FILE | WRITE_FILE) for path in writable]
     for path, access in wanted:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -345,8 +268,3 @@ def landlock_ruleset(readable: Iterable[str], writable: Iterable[str] = ()) -> i
             finally:
                 os.close(fd)
     return ruleset
-
-
-def landlock_restrict(ruleset: int) -> None:
-    """Enter a new Landlock domain; no_new_privs must be set."""
-    call("landlock_restrict_self", ruleset, 0)

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
-from evaljobs.sandbox.records import Job, Level, SandboxUnavailableError, is_verdict
+from evaljobs.sandbox.isolation.zygote import HEADER, NUMPY, SETUP_FAILED, STDIO
+from evaljobs.sandbox.records import VERDICTS, Job, Level, SandboxUnavailableError
 
 _START_SECONDS: Final = 60.0  # most seconds to start: a cold interpreter on slow storage
 _GRACE_SECONDS: Final = 20.0  # seconds added to a job's own limit, for a loaded node
@@ -58,11 +58,6 @@ def _numpy() -> dict[str, Any] | None:
     return None
 
 
-def _interpreter() -> str:
-    """The interpreter itself, not a virtual environment's link to it: a lane has no site packages."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-
-
 class Lane:
     """A running lane. Not thread-safe; its user multiplexes with `fileno()`."""
 
@@ -76,10 +71,12 @@ class Lane:
             "verdict_fd": verdict.fileno(),
             "numpy": _numpy(),
         }
+        # The interpreter itself, not a virtual environment's link to it: a lane has no site packages.
+        interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
         flags = ["-S", "-s", "-P", "-X", "utf8"]
         try:
             self._process = subprocess.Popen(
-                [_interpreter(), *flags, str(_LAUNCH), json.dumps(config)],
+                [interpreter, *flags, str(_LAUNCH), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -167,7 +164,7 @@ def _conclude(checked: dict[str, Any] | None, end: dict[str, Any]) -> tuple[str,
     seconds = float(end["seconds"])
     if end["timed_out"]:
         return "timeout", "the time limit was reached", seconds
-    if checked is None or not is_verdict(checked.get("verdict")):
+    if checked is None or checked.get("verdict") not in VERDICTS:
         return "crash", "the checker died", seconds
     verdict, reason, status = checked["verdict"], str(checked.get("reason", "")), end["status"]
     if verdict == "crash" and isinstance(status, int):

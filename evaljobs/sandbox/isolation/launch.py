@@ -2,10 +2,9 @@
 # pathlib, and what it imports, would enlarge every fork.
 """First code of a lane: isolates the process, then becomes the zygote.
 
-Rule: started with a clean environment as `python -S -s -P launch.py CONFIG`. It loads all its code
-first, then gives up in turn: namespaces, the file system except the interpreter, its user, its
-capabilities. A step that fails ends the lane with the reason, so no program runs half isolated.
-Started by `lane`.
+Rule: started by `lane` as `python -S -s -P launch.py CONFIG` with a clean environment. It loads all
+its code first, then gives up in turn: namespaces, the file system except the interpreter, its user,
+its capabilities. A step that fails ends the lane with the reason, so no program runs half isolated.
 
 CONFIG is JSON: {"level", "job_fd", "verdict_fd", "numpy": null | {"init", "paths"}}.
 """
@@ -94,12 +93,12 @@ def enter_namespaces(*, user: bool) -> None:
     uid, gid = os.getuid(), os.getgid()
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     flags |= kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (kernel.CLONE_NEWUSER if user else 0)
-    kernel.unshare(flags)
+    kernel.call("unshare", flags)
     if user:
         kernel.map_ids(_NOBODY, uid, gid)
     child = os.fork()
     if child:
-        kernel.close_from(3)  # the supervisor's sockets must end when the child is gone
+        os.closerange(3, 256)  # the supervisor's sockets must end when the child is gone
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -109,7 +108,9 @@ def build_root(readable: list[str]) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
-    kernel.change_root("/tmp", "old")
+    os.chdir("/tmp")
+    kernel.call("pivot_root", b".", b"old")
+    os.chdir("/")
     for link in ("/lib", "/lib64"):
         if os.path.islink("/old" + link):
             os.symlink(os.readlink("/old" + link), link)
@@ -126,8 +127,8 @@ def build_root(readable: list[str]) -> None:
     for folder in ("/proc", "/tmp"):
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    kernel.detach("/old")
+    kernel.mount_proc()
+    kernel.call("umount2", b"/old", kernel.MNT_DETACH)
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", None, flags)

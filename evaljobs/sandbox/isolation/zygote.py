@@ -1,10 +1,15 @@
-# ruff: noqa: PTH101, PTH123, PTH208
+# ruff: noqa: PTH123, PTH208
 # pathlib, and what it imports, would enlarge every fork.
 """The warm process of a lane: it forks a process per job, keeps the deadline, and reaps.
 
 Rule: this process reads a job's header, never a program or a test; the checker's process reads the
-rest from the same socket. So no later program can find an earlier test in inherited memory. It
-reports a job's end when the program's process and all descendants are reaped. Started by `launch`.
+rest from the same socket. So no later program can find an earlier test in inherited memory. Started
+by `launch`.
+
+A job on the stream socket is HEADER, then the body, JSON for the checker. Each message on the
+verdict socket is one JSON object: {"ready"} or {"error"} once, then two per job: the checker's
+{"verdict", "reason"}, unless it was killed, and the zygote's {"end", "timed_out", "seconds",
+"status"} once the program's process is reaped.
 """
 
 from __future__ import annotations
@@ -18,14 +23,18 @@ import resource
 import select
 import signal
 import socket
+import struct
 import time
 from typing import Any, Final
 
 from evaljobs.sandbox.isolation import kernel
-from evaljobs.sandbox.isolation.protocol import HEADER, NUMPY, SETUP_FAILED, STDIO
 from evaljobs.sandbox.rpc import candidate
 from evaljobs.sandbox.rpc.judge import DONE, READ, Judge, serve
 
+HEADER: Final = struct.Struct("!IIII")  # bytes of the body, timeout in ms, address space in MiB, flags
+STDIO: Final = 1  # flag: the program reads standard input and its output is compared
+NUMPY: Final = 2  # flag: load numpy in the zygote, so that each fork has it
+SETUP_FAILED: Final = 97  # exit status of a candidate that could not be isolated
 FILE_BYTES: Final = 16 << 20
 SCRATCH: Final = "size=64m,nr_inodes=4096,mode=700"
 CHECKER_MEMORY: Final = 2 << 30
@@ -68,12 +77,13 @@ class Zygote:
         self._job = job
         self._verdict = verdict
         self._judge: Judge | None = None
-        self._cloner = kernel.Cloner() if level == "namespaces" else None
+        self._private = level == "namespaces"
         self._ruleset = kernel.landlock_ruleset(readable, ["/dev/null"]) if level == "landlock" else None
-        self._filter = kernel.seccomp_program(pid=1, metadata=True) if level == "namespaces" else None
+        self._filter = kernel.seccomp_program(pid=1, metadata=True) if self._private else None
         # RLIMIT_NPROC counts all processes of a user; without a user namespace it can only bound
         # their growth.
-        self._processes = _THREADS if level == "namespaces" else 4096 + _tasks_alive()
+        alive = sum(name.isdigit() for name in os.listdir("/proc"))
+        self._processes = _THREADS if self._private else 4096 + alive
         # Limits that fit the zygote and the checker too are set once, and inherited.
         for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
             _limit(kind, 0)
@@ -83,8 +93,6 @@ class Zygote:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         os.close(null)
-        if level == "rlimits":
-            kernel.become_subreaper()
         gc.collect()
         gc.freeze()
 
@@ -106,10 +114,9 @@ class Zygote:
     def _run(self, length: int, timeout: float, memory: int, flags: int) -> None:
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe() if flags & STDIO else (-1, -1)
-        scratch = _make_scratch() if self._level == "rlimits" else "/tmp"
-        subject = self._cloner.clone(_NAMESPACES) if self._cloner else os.fork()
+        subject = kernel.clone(_NAMESPACES) if self._private else os.fork()
         if subject == 0:
-            self._become_candidate(theirs, output_write, timeout, memory, scratch)
+            self._become_candidate(theirs, output_write, timeout, memory)
         theirs.close()
         judge = self._judge = self._judge or self._new_judge()
         judge.give(length, ours, output_read)
@@ -118,9 +125,6 @@ class Zygote:
             if fd >= 0:
                 os.close(fd)
         end = self._watch(judge, subject, timeout)
-        if self._level == "rlimits":
-            _end_descendants(but=self._judge.pid if self._judge else None)
-            _remove(scratch)
         self._verdict.send(json.dumps(end).encode())
 
     def _watch(self, judge: Judge, subject: int, timeout: float) -> dict[str, Any]:
@@ -178,12 +182,7 @@ class Zygote:
         try:
             ours.close()
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            for kind, value in (
-                (resource.RLIMIT_AS, CHECKER_MEMORY),
-                (resource.RLIMIT_CORE, 0),
-                (resource.RLIMIT_NOFILE, 64),
-            ):
-                _limit(kind, value)
+            _limit(resource.RLIMIT_AS, CHECKER_MEMORY)
             gc.enable()
             self._enter_landlock()
             self._install_filter()
@@ -191,11 +190,9 @@ class Zygote:
         finally:
             os._exit(0)
 
-    def _become_candidate(
-        self, channel: socket.socket, output: int, timeout: float, memory: int, scratch: str
-    ) -> None:
+    def _become_candidate(self, channel: socket.socket, output: int, timeout: float, memory: int) -> None:
         try:
-            self._shut_in_candidate(channel, output, timeout, memory, scratch)
+            self._shut_in_candidate(channel, output, timeout, memory)
         except BaseException:  # noqa: BLE001  (half a box must not run anything)
             os._exit(SETUP_FAILED)
         try:
@@ -203,54 +200,46 @@ class Zygote:
         finally:
             os._exit(0)
 
-    def _shut_in_candidate(
-        self, channel: socket.socket, output: int, timeout: float, memory: int, scratch: str
-    ) -> None:
+    def _shut_in_candidate(self, channel: socket.socket, output: int, timeout: float, memory: int) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # its own /proc files must be writable for a moment
-        if self._cloner:
+        if self._private:
             kernel.map_ids(_INNER_ID, _INNER_ID, _INNER_ID)
         with contextlib.suppress(OSError):
             kernel.write_proc("/proc/self/oom_score_adj", "1000")
-        if self._cloner:
+        if self._private:
             flags = kernel.MS_NOSUID | kernel.MS_NODEV
             kernel.mount("tmpfs", "/tmp", "tmpfs", flags, SCRATCH)
             kernel.mount_proc()
+            os.chdir("/tmp")
         else:
             os.setsid()
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.chdir("/" if self._level == "landlock" else scratch)
         self._enter_landlock()  # before its descriptor is overwritten
         if output >= 0:
             os.dup2(os.memfd_create("stdin"), 0)
             os.dup2(output, 1)
         os.dup2(channel.fileno(), candidate.CHANNEL_FD)
         channel.detach()
-        kernel.close_from(candidate.CHANNEL_FD + 1)
+        os.closerange(candidate.CHANNEL_FD + 1, 256)
         _limit(resource.RLIMIT_AS, memory)
         _limit(resource.RLIMIT_CPU, int(timeout * 2) + 1)
         _limit(resource.RLIMIT_NPROC, self._processes)
         gc.enable()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        if self._cloner:
+        if self._private:
             kernel.drop_capabilities()
         self._install_filter()
 
     def _enter_landlock(self) -> None:
         if self._ruleset is not None:  # it cannot trace or signal siblings and parent
-            kernel.landlock_restrict(self._ruleset)
+            kernel.call("landlock_restrict_self", self._ruleset, 0)
             os.close(self._ruleset)
 
     def _install_filter(self) -> None:
-        """Install the system call filter: this process, pid 1, may signal itself alone."""
+        """Install the system call filter: this process may signal itself alone, and start no other."""
         pid = os.getpid()
         program = self._filter if pid == 1 else None
-        try:
-            kernel.install_seccomp(
-                program or kernel.seccomp_program(pid=pid, metadata=self._level != "landlock")
-            )
-        except OSError:
-            if self._level != "rlimits":  # level rlimits uses the filter where the kernel has it
-                raise
+        kernel.install_seccomp(program or kernel.seccomp_program(pid=pid, metadata=self._private))
 
 
 def read_text(path: str) -> str:
@@ -273,49 +262,3 @@ def _limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
-
-
-# --- the rlimits level, which has no namespace that ends with its first process -----------------------------------------
-
-
-def _tasks_alive() -> int:
-    """Processes that this process can see."""
-    return sum(name.isdigit() for name in os.listdir("/proc"))
-
-
-def _children() -> list[int]:
-    me = os.getpid()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                if int(read_text(f"/proc/{name}/stat").rpartition(")")[2].split()[1]) == me:
-                    found.append(int(name))
-    return found
-
-
-def _make_scratch() -> str:
-    import tempfile  # noqa: PLC0415  (it would enlarge every fork of the other levels)
-
-    return tempfile.mkdtemp(prefix="evalspan-")
-
-
-def _end_descendants(but: int | None) -> None:
-    """Kill and reap a candidate's processes. Orphans become children here, so repeating finds all."""
-    while children := [pid for pid in _children() if pid != but]:
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def _remove(folder: str) -> None:
-    """Remove a scratch folder, also where the program has changed its permissions."""
-    import shutil  # noqa: PLC0415
-
-    for path, _, _ in os.walk(folder):
-        with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

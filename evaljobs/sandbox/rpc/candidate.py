@@ -1,13 +1,13 @@
 """The untrusted side: runs the program and answers the test's requests about it.
 
 Rule: no verdict relies on this process, since the program shares it and can change all of it. What
-leaves it is data. It never holds a test, an expected value or a verdict, except for a test that
-shares the program's process. Called from `zygote`.
+leaves it is data. It never holds a test or a verdict, except for a test that shares the program's
+process. Started by `zygote`.
 
-A request is a frame: a JSON list (operation, whether to capture standard output), a newline, then
-the operands. An answer is a JSON list: "v" and a value, "stop" and null, "u" and why there is no
-answer, or "e" and [[module, name] of the exception's classes, message, arguments or null]. The
-changed arguments follow if there are any, [number, content] each, and the captured output.
+A request is a JSON list (operation, whether to capture standard output), a newline, then the
+operands. An answer is a JSON list: "v" and a value, "stop" and null, "u" and why there is no
+answer, or "e" and [[module, name] of the exception's classes, message, arguments or null]; then
+changed arguments and captured output, if there are any.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Agent:
         self._encoder = codec.Encoder(self._make_handle)
         self._decoder = codec.Decoder(self._from_handle)
         self._globals: dict[str, Any] = {}
+        self._program = {"load": self._load, "in_process": self._in_process, "main": _run_main}
         for name in ("exit", "quit"):  # as the site module, which is not loaded, would set them
             setattr(builtins, name, sys.exit)
 
@@ -75,7 +76,7 @@ class Agent:
             try:
                 values = self._decoder.loads(operands, arguments, naming=True)
                 arguments.remember()
-                result = getattr(self, "_do_" + operation)(*values)
+                result = (_OPERATIONS.get(operation) or self._program[operation])(*values)
             except _StopError:
                 answer = '["stop",null'
             except BaseException as error:  # noqa: BLE001  (the program may raise anything, and it is an answer)
@@ -89,63 +90,60 @@ class Agent:
 
     # --- the program
 
-    def _do_load(self, code: str, names: tuple[str, ...]) -> Any:
+    def _load(self, code: str, names: tuple[str, ...]) -> Any:
         exec(compile(code, "<candidate>", "exec"), self._globals)  # noqa: S102
         return {name: _describe(self._globals[name]) for name in names if name in self._globals}
 
-    def _do_in_process(self, code: str, test: str, token: str) -> str:
+    def _in_process(self, code: str, test: str, token: str) -> str:
         exec(compile(code + "\n" + test, "<candidate and test>", "exec"), self._globals)  # noqa: S102
         return token
 
-    def _do_main(self, code: str, text: str) -> None:
-        """Run a program that reads standard input and prints; its output bypasses this side."""
-        data = text.encode("utf-8", "surrogatepass")
-        while data:
-            data = data[os.write(0, data) :]
-        os.lseek(0, 0, os.SEEK_SET)
-        module = types.ModuleType("__main__")
-        sys.modules["__main__"] = module
-        try:
-            exec(compile(code, "<candidate>", "exec"), vars(module))  # noqa: S102
-        except SystemExit as leave:
-            if leave.code not in (None, 0):
-                raise
-        finally:
-            import threading  # noqa: PLC0415
 
-            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (wait for its threads, as at an interpreter's end)
-            sys.stdout.flush()
-            os.dup2(2, 1)  # the checker reads the output until its end, then the answer
+def _run_main(code: str, text: str) -> None:
+    """Run a program that reads standard input and prints; its output bypasses this side."""
+    data = text.encode("utf-8", "surrogatepass")
+    while data:
+        data = data[os.write(0, data) :]
+    os.lseek(0, 0, os.SEEK_SET)
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(code, "<candidate>", "exec"), vars(module))  # noqa: S102
+    except SystemExit as leave:
+        if leave.code not in (None, 0):
+            raise
+    finally:
+        import threading  # noqa: PLC0415
 
-    # --- operations on the objects that it defined or returned
-
-    def _do_call(self, function: Any, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> Any:
-        return function(*args, **dict(kwargs))
-
-    def _do_get(self, value: Any, name: str) -> Any:
-        return getattr(value, name)
-
-    def _do_eq(self, left: Any, right: Any) -> bool:
-        return bool(left == right)
-
-    def _do_next(self, value: Any) -> Any:
-        try:
-            return next(value)
-        except StopIteration:
-            raise _StopError from None
-
-    _do_iter: Callable[..., Any] = staticmethod(iter)
-    _do_len: Callable[..., int] = staticmethod(len)
-    _do_bool: Callable[..., bool] = staticmethod(bool)
-    _do_str: Callable[..., str] = staticmethod(str)
-    _do_format: Callable[..., str] = staticmethod(format)
-    _do_repr: Callable[..., str] = staticmethod(repr)
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (wait for its threads, as at an interpreter's end)
+        sys.stdout.flush()
+        os.dup2(2, 1)  # the checker reads the output until its end, then the answer
 
 
 class _StopError(Exception):
     """An iterator's end, which is not an exception of the program."""
 
 
+def _next(value: Any) -> Any:
+    try:
+        return next(value)
+    except StopIteration:
+        raise _StopError from None
+
+
+# Operations on the objects that the program defined or returned.
+_OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+    "call": lambda function, args, kwargs: function(*args, **dict(kwargs)),
+    "get": getattr,
+    "eq": lambda left, right: bool(left == right),
+    "next": _next,
+    "iter": iter,
+    "len": len,
+    "bool": bool,
+    "str": str,
+    "format": format,
+    "repr": repr,
+}
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 

@@ -1,25 +1,21 @@
 """Encodes values that cross between a test and a program: data alone, as JSON with tagged objects.
 
-Rule: decoding builds values of fixed, built-in types and runs no code of the other side. A value
-that is not data crosses as a handle, a number that the receiver's `make_handle` turns into an
-object of its own. Every JSON object has exactly one key, its tag; lists, texts, booleans, None and
-ordinary numbers stand for themselves. Mutable arguments cross by number (`arguments`), so that the
-answer can give their new contents. Called from `link` on the test's side and from `candidate` on
-the program's.
-
-Bounds: integers of more than 4,000 digits cross as hexadecimal, which is linear in their length
-(JSON would be quadratic).
+Rule: decoding builds values of fixed, built-in types and runs no code of the other side. All else
+crosses as a handle, a number that the receiver's `make_handle` turns into an object of its own.
+Every JSON object has exactly one key, its tag; lists, texts, booleans, None and ordinary numbers
+stand for themselves. Integers of more than 4,000 digits cross as hexadecimal, which is linear in
+their length. Mutable arguments cross by number (`arguments`). Called from `link` and `candidate`.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from evaljobs.sandbox.rpc.arguments import Arguments, fill_set
 
@@ -44,22 +40,15 @@ class CodecError(Exception):
     """The text is not a value of this codec."""
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _deep(function: _F) -> _F:
-    """Let a function handle values nested as deep as a program can make them."""
-
-    @functools.wraps(function)
-    def deeper(*args: Any, **kwargs: Any) -> Any:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(before, DEEPEST))
-        try:
-            return function(*args, **kwargs)
-        finally:
-            sys.setrecursionlimit(before)
-
-    return cast("_F", deeper)
+@contextlib.contextmanager
+def _deep() -> Iterator[None]:
+    """Let code handle values nested as deep as a program can make them."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, DEEPEST))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 class Encoder:
@@ -86,7 +75,7 @@ class Encoder:
         self._arguments, self._naming = arguments, False
         return self._text(lambda: [[number, self._content(value)] for number, value in changed])
 
-    @_deep
+    @_deep()
     def _text(self, make_tree: Callable[[], Any]) -> str:
         self._exact = False
         try:
@@ -221,7 +210,7 @@ class Decoder:
         self._arguments = Arguments()
         self._naming = False
 
-    @_deep
+    @_deep()
     def loads(self, text: str | bytes, arguments: Arguments | None = None, *, naming: bool = False) -> Any:
         """The value of one JSON text; CodecError for anything else.
 
@@ -239,18 +228,12 @@ class Decoder:
         if len(tagged) != 1:
             raise CodecError("an object must have one tag")
         (tag, body), *_ = tagged.items()
-        if tag == "t":
-            return tuple(body)
-        if tag in _PAIRED:
-            return _PAIRED[tag](_pairs(body))
         if tag == "m":
             return self._mentioned(body)
         if tag == "h":
             return self._make_handle(body)
-        build = _BUILD.get(tag)
-        if build is None:
-            raise CodecError("unknown tag")
-        return build(body)
+        _require(tag in _BUILD)
+        return _BUILD[tag](body)
 
     def _mentioned(self, body: Any) -> Any:
         if self._naming and type(body) is list:
@@ -347,13 +330,11 @@ def _set(items: Any) -> set[Any]:
     return made
 
 
-_PAIRED: Final[dict[str, Callable[[Any], Any]]] = {
-    "d": dict,
-    "O": collections.OrderedDict,
-    "C": lambda pairs: collections.Counter(dict(pairs)),
-}
-
 _BUILD: Final[dict[str, Callable[[Any], Any]]] = {
+    "t": tuple,
+    "d": lambda b: dict(_pairs(b)),
+    "O": lambda b: collections.OrderedDict(_pairs(b)),
+    "C": lambda b: collections.Counter(dict(_pairs(b))),
     "i": _integer,
     "s": lambda b: bytes.fromhex(b).decode("utf-16-le", "surrogatepass"),
     "e": _set,

@@ -53,7 +53,7 @@ def free_globals(source: str) -> frozenset[str]:
         for symbol in scope.get_symbols():
             if not (top or symbol.is_global()):
                 continue
-            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+            if _binds(symbol):
                 bound.add(symbol.get_name())
             if symbol.is_referenced():
                 read.add(symbol.get_name())
@@ -68,17 +68,13 @@ def unbound(source: str) -> frozenset[str]:
 
 def bound_by_prompt(prompt: str, entry_point: str) -> frozenset[str]:
     """Names that `prompt_helpers` binds. Raises as compile() does where it is no program."""
-    found: set[str] = set()
-    for node in _helpers(ast.parse(prompt), entry_point):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        else:
-            found |= {
-                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
-    return frozenset(found)
+    helpers = ast.unparse(ast.Module(body=_helpers(ast.parse(prompt), entry_point), type_ignores=[]))
+    symbols = symtable.symtable(helpers, "<prompt>", "exec").get_symbols()
+    return frozenset(symbol.get_name() for symbol in symbols if _binds(symbol))
+
+
+def _binds(symbol: symtable.Symbol) -> bool:
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
 
 def code_names(code: types.CodeType) -> set[str]:
@@ -117,11 +113,6 @@ def library_object(name: str) -> Any:
     if name in _LIBRARY_OBJECTS:
         return getattr(importlib.import_module(_LIBRARY_OBJECTS[name]), name)
     return importlib.import_module(_ALIASES.get(name, name))
-
-
-def is_trusted_module(name: str) -> bool:
-    """Whether the checker may import a module that the candidate's program imported."""
-    return name.partition(".")[0] in sys.stdlib_module_names or name.partition(".")[0] == "numpy"
 
 
 def prompt_helpers(prompt: str, entry_point: str, used: set[str]) -> ast.Module:
