@@ -12,9 +12,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,19 @@ class Request:
     """What the caller of `up` asks for besides the shape of the cluster."""
 
     spec: ClusterSpec
-    root: Path | None = None
+    dir: Path | None = None
     port: int | None = None
     user: str = DEFAULT_USER
     venv: Path | None = None
     repo: Path = REPO
-    expose: tuple[Path, ...] = ()
+    expose: Sequence[Path] = ()
     owner: procs.Proc | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Request:
+        """From a flat mapping of the names of this record's fields and those of ClusterSpec."""
+        own = {f.name: options[f.name] for f in fields(cls) if f.name in options}
+        return cls(spec=ClusterSpec(**{k: v for k, v in options.items() if k not in own}), **own)
 
 
 def check_machine() -> None:
@@ -108,7 +114,7 @@ def _reserve(request: Request) -> Record:
 
 def _root(request: Request) -> Path:
     """The cluster's folder: absent or empty, or a default one whose machine was switched off under it."""
-    root = (request.root or DEFAULT_HOME / request.spec.name).resolve()
+    root = (request.dir or DEFAULT_HOME / request.spec.name).resolve()
     if len(str(root)) > LONGEST_ROOT:
         raise DevClusterError(
             f"--dir {root} is too long for a socket's path: at most {LONGEST_ROOT} characters"
@@ -119,7 +125,7 @@ def _root(request: Request) -> Path:
             f"--dir {root} lies in {hidden[0]}, which --private-shm hides from jobs: give another --dir"
         )
     if root.exists() and any(root.iterdir()):
-        if request.root is not None:
+        if request.dir is not None:
             raise DevClusterError(f"--dir {root} is not empty: give an empty or a new folder")
         shutil.rmtree(root)
     return root
