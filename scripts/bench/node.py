@@ -18,10 +18,10 @@ if verb == "trial":
     engine.load = synthetic.load
     engine.seed_batch = synthetic.seed_batch
     engine.run_batch = synthetic.run_batch
-elif verb == "worker":
+elif verb == "worker" and "metrics" in synthetic.given():
     sys.modules["evaljobs.scoring.score"] = synthetic
 elif verb == "stage":
-    time.sleep(synthetic.given()["storage_seconds"])
+    time.sleep(synthetic.given().get("storage_seconds", 0.0))
 
 from evaljobs.__main__ import main  # noqa: E402
 

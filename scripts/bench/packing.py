@@ -6,9 +6,7 @@ one machine-independent computation; only the group `scale` measures time and me
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from bench.harness import command, option, row, targets
+from bench.harness import Options, command, option, row, targets
 from coordinator.planning.planner import Lane, WorkSet, plan
 from coordinator.simulation.commands import plan_instance, simulate_instance
 
@@ -34,16 +32,16 @@ FASTER = {8: 1.6, 32: 3.2}
 THAN_WORKERS = {8: 1.25, 32: 1.9}
 
 
-def planned(texts: Texts, _args: argparse.Namespace) -> Rows:
+def planned(texts: Texts, _options: Options) -> Rows:
     for gpus, text in texts.items():
         made = plan_instance(text)
         ratio = made["planned_makespan_seconds"] / made["lower_bound_seconds"]
         yield row(f"planned / bound, {gpus} GPUs", ratio, PLANNED[gpus])
 
 
-def noisy(texts: Texts, args: argparse.Namespace) -> Rows:
+def noisy(texts: Texts, options: Options) -> Rows:
     for (sigma, gpus), target in NOISY.items():
-        got = simulate_instance(texts[gpus], "evalspan", sigma, args.seeds)
+        got = simulate_instance(texts[gpus], "evalspan", sigma, options.seeds)
         yield row(
             f"run time, sigma {sigma}, {gpus} GPUs",
             got["ratio"]["median"],
@@ -53,7 +51,7 @@ def noisy(texts: Texts, args: argparse.Namespace) -> Rows:
         )
 
 
-def speedup(texts: Texts, _args: argparse.Namespace) -> Rows:
+def speedup(texts: Texts, _options: Options) -> Rows:
     for gpus, text in texts.items():
         ours = _span(text, "evalspan")
 
@@ -84,21 +82,21 @@ def _span(text: str, policy: str, **more: Any) -> float:
     return float(simulate_instance(text, policy, 0.0, 1, **more)["makespan_seconds"]["median"])
 
 
-def random(_texts: Texts, args: argparse.Namespace) -> Rows:
+def random(_texts: Texts, options: Options) -> Rows:
     """Best known: CP-SAT on the plan's own shards, CPU slots unlimited, never below the bound."""
     from tests.packing.oracle import best_known, random_problem  # noqa: PLC0415 - OR-Tools is optional
 
     import_module("ortools")
     ratios = []
-    for seed in range(args.random):
+    for seed in range(options.random):
         sets, lanes, costs = random_problem(seed)
         made = plan(sets, lanes, **costs)
-        ratios.append(made.makespan_seconds / best_known(made, sets, seconds=args.oracle_seconds, **costs))
+        ratios.append(made.makespan_seconds / best_known(made, sets, seconds=options.oracle_seconds, **costs))
     yield row("random instances, planned / best known, median", median(ratios), 1.02, instances=len(ratios))
     yield row("random instances, planned / best known, worst", max(ratios), 1.05)
 
 
-def scale(_texts: Texts, _args: argparse.Namespace) -> Rows:
+def scale(_texts: Texts, _options: Options) -> Rows:
     argv = [sys.executable, "-m", "bench.packing", "--scale-child"]
     got = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     more = {"shards": got["shards"], "gpus": 4704}
@@ -108,10 +106,7 @@ def scale(_texts: Texts, _args: argparse.Namespace) -> Rows:
 
 def _peak_megabytes() -> float:
     """Of this program: ru_maxrss would count the parent's from before exec."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(text.split()[1]) for text in lines if text.startswith("VmHWM:")) / 1024
 
 
@@ -143,12 +138,12 @@ def _scale_child() -> None:
 GROUPS = {"planned": planned, "noisy": noisy, "speedup": speedup, "random": random, "scale": scale}
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    texts = {gpus: (said.instances / f"portfolio63_{gpus}gpus.instance.json").read_text() for gpus in GPUS}
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    texts = {gpus: (options.instances / f"portfolio63_{gpus}gpus.instance.json").read_text() for gpus in GPUS}
     rows: list[dict[str, Any]] = []
-    for group in said.only:
+    for group in options.only:
         try:
-            rows += [{"group": group, **one} for one in GROUPS[group](texts, said)]
+            rows += [{"group": group, **one} for one in GROUPS[group](texts, options)]
         except ModuleNotFoundError as error:
             rows.append({"group": group, "skipped": str(error)})
     return targets(rows)
