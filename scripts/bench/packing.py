@@ -29,6 +29,12 @@ GPUS = (8, 32)
 PLANNED = {8: 1.01, 32: 1.02}
 NOISY = {(0.3, 8): 1.02, (0.3, 32): 1.05, (0.6, 8): 1.04, (0.6, 32): 1.09}
 FASTER = {8: 1.6, 32: 3.2}
+ROUND_ROBIN = [  # Hu et al.: what is measured, policy, stealing
+    ("no stealing, tokens cached", "round-robin", False),
+    ("no stealing, tokens made in each trial", "paper", False),
+    ("stealing, tokens cached", "round-robin", True),
+    ("stealing, tokens made in each trial", "paper", True),
+]
 THAN_WORKERS = {8: 1.25, 32: 1.9}
 
 
@@ -71,15 +77,21 @@ def speedup(texts: Texts, _options: Options) -> Rows:
         what = f"num-worker, {gpus} GPUs, its metrics free, ours paid"
         yield over(what, _span(text, workers, metrics_free=True), 1.0)
         yield over(f"opencompass-size, {gpus} GPUs", _span(text, "opencompass-size"), 1.0)
-        for steal in (False, True):
-            how = "stealing" if steal else "no stealing"
-            for policy, tokens in (("round-robin", "cached"), ("paper", "made in each trial")):
-                what = f"round-robin, {gpus} GPUs, {how}, tokens {tokens}"
-                yield over(what, _span(text, policy, steal=steal), 1.0)
+        for what, policy, steal in ROUND_ROBIN:
+            yield over(f"round-robin, {gpus} GPUs, {what}", _span(text, policy, steal=steal), 1.0)
 
 
-def _span(text: str, policy: str, **more: Any) -> float:
-    return float(simulate_instance(text, policy, 0.0, 1, **more)["makespan_seconds"]["median"])
+def round_robin(texts: Texts, options: Options) -> Rows:
+    """Medians of `--seeds` draws, with the spread of the group `noisy`'s first rows."""
+    for gpus, text in texts.items():
+        ours = _span(text, "evalspan", 0.3, options.seeds)
+        for what, policy, steal in ROUND_ROBIN:
+            seconds = _span(text, policy, 0.3, options.seeds, steal=steal)
+            yield row(f"round-robin, {gpus} GPUs, sigma 0.3, {what}", seconds / ours, 1.0, at_least=True)
+
+
+def _span(text: str, policy: str, sigma: float = 0.0, seeds: int = 1, **more: Any) -> float:
+    return float(simulate_instance(text, policy, sigma, seeds, **more)["makespan_seconds"]["median"])
 
 
 def random(_texts: Texts, options: Options) -> Rows:
@@ -135,7 +147,14 @@ def _scale_child() -> None:
     print(json.dumps({"shards": shards, "seconds": wall, "cpu": cpu, "megabytes": _peak_megabytes()}))
 
 
-GROUPS = {"planned": planned, "noisy": noisy, "speedup": speedup, "random": random, "scale": scale}
+GROUPS = {
+    "planned": planned,
+    "noisy": noisy,
+    "speedup": speedup,
+    "round-robin": round_robin,
+    "random": random,
+    "scale": scale,
+}
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:

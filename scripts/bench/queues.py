@@ -19,7 +19,7 @@ from typing import Any
 
 from dev_cluster import procs
 
-from bench.harness import Options, RunError, command, option, timed
+from bench.harness import Options, RunError, command, option, spread, timed
 from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
@@ -70,6 +70,8 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
 
     [(count, seconds)] = pulled([("t0", "none")])
     counted = pulled([(f"t{n}", f"l{n}") for n in range(processes)])
+    for n in range(lanes):
+        queue.heartbeat(f"beat{n}", phase="infer", shard=f"none|{n}|1", batches_done=n, batches=lanes)
     return {
         "shards": per * lanes,
         "lanes": lanes,
@@ -77,6 +79,7 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
         "steal_and_done_ms": 1000 * seconds / count,
         "processes": processes,
         "claims_per_second_all_processes": sum(c for c, _ in counted) / max(s for _, s in counted),
+        "snapshot_ms": spread([1000 * timed(queue.snapshot) for _ in range(50)]),
     }
 
 

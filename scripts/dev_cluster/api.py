@@ -59,7 +59,7 @@ class Cluster:
         check: bool = False,
         **kw: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """`subprocess.run` as the user on the submit side; text, captured, without standard input unless told otherwise.
+        """`subprocess.run` as the user on the submit side; text, captured, without standard input unless given.
 
         `env` is added to `user_env`; `timeout` is in seconds.
         """

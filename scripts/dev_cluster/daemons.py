@@ -68,7 +68,7 @@ def start_munged(record: Record) -> None:
     record.layout.munge_socket.unlink(missing_ok=True)
     options = {"socket": record.layout.munge_socket, "key-file": key, "log-file": munge / "log"}
     options |= {"pid-file": munge / "pid", "seed-file": munge / "seed"}
-    # munged refuses a socket below a folder that not everybody may enter; the submit side shows no such folder.
+    # munged refuses a socket below a folder that some user may not enter; the submit side shows no such folder.
     enter = ["nsenter", "-t", str(start_login(record).pid), "-m", "--"]
     argv = [*enter, "munged", "--foreground", *(f"--{name}={value}" for name, value in options.items())]
     _spawned(record, "munged", argv, log=munge / "out", ready=record.layout.munge_socket.exists)
