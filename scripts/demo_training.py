@@ -147,12 +147,12 @@ def series_of(runs: Path, config: Path) -> dict[str, Any]:
 
 def wait(runs: Path, config: Path, daemon: subprocess.Popen[bytes], count: int, seconds: float) -> bool:
     """Until `count` evaluations have ended; False when the daemon died or the time is over."""
-    deadline, said = time.monotonic() + seconds, -1
+    deadline, shown = time.monotonic() + seconds, -1
     while time.monotonic() < deadline and daemon.poll() is None:
         ended = sum(p["status"] != "running" for p in series_of(runs, config)["points"])
-        if ended != said:
+        if ended != shown:
             say(f"{ended} of {count} checkpoints evaluated")
-            said = ended
+            shown = ended
         if ended >= count:
             return True
         time.sleep(1.0)

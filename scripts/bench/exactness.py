@@ -7,7 +7,6 @@ equal. About 20 minutes for SmolLM2-135M on two cores with the default limits.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -19,7 +18,7 @@ from typing import Any
 
 from support.exactness.pipeline import Case, lm_eval_run, our_run
 
-from bench.harness import ROOT, command, option
+from bench.harness import ROOT, Options, command, option, say
 from evaljobs.contract.specs import ModelOptions
 from evaljobs.lmeval import run
 from evaljobs.trial import engine
@@ -46,18 +45,20 @@ def cases(limit: int) -> dict[str, Case]:
     }
 
 
-def rows_of(name: str, case: Case, said: argparse.Namespace, batch_size: int) -> list[dict[str, Any]]:
+def rows_of(name: str, case: Case, options: Options, batch_size: int) -> list[dict[str, Any]]:
     started = time.monotonic()
-    theirs = lm_eval_run(said.model_dir, case, batch_size, said.threads)
+    theirs = lm_eval_run(options.model_dir, case, batch_size, options.threads)
     baseline = time.monotonic() - started
-    options = ModelOptions(device="cpu", threads=said.threads, model_args=case.model_args)
-    lm = engine.load(str(said.model_dir), options, batch_size).lm
+    model = ModelOptions(device="cpu", threads=options.threads, model_args=case.model_args)
+    lm = engine.load(str(options.model_dir), model, batch_size).lm
     rows = []
-    for shards in said.shards:
+    for shards in options.shards:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="evalspan-bench-") as made:
             folder = Path(made)
-            ours = our_run(said.model_dir, case, batch_size, shards, folder, lm=lm, threads=said.threads)
+            ours = our_run(
+                options.model_dir, case, batch_size, shards, folder, lm=lm, threads=options.threads
+            )
         pairs = [
             pair for t, lines in theirs.samples.items() for pair in zip(ours.samples[t], lines, strict=True)
         ]
@@ -73,22 +74,22 @@ def rows_of(name: str, case: Case, said: argparse.Namespace, batch_size: int) ->
             "evalspan_seconds": round(time.monotonic() - started, 1),
         }
         rows.append(row)
-        print(json.dumps(row), file=sys.stderr)
+        say(json.dumps(row))
     return rows
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
     run.quiet_environment(offline=True)
     rows: list[dict[str, Any]] = []
-    for name, kind in cases(said.limit).items():
-        if said.tasks and not any(word in name for word in said.tasks):
+    for name, kind in cases(options.limit).items():
+        if options.tasks and not any(word in name for word in options.tasks):
             continue
-        case = dataclasses.replace(kind, model_args={"dtype": said.dtype})
-        for batch_size in said.batch_sizes:
+        case = dataclasses.replace(kind, model_args={"dtype": options.dtype})
+        for batch_size in options.batch_sizes:
             with contextlib.redirect_stdout(sys.stderr):  # lm-eval prints what it bootstraps
-                rows += rows_of(name, case, said, batch_size)
+                rows += rows_of(name, case, options, batch_size)
     equal = all(row["equal"] for row in rows)
-    return {"model": str(said.model_dir), "all_equal": equal, "rows": rows}, equal
+    return {"model": str(options.model_dir), "all_equal": equal, "rows": rows}, equal
 
 
 OPTIONS = (
@@ -98,7 +99,7 @@ OPTIONS = (
     option("--limit", 10, "documents per task (four times as many of mmlu)"),
     option("--threads", 2),
     option("--dtype", "float32", "many CPUs are slow at the checkpoint's own bfloat16"),
-    option("--tasks", says="only cases whose name holds one of these", nargs="*", type=str),
+    option("--tasks", text="only cases whose name holds one of these", nargs="*", type=str),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_exactness", __doc__, measure, *OPTIONS))

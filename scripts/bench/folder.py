@@ -165,20 +165,20 @@ def write_history(sets: Sequence[Set], parameters: int, observations: Path, load
     append(observations, made)
 
 
-def main(root: Path, said: dict[str, Any]) -> None:
-    if "sigma" in said:
-        portfolio = Portfolio(INSTANCE.read_text(), **{key: said[key] for key in ("scale", "sigma", "seed")})
+def main(root: Path, given: dict[str, Any]) -> None:
+    if "sigma" in given:
+        portfolio = Portfolio(INSTANCE.read_text(), **{key: given[key] for key in ("scale", "sigma", "seed")})
         sets, load = portfolio.sets, portfolio.instance.load_seconds
         storage, megabytes = portfolio.instance.storage_seconds_alone, 64
     else:
-        sets = draw(said["tasks"], said["batches"], said["batch_seconds"], said["seed"])
+        sets = draw(given["tasks"], given["batches"], given["batch_seconds"], given["seed"])
         load, storage, megabytes = LOAD_SECONDS, 0.0, 1
     suite_file, config = root / "suite.toml", root / "evalspan.toml"
     rows = "".join(f'[[task]]\nname = "{one.name}"\n' for one in sets)
     suite_file.write_text(f'name = "synthetic"\nbatch_size = 1\n{rows}')
-    borrow = f"max_nodes = {said['nodes_each']}" if "nodes_each" in said else ""
+    borrow = f"max_nodes = {given['nodes_each']}" if "nodes_each" in given else ""
     words = {"engine": ENGINE, "load": load, "borrow": borrow, "suite": suite_file}
-    config.write_text(CONFIG.format(workers=said.get("workers", 1), poll=said.get("poll", 1.0), **words))
+    config.write_text(CONFIG.format(workers=given.get("workers", 1), poll=given.get("poll", 1.0), **words))
     metrics = {
         one.name: {
             "seconds": one.metric_seconds,
@@ -198,7 +198,7 @@ def main(root: Path, said: dict[str, Any]) -> None:
         name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
         write_set(one, paths.request_sets / name)
     write_history(sets, checkpoint.bytes // BYTES_PER_PARAMETER, paths.observations, load)
-    for number in range(said.get("evaluations", 1)):
+    for number in range(given.get("evaluations", 1)):
         place = first.with_name(f"step-{number}")
         if number:
             write_checkpoint(place, megabytes)

@@ -1,4 +1,4 @@
-"""What benches and chaos campaigns share: options, rows with targets, JSON on stdout, the exit status.
+"""What benches and chaos campaigns share: options, figures with targets, JSON on stdout, the exit status.
 
 Rule: exit status 0 means that every target was met, 1 that one was missed or a run broke, 2 that the command cannot run here.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +19,54 @@ from dev_cluster.api import DevClusterError, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 Option = tuple[str, dict[str, Any]]
+Options = argparse.Namespace
 
 
 class RunError(Exception):
     """A measured run did not end as it should; the message says where to look."""
 
 
-def option(name: str, default: Any = None, says: str | None = None, **more: Any) -> Option:
-    """An option of a command; its type is its default's unless `type` is given."""
+def option(name: str, default: Any = None, text: str | None = None, **more: Any) -> Option:
+    """An option of a command, with its help text; its type is its default's unless `type` is given."""
     if not {"type", "action"} & more.keys():
         more["type"] = type(default)
-    return name, {"default": default, "help": says, **more}
+    return name, {"default": default, "help": text, **more}
 
 
 def command(
     name: str,
     doc: str | None,
-    measure: Callable[[argparse.Namespace], tuple[Any, bool]],
-    *options: Option,
+    measure: Callable[[Options], tuple[Any, bool]],
+    *known: Option,
     argv: Sequence[str] | None = None,
-    slurm: Callable[[argparse.Namespace], bool] = lambda _said: False,
+    slurm: bool | Callable[[Options], bool] = False,
 ) -> int:
     """Parse the options, measure, print: `measure` returns what to print (as JSON, or a text as it is) and whether all is well.
 
-    `slurm`: whether the command needs a development cluster with these options.
+    `slurm`: whether the command needs a development cluster (with these options).
     """
     parser = argparse.ArgumentParser(
         prog=f"scripts/{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for flag, more in options:
+    for flag, more in known:
         parser.add_argument(flag, **more)
-    said = parser.parse_args(argv)
-    if slurm(said) and (why := unavailable()) is not None:
-        print(why, file=sys.stderr)
+    options = parser.parse_args(argv)
+    if (slurm(options) if callable(slurm) else slurm) and (reason := unavailable()) is not None:
+        say(reason)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a cluster is taken down
     try:
-        found, well = measure(said)
+        found, well = measure(options)
     except (DevClusterError, RunError) as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return 2 if isinstance(error, DevClusterError) else 1
     print(found if isinstance(found, str) else json.dumps(rounded(found), indent=1))
     return 0 if well else 1
 
 
-def always(_said: argparse.Namespace) -> bool:
-    """For `slurm`: the command needs a development cluster whatever its options."""
-    return True
+def say(text: str) -> None:
+    """A line of progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def rounded(value: Any) -> Any:
@@ -82,9 +84,16 @@ def row(what: str, value: float, target: float, *, at_least: bool = False, **mor
     return {"what": what, "value": value, "target": target, "met": met, **more}
 
 
-def targets(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
-    """What a bench of rows returns; a row that was skipped has no `met`."""
-    return {"schema_version": 1, "targets": rows}, all(r.get("met", True) for r in rows)
+def targets(rows: list[dict[str, Any]], **figures: Any) -> tuple[dict[str, Any], bool]:
+    """What a bench with targets returns; a row that was skipped has no `met`."""
+    return {"schema_version": 1, **figures, "targets": rows}, all(r.get("met", True) for r in rows)
+
+
+def spread(values: Collection[float]) -> dict[str, float]:
+    """Median, 99th percentile and maximum; zeros of no values."""
+    ordered = sorted(values) or [0.0]
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return {"median": statistics.median(ordered), "p99": p99, "max": ordered[-1]}
 
 
 def timed(work: Callable[[], object]) -> float:

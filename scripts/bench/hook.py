@@ -7,11 +7,9 @@ the same places: what a busy machine adds is in both. "disk_full" needs root (a 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command, option
+from bench.harness import Options, command, option, spread
 
 IMPORT = """
 import sys, time
@@ -64,9 +62,7 @@ def _case(work: Path, calls: int) -> dict[str, Any]:
     (took, cpu), (control, _) = found["notify"], found["control"]
     return {
         "first_ms": took[0],
-        "p50_ms": statistics.median(took),
-        "p99_ms": sorted(took)[int(len(took) * 0.99)],
-        "max_ms": max(took),
+        "ms": spread(took),
         "cpu_max_ms": max(cpu),
         "over_5_ms": sum(t > 5 for t in took),
         "control_max_ms": max(control),
@@ -94,10 +90,9 @@ def _disk_full(folder: Path, calls: int) -> dict[str, Any] | None:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    imports = sorted(float(_python(IMPORT)) for _ in range(7))
-    found: dict[str, Any] = {"schema_version": 1, "calls": said.calls}
-    found["import_ms"] = {"p50": imports[3], "max": imports[-1]}
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    imports = spread([float(_python(IMPORT)) for _ in range(7)])
+    found: dict[str, Any] = {"schema_version": 1, "calls": options.calls, "import_ms": imports}
     with tempfile.TemporaryDirectory() as scratch, socket.socket() as silent:
         root = Path(scratch)
         silent.bind(("127.0.0.1", 0))
@@ -112,8 +107,8 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             "redis_slow": "slow",
             "work_folder_is_a_file": "file",
         }
-        found["notify"] = {what: _case(root / folder, said.calls) for what, folder in folders.items()}
-        found["notify"]["disk_full"] = _disk_full(root / "full", said.calls)
+        found["notify"] = {what: _case(root / folder, options.calls) for what, folder in folders.items()}
+        found["notify"]["disk_full"] = _disk_full(root / "full", options.calls)
     return found, True
 
 

@@ -6,9 +6,7 @@ one machine-independent computation; only the group `scale` measures time and me
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from bench.harness import command, option, row, targets
+from bench.harness import Options, command, option, row, targets
 from coordinator.planning.planner import Lane, WorkSet, plan
 from coordinator.simulation.commands import plan_instance, simulate_instance
 
@@ -31,19 +29,25 @@ GPUS = (8, 32)
 PLANNED = {8: 1.01, 32: 1.02}
 NOISY = {(0.3, 8): 1.02, (0.3, 32): 1.05, (0.6, 8): 1.04, (0.6, 32): 1.09}
 FASTER = {8: 1.6, 32: 3.2}
+ROUND_ROBIN = [  # Hu et al.: what is measured, policy, stealing
+    ("no stealing, tokens cached", "round-robin", False),
+    ("no stealing, tokens made in each trial", "paper", False),
+    ("stealing, tokens cached", "round-robin", True),
+    ("stealing, tokens made in each trial", "paper", True),
+]
 THAN_WORKERS = {8: 1.25, 32: 1.9}
 
 
-def planned(texts: Texts, _args: argparse.Namespace) -> Rows:
+def planned(texts: Texts, _options: Options) -> Rows:
     for gpus, text in texts.items():
         made = plan_instance(text)
         ratio = made["planned_makespan_seconds"] / made["lower_bound_seconds"]
         yield row(f"planned / bound, {gpus} GPUs", ratio, PLANNED[gpus])
 
 
-def noisy(texts: Texts, args: argparse.Namespace) -> Rows:
+def noisy(texts: Texts, options: Options) -> Rows:
     for (sigma, gpus), target in NOISY.items():
-        got = simulate_instance(texts[gpus], "evalspan", sigma, args.seeds)
+        got = simulate_instance(texts[gpus], "evalspan", sigma, options.seeds)
         yield row(
             f"run time, sigma {sigma}, {gpus} GPUs",
             got["ratio"]["median"],
@@ -53,7 +57,7 @@ def noisy(texts: Texts, args: argparse.Namespace) -> Rows:
         )
 
 
-def speedup(texts: Texts, _args: argparse.Namespace) -> Rows:
+def speedup(texts: Texts, _options: Options) -> Rows:
     for gpus, text in texts.items():
         ours = _span(text, "evalspan")
 
@@ -73,32 +77,38 @@ def speedup(texts: Texts, _args: argparse.Namespace) -> Rows:
         what = f"num-worker, {gpus} GPUs, its metrics free, ours paid"
         yield over(what, _span(text, workers, metrics_free=True), 1.0)
         yield over(f"opencompass-size, {gpus} GPUs", _span(text, "opencompass-size"), 1.0)
-        for steal in (False, True):
-            how = "stealing" if steal else "no stealing"
-            for policy, tokens in (("round-robin", "cached"), ("paper", "made in each trial")):
-                what = f"round-robin, {gpus} GPUs, {how}, tokens {tokens}"
-                yield over(what, _span(text, policy, steal=steal), 1.0)
+        for what, policy, steal in ROUND_ROBIN:
+            yield over(f"round-robin, {gpus} GPUs, {what}", _span(text, policy, steal=steal), 1.0)
 
 
-def _span(text: str, policy: str, **more: Any) -> float:
-    return float(simulate_instance(text, policy, 0.0, 1, **more)["makespan_seconds"]["median"])
+def round_robin(texts: Texts, options: Options) -> Rows:
+    """Medians of `--seeds` draws, with the spread of the group `noisy`'s first rows."""
+    for gpus, text in texts.items():
+        ours = _span(text, "evalspan", 0.3, options.seeds)
+        for what, policy, steal in ROUND_ROBIN:
+            seconds = _span(text, policy, 0.3, options.seeds, steal=steal)
+            yield row(f"round-robin, {gpus} GPUs, sigma 0.3, {what}", seconds / ours, 1.0, at_least=True)
 
 
-def random(_texts: Texts, args: argparse.Namespace) -> Rows:
+def _span(text: str, policy: str, sigma: float = 0.0, seeds: int = 1, **more: Any) -> float:
+    return float(simulate_instance(text, policy, sigma, seeds, **more)["makespan_seconds"]["median"])
+
+
+def random(_texts: Texts, options: Options) -> Rows:
     """Best known: CP-SAT on the plan's own shards, CPU slots unlimited, never below the bound."""
     from support.oracle import best_known, random_problem  # noqa: PLC0415 - OR-Tools is optional
 
     import_module("ortools")
     ratios = []
-    for seed in range(args.random):
+    for seed in range(options.random):
         sets, lanes, costs = random_problem(seed)
         made = plan(sets, lanes, **costs)
-        ratios.append(made.makespan_seconds / best_known(made, sets, seconds=args.oracle_seconds, **costs))
+        ratios.append(made.makespan_seconds / best_known(made, sets, seconds=options.oracle_seconds, **costs))
     yield row("random instances, planned / best known, median", median(ratios), 1.02, instances=len(ratios))
     yield row("random instances, planned / best known, worst", max(ratios), 1.05)
 
 
-def scale(_texts: Texts, _args: argparse.Namespace) -> Rows:
+def scale(_texts: Texts, _options: Options) -> Rows:
     argv = [sys.executable, "-m", "bench.packing", "--scale-child"]
     got = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     more = {"shards": got["shards"], "gpus": 4704}
@@ -108,10 +118,7 @@ def scale(_texts: Texts, _args: argparse.Namespace) -> Rows:
 
 def _peak_megabytes() -> float:
     """Of this program: ru_maxrss would count the parent's from before exec."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(text.split()[1]) for text in lines if text.startswith("VmHWM:")) / 1024
 
 
@@ -140,15 +147,22 @@ def _scale_child() -> None:
     print(json.dumps({"shards": shards, "seconds": wall, "cpu": cpu, "megabytes": _peak_megabytes()}))
 
 
-GROUPS = {"planned": planned, "noisy": noisy, "speedup": speedup, "random": random, "scale": scale}
+GROUPS = {
+    "planned": planned,
+    "noisy": noisy,
+    "speedup": speedup,
+    "round-robin": round_robin,
+    "random": random,
+    "scale": scale,
+}
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    texts = {gpus: (said.instances / f"portfolio63_{gpus}gpus.instance.json").read_text() for gpus in GPUS}
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    texts = {gpus: (options.instances / f"portfolio63_{gpus}gpus.instance.json").read_text() for gpus in GPUS}
     rows: list[dict[str, Any]] = []
-    for group in said.only:
+    for group in options.only:
         try:
-            rows += [{"group": group, **one} for one in GROUPS[group](texts, said)]
+            rows += [{"group": group, **one} for one in GROUPS[group](texts, options)]
         except ModuleNotFoundError as error:
             rows.append({"group": group, "skipped": str(error)})
     return targets(rows)

@@ -8,14 +8,13 @@ predictor brings below 0.1 * sqrt(1 + 1/n) after n runs, nor below sqrt(0.4**2 +
 
 from __future__ import annotations
 
-import argparse
 import sys
 from math import exp, log, sqrt
 from random import Random
 from statistics import median
 from typing import Any
 
-from bench.harness import command, option, row, targets
+from bench.harness import Options, command, option, row, targets
 from priors.estimate import Features, Learnt, predict_batches
 from priors.table import Observation
 
@@ -74,9 +73,9 @@ def rms(values: list[float]) -> float:
     return sqrt(sum(value * value for value in values) / len(values))
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
     """`floor` of a row: what no predictor is below, but by the luck of the draw."""
-    histories = [replay(seed) for seed in range(said.histories)]
+    histories = [replay(seed) for seed in range(options.histories)]
     rows = []
     for seen, target in TARGETS.items():
         medians, runs, stated = (median(history[seen][i] for history in histories) for i in range(3))

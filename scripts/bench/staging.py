@@ -8,7 +8,6 @@ It does not know: your storage. The latency rows add 5 ms to each block read, fo
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command, option, timed
+from bench.harness import Options, command, option, timed
 from coordinator.intake.checkpoint import inspect
 from evaljobs.contract.specs import CheckpointSpec, StageSpec
 from evaljobs.staging import copy as copying
@@ -222,13 +221,15 @@ def loads(model: Path, scratch: Path, root: Path) -> dict[str, Any]:
     }
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
     with (
-        tempfile.TemporaryDirectory(prefix="bench-staging-", dir=said.scratch) as storage,
+        tempfile.TemporaryDirectory(prefix="bench-staging-", dir=options.scratch) as storage,
         tempfile.TemporaryDirectory(prefix="bench-staging-", dir="/dev/shm") as memory,
     ):
         scratch, root = Path(storage), Path(memory)
-        bench = Bench(scratch, root, make(scratch / "model", int(said.gb * 1e9), said.shards), said.rounds)
+        bench = Bench(
+            scratch, root, make(scratch / "model", int(options.gb * 1e9), options.shards), options.rounds
+        )
         rates = bench.rates()
         slow = bench.latency()
         best = max(rates["cp"], rates["dd"], rates["parallel_cp"])
@@ -236,15 +237,15 @@ def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             "cpus": len(os.sched_getaffinity(0)),
             "load_average": os.getloadavg()[0],
             "bytes": bench.checkpoint.bytes,
-            "shards": said.shards,
+            "shards": options.shards,
             "rates": rates,
             "latency_rates": slow,
             "staged_over_best": rates["staged"] / best,
             "latency_ours_over_single": slow["ours"] / slow["single_stream"],
             "storage_over_model_bytes": bench.storage_ratio(),
         }
-        if said.model is not None:
-            report["loads"] = loads(said.model, scratch, root)
+        if options.model is not None:
+            report["loads"] = loads(options.model, scratch, root)
     return report, True
 
 
@@ -252,8 +253,8 @@ OPTIONS = (
     option("--gb", 4.0, "size of the synthetic checkpoint"),
     option("--shards", 8),
     option("--rounds", 5),
-    option("--model", says="a real model's folder, for the load rows", type=Path),
-    option("--scratch", says="a folder on disk (default: the temporary folder)", type=Path),
+    option("--model", text="a real model's folder, for the load rows", type=Path),
+    option("--scratch", text="a folder on disk (default: the temporary folder)", type=Path),
 )
 if __name__ == "__main__":
     sys.exit(command("bench_staging", __doc__, measure, *OPTIONS))

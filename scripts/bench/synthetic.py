@@ -1,7 +1,11 @@
 """The engine and the metrics of a bench: they hold a GPU, or a CPU slot, for given seconds, and may answer from a table.
 
-Rule: `bench.json` in $BENCH_FOLDER says what to do. Without `answers` a request's text is its seconds; with them each
-request takes `seconds` of its kind. What a trial takes to start counts into its load. Imports no torch and no lm-eval.
+    python -m bench.synthetic -m evaljobs VERB …
+
+Rule: nothing but the engine's three functions and, where metrics are given, the metric module is replaced; staging, claims,
+heartbeats, dumps and RQ are the real ones. `bench.json` in $BENCH_FOLDER says what to do. Without `answers` a request's text
+is its seconds; with them each request takes `seconds` of its kind. What a trial takes to start counts into its load. A
+precursor holds its node's link for the seconds that one reader takes. Imports no torch and no lm-eval.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import fcntl
 import functools
 import json
 import os
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -117,3 +122,23 @@ def _turn(task: str) -> Iterator[None]:
     with (Path(os.environ[FOLDER]) / f"judge-{slug(task)}").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def main() -> None:
+    """Run a verb of evaljobs with this module's parts in it."""
+    verb = sys.argv[3]
+    if verb == "trial":
+        from evaljobs.trial import engine  # noqa: PLC0415
+
+        engine.load, engine.seed_batch, engine.run_batch = load, seed_batch, run_batch
+    elif verb == "worker" and "metrics" in given():
+        sys.modules["evaljobs.scoring.score"] = sys.modules[__name__]
+    elif verb == "stage":
+        time.sleep(given().get("storage_seconds", 0.0))
+    from evaljobs.__main__ import main as evaljobs_main  # noqa: PLC0415
+
+    sys.exit(evaljobs_main(sys.argv[3:]))
+
+
+if __name__ == "__main__":
+    main()

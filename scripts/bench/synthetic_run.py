@@ -1,4 +1,4 @@
-"""A daemon of synthetic GPUs on a development cluster, from an empty folder to its end; and Slurm's commands, counted."""
+"""A daemon of synthetic GPUs on a development cluster, from a furnished folder to its end; and Slurm's commands, counted."""
 
 from __future__ import annotations
 
@@ -31,27 +31,41 @@ def count_commands(site: Site) -> None:
 
 
 def counted(site: Site) -> dict[str, int]:
+    """Calls of each command since `count_commands`."""
     return {c: len(list((site.folder / f"marks-{c}").iterdir())) for c in COMMANDS}
 
 
 def run(
-    cluster: Cluster, name: str, said: dict[str, Any], *, slow: str = "", log: Path | None, seconds: float
+    cluster: Cluster,
+    name: str,
+    settings: dict[str, Any],
+    *,
+    slow: str = "",
+    log: Path | None = None,
+    seconds: float,
 ) -> tuple[Site, dict[str, Any], float]:
     """The site after `evalspan daemon --until-idle`, what the daemon's loop cost, and when the daemon was started.
 
-    `said`: what bench.folder takes. `slow`: "NODE/GPU:TIMES". `log`: where the daemon's log goes. Errors: RunError.
+    `settings`: what bench.folder takes. `slow`: "NODE/GPU:TIMES". `log`: where the daemon's log goes. Errors: RunError.
     """
     folder = Path(cluster.user_dir) / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
-    site = Site(cluster=cluster, folder=folder, work=folder / "work", small=folder, partition="gpu")
+    site = Site(cluster=cluster, folder=folder, work=folder / "work")
     count_commands(site)
-    env = {**site.env, "PYTHONPATH": f"{cluster.repo / 'scripts'}:{cluster.repo}", synthetic.SLOW: slow}
-    argv = [cluster.python, "-m", "bench.folder", str(folder), json.dumps(said)]
-    prepared = cluster.run_as_user(argv, env=env, timeout=600)
+    argv = [cluster.python, "-m", "bench.folder", str(folder), json.dumps(settings)]
+    prepared = cluster.run_as_user(argv, env=_env(site), timeout=600)
     if prepared.returncode:
         raise RunError(prepared.stderr[-4000:])
-    log = log or folder / "daemon.log"
-    argv = cluster.user_argv([cluster.python, "-m", "bench.timed", str(folder)], cwd=folder)
+    return site, *run_daemon(site, seconds, slow=slow, log=log)
+
+
+def run_daemon(
+    site: Site, seconds: float, *, slow: str = "", log: Path | None = None
+) -> tuple[dict[str, Any], float]:
+    """`bench.timed` on a folder with evalspan.toml, bench.json and notices: its costs, and when it was started."""
+    log = log or site.folder / "daemon.log"
+    argv = [site.cluster.python, "-m", "bench.timed", str(site.folder)]
+    argv, env = site.cluster.user_argv(argv, cwd=site.folder), {**_env(site), synthetic.SLOW: slow}
     started = time.time()
     with log.open("w") as lines, subprocess.Popen(argv, env=env, stdout=lines, stderr=lines) as process:
         try:
@@ -61,4 +75,9 @@ def run(
             raise
     if status:
         raise RunError(f"the daemon ended with {status}: {log.read_text()[-4000:]}")
-    return site, json.loads((folder / "costs.json").read_text()), started
+    return json.loads((site.folder / "costs.json").read_text()), started
+
+
+def _env(site: Site) -> dict[str, str]:
+    repo = site.cluster.repo
+    return {**site.env, "PYTHONPATH": f"{repo / 'scripts'}:{repo}"}

@@ -18,17 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from bench import synthetic
+from bench.harness import spread
 from coordinator.cli.service import daemon
 from coordinator.config.schema import Config
 from coordinator.evaluation.job_specs import Site
 from coordinator.runtime import wiring
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.service import Service
-from coordinator.services.redis_server import RedisServer
 
-TICKS = os.sysconf("SC_CLK_TCK")
-REDIS_EVERY = 25
-LONGEST = 8
+LONGEST = 3  # turns that are listed one by one
 
 
 class Costs:
@@ -37,9 +35,7 @@ class Costs:
     def __init__(self) -> None:
         self.turns: dict[str, list[tuple[float, float, float]]] = {}  # (since the start, wall, CPU) seconds
         self.started, self.cpu = time.monotonic(), time.process_time()
-        self.busy_until = 0.0
-        self.busy_cpu = 0.0
-        self.redis: dict[int, float] = {}
+        self.busy_until = self.busy_cpu = 0.0
 
     def timed(self, what: str, turn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         rows = self.turns.setdefault(what, [])
@@ -51,51 +47,35 @@ class Costs:
             finally:
                 ended = time.monotonic()
                 rows.append((began - self.started, ended - began, time.process_time() - cpu))
-                self._note(owner, len(rows))
+                if isinstance(owner, Coordinator) and owner.busy:
+                    self.busy_until = time.monotonic() - self.started
+                    self.busy_cpu = time.process_time() - self.cpu
 
         return around
 
-    def _note(self, owner: Any, count: int) -> None:
-        if not isinstance(owner, Coordinator):
-            return
-        if owner.busy:
-            self.busy_until = time.monotonic() - self.started
-            self.busy_cpu = time.process_time() - self.cpu
-        if count % REDIS_EVERY == 0 and isinstance(owner.keeper, RedisServer):
-            pid = owner.keeper.pid()
-            if pid is not None:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                self.redis[pid] = sum(map(int, fields[11:13])) / TICKS
-
     def account(self) -> dict[str, Any]:
         """`cores`: CPU of this process alone over the seconds in which there was an evaluation to run."""
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "busy_seconds": self.busy_until,
             "cpu_seconds": self.busy_cpu,
             "cores": self.busy_cpu / max(1e-9, self.busy_until),
-            "children_cpu_seconds": children.ru_utime + children.ru_stime,
-            "redis_cpu_seconds": sum(self.redis.values()),
-            "rss_mb": own.ru_maxrss / 1024,
+            "rss_mb": used.ru_maxrss / 1024,
             "turns": {what: self._turns(rows) for what, rows in self.turns.items()},
         }
 
     @staticmethod
     def _turns(rows: list[tuple[float, float, float]]) -> dict[str, Any]:
-        walls = sorted(wall for _, wall, _ in rows)
-        worst = sorted(rows, key=lambda row: -row[1])[:LONGEST]
-        return {
-            "count": len(rows),
-            "median_seconds": walls[len(walls) // 2],
-            "p99_seconds": walls[len(walls) * 99 // 100],
-            "longest_seconds": walls[-1],
-            "longest": [{"at": at, "seconds": wall, "cpu_seconds": cpu} for at, wall, cpu in worst],
-        }
+        longest = [
+            {"at": at, "seconds": wall, "cpu_seconds": cpu}
+            for at, wall, cpu in sorted(rows, key=lambda row: -row[1])[:LONGEST]
+        ]
+        return {"count": len(rows), "seconds": spread([wall for _, wall, _ in rows]), "longest": longest}
 
 
 def main(root: Path) -> None:
     os.environ[synthetic.FOLDER] = str(root)
-    command = (sys.executable, "-m", "bench.node")
+    command = (sys.executable, "-m", "bench.synthetic")
     plain = wiring.site_of
 
     def site_of(config: Config) -> Site:

@@ -1,7 +1,7 @@
-"""What can go wrong, each as one function that breaks a thing and, where it is mended, mends it again.
+"""What can go wrong, each as one function that breaks a thing and, where it is mended, mends it again; and who strikes when.
 
-Rule: a fault strikes once its moment has come (so many events in the journal) and what it needs is there; one that
-never finds it is "missed", which is no pass. Numbers are those of the issue that asked for them.
+Rule: a fault strikes once its moment has come and what it needs is there; one that never finds it is "missed", which is
+no pass. Numbers are those of docs/chaos.md.
 """
 
 from __future__ import annotations
@@ -9,56 +9,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import random
 import resource
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from dev_cluster.api import Cluster
 
-from chaos_lib.site import Site
+from chaos_lib.campaign import Run
 
-T = TypeVar("T")
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """An evaluation under way: its process is replaced where a fault ends it."""
-
-    site: Site
-    process: subprocess.Popen[str]
-    dice: random.Random
-    patience: float = math.inf  # seconds that it may take
-    struck: dict[str, str] = field(default_factory=dict)  # fault -> what was hit
-    over: bool = False
-    # held from its kill until its successor's start
-    replacing: threading.Lock = field(default_factory=threading.Lock)
-
-    def found(self, look: Callable[[], T | None]) -> T | None:
-        """What `look` finds, once it finds something; None where the evaluation is over before."""
-        while (what := look()) is None:
-            if self.over:
-                return None
-            time.sleep(0.05)
-        return what
-
-    def wait(self, law: Callable[[], bool]) -> bool:
-        """False where the evaluation is over before `law` holds."""
-        return self.found(lambda: law() or None) is not None
-
-    def victim(self, verb: str) -> int | None:
-        """Host pid of one of the site's jobs of this verb, once there is one; None where the evaluation is over."""
-        pids = self.found(lambda: self.site.processes_of(verb) or None)
-        return self.dice.choice(pids) if pids else None
+GAP_S = (3.0, 17.0)  # between two strikes of a schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +171,8 @@ def _wrapped_squeue(script: str, run: Run) -> str | None:
     run.site.wrap("squeue", f'touch "$ONCE/$$"\n{script}')
     time.sleep(run.dice.uniform(5, 40))
     run.site.unwrap("squeue")
-    asked = len(list((run.site.folder / "marks-squeue").iterdir()))
-    return f"{asked} listings" if asked else None
+    listings = len(list((run.site.folder / "marks-squeue").iterdir()))
+    return f"{listings} listings" if listings else None
 
 
 def _preempted(run: Run) -> str | None:
@@ -220,7 +186,7 @@ def _preempted(run: Run) -> str | None:
 
 def _two_at_once(run: Run) -> str | None:
     done = subprocess.run(
-        run.site.coordinate(), env=run.site.env, capture_output=True, text=True, timeout=120, check=False
+        run.site.coordinator(), env=run.site.env, capture_output=True, text=True, timeout=120, check=False
     )
     lines = done.stderr.strip().splitlines()
     if done.returncode == 0 and not run.site.daemon:
@@ -231,7 +197,7 @@ def _two_at_once(run: Run) -> str | None:
 
 
 def _disk_full(run: Run) -> str | None:
-    filler = run.site.small / "filler"
+    filler = run.site.work.parent / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
             while True:
@@ -300,8 +266,8 @@ def _torn(run: Run) -> str | None:
 def _clock_jumps(seconds: int, run: Run, *, killed: bool = False) -> str:
     """Set the clock and leave it so; `killed`: the coordinator dies too, and its successor starts with the new time."""
     run.site.set_clock(seconds)
-    said = f"{seconds:+d} s"
-    return f"{said}, {_kill_eval(run)}" if killed else said
+    jump = f"{seconds:+d} s"
+    return f"{jump}, {_kill_eval(run)}" if killed else jump
 
 
 _DOWN = (Cluster.kill_controller, Cluster.start_controller, 30)
@@ -356,3 +322,16 @@ def deal(names: Sequence[str], seed: int, together: int) -> list[tuple[str, ...]
         else:
             run.append(name)
     return [tuple(sorted(run)) for run in runs]
+
+
+def schedule(seed: int, seconds: float, names: Sequence[str]) -> list[tuple[float, str]]:
+    """Moments (seconds from the begin) and faults. Every fault once, in some order, before any fault again."""
+    dice = random.Random(seed)
+    moments: list[tuple[float, str]] = []
+    left: list[str] = []
+    at = dice.uniform(*GAP_S)
+    while at < seconds:
+        left = left or dice.sample(sorted(names), len(names))
+        moments.append((at, left.pop()))
+        at += dice.uniform(*GAP_S)
+    return moments

@@ -1,8 +1,7 @@
 """Metric jobs without an evaluation: sets of small programs, their responses as a trial leaves them, and their specs.
 
-Rule: request sets, response records and specs are made by the code that makes them in earnest; only the answers are
-ours. Every program is another one, so a verdict is of one job and no other.
-It does not know: queues, workers, what is done to them.
+Rule: the product's own code makes request sets, response records and specs; only the answers are made up here. No two
+programs are alike, so a verdict belongs to one job alone.
 """
 
 from __future__ import annotations
@@ -31,63 +30,9 @@ from evaljobs.contract.storage import FrameWriter, read_record
 from evaljobs.requests import build
 
 DOCUMENTS = 12  # of a set
-PER_JOB = 3  # of an execute job
-ROWS = """
-import datasets
-
-KINDS = ("f(1) >= 1", "f(1) == -1", "f('') == 0", "f(1) >= 1", "f(None) or True")
-
-
-def load(*, number, documents, **_metadata):
-    made = []
-    for document in range(documents):
-        place = number * documents + document
-        body = f"    import time; time.sleep({place % 6 / 10})\\n    return x + {place % 9}\\n"
-        if place % 40 == 5:
-            body = "    while x: pass\\n"
-        name = f"f{number}_{document}"
-        made.append({
-            "prompt": f"def {name}(x):\\n{body}# ",
-            "test": f"def check(f):\\n    assert {KINDS[place % len(KINDS)]}\\n",
-            "entry_point": name,
-        })
-    return {"test": datasets.Dataset.from_list(made)}
-"""
+PER_JOB = 3  # documents of an execute job
 TASK = Path(__file__).with_name("programs.yaml")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Sets of one folder, which several evaluations may score."""
-
-    folder: Path
-    model: Path
-    sets: dict[int, Set] = field(default_factory=dict)
-
-    def set(self, number: int) -> Set:
-        """Set `number`, built where it is not there yet."""
-        if number not in self.sets:
-            place = (
-                self.folder / "tasks" / f"{number}"
-            )  # a folder each: reading a task reads its whole folder's names
-            place.mkdir(parents=True)
-            (place / "rows.py").write_text(ROWS)
-            shutil.copyfile(TASKS / "metrics.py", place / "metrics.py")
-            text = TASK.read_text().replace("NUMBER", f"{number}").replace("DOCUMENTS", f"{DOCUMENTS}")
-            (place / "task.yaml").write_text(text)
-            task = f"chaos_{number}"
-            tasks = (TaskEntry(name=task),)
-            suite = SuiteSpec(name="chaos", include_path=(str(place),), batch_size=4, tasks=tasks)
-            common = {
-                "suite": suite,
-                "entry": 0,
-                "model_dir": str(self.model),
-                "model": ModelOptions(device="cpu", threads=1),
-            }
-            places = {"evaluation_dir": str(self.folder), "out_dir": str(self.folder / "sets" / str(number))}
-            built = build.build(BuildSpec(name=f"build-{number}", batch_size=4, **places, **common))
-            self.sets[number] = Set(number=number, task=task, request_set=built.sets[task], common=common)
-        return self.sets[number]
+ROWS = Path(__file__).with_name("programs.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +81,35 @@ class Set:
             bootstrap_iters=100,
             **self.common,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Sets of one folder, which several evaluations may score."""
+
+    folder: Path
+    model: Path
+    sets: dict[int, Set] = field(default_factory=dict)
+
+    def set(self, number: int) -> Set:
+        """Set `number`, built where it is not there yet."""
+        if number not in self.sets:
+            # each in a folder of its own: reading a task lists the whole folder
+            place = self.folder / "tasks" / f"{number}"
+            place.mkdir(parents=True)
+            shutil.copyfile(ROWS, place / "rows.py")
+            shutil.copyfile(TASKS / "metrics.py", place / "metrics.py")
+            text = TASK.read_text().replace("NUMBER", f"{number}").replace("DOCUMENTS", f"{DOCUMENTS}")
+            (place / "task.yaml").write_text(text)
+            task = f"chaos_{number}"
+            tasks = (TaskEntry(name=task),)
+            common = {
+                "suite": SuiteSpec(name="chaos", include_path=(str(place),), batch_size=4, tasks=tasks),
+                "entry": 0,
+                "model_dir": str(self.model),
+                "model": ModelOptions(device="cpu", threads=1),
+            }
+            places = {"evaluation_dir": str(self.folder), "out_dir": str(self.folder / "sets" / str(number))}
+            built = build.build(BuildSpec(name=f"build-{number}", batch_size=4, **places, **common))
+            self.sets[number] = Set(number=number, task=task, request_set=built.sets[task], common=common)
+        return self.sets[number]

@@ -1,13 +1,12 @@
 """Metric jobs while their workers and Redis are killed: scripts/chaos metrics.
 
-Real Redis, supervisor, workers, jobs and sandbox; a coordinator's part (enqueue, look, ask again) is played here with the
+Real Redis, supervisor, workers, jobs and sandbox; a coordinator's part (enqueue, look, enqueue again) is played here with the
 coordinator's own queue, server keeper and pace. Rule: judged from files alone: every program has its verdict once and it is
 the undisturbed run's, every set its score. Exit code 1 where a law does not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -18,14 +17,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis
-from bench.harness import command, option
+from bench.harness import Options, option, say
+from dev_cluster import procs
 from support.toys import toy_model
 
 from chaos_lib.metric_work import DOCUMENTS, Set, Work
@@ -47,19 +47,19 @@ LOST_AFTER_SECONDS = 5.0  # as the coordinator's audit
 MAX_SCORES = 5
 STUCK_SECONDS = 120.0  # a kill from which nothing recovers ends the campaign
 KINDS = {"work-horse": 6, "worker": 4, "worker-and-horse": 4, "redis-kept": 3, "redis-emptied": 3}
+BAD = ("lost", "doubled", "different", "scores_lost", "scores_different")
 
 
 @dataclass(slots=True, kw_only=True)
-class Site:
-    """One evaluation's metric jobs, and what a coordinator knows of them."""
+class Coordinator:
+    """The part of a coordinator that one evaluation's metric jobs need."""
 
     work: Work
     server: RedisServer
     paths: EvaluationPaths
-    evaluation: str
-    sets: int = 0  # that are to be at work: another is begun where one has ended
-    begun: int = 0
+    sets: int  # that are to be at work: another is begun where one has ended
     queue: MetricQueue = field(init=False)
+    begun: int = 0
     outstanding: dict[str, ExecuteSpec | ScoreSpec] = field(default_factory=dict)
     enqueued_at: dict[str, float] = field(default_factory=dict)
     open: dict[int, tuple[Set, FrameRef, int]] = field(default_factory=dict)  # number -> set, frame, scores
@@ -71,22 +71,15 @@ class Site:
     _audited_at: float = 0.0
 
     def __post_init__(self) -> None:
-        for folder in self.paths.folders():
-            folder.mkdir(parents=True, exist_ok=True)
+        _make_folders(self.paths)
         self.queue = MetricQueue(self.server.work.redis_address, self.evaluation)
 
-    def _begin(self) -> None:
-        """Queue the execute jobs of a new set; its score follows them."""
-        number, self.begun = self.begun, self.begun + 1
-        made = self.work.set(number)
-        frame = made.dump(self.paths)
-        self.open[number] = (made, frame, 0)
-        for spec in made.executes(self.paths, frame):
-            self._enqueue(spec)
+    @property
+    def evaluation(self) -> str:
+        return self.paths.root.name
 
     def _enqueue(self, spec: ExecuteSpec | ScoreSpec) -> None:
-        path = self.paths.spec(spec.name)
-        write_atomic(path, spec.model_dump_json().encode())
+        write_atomic(self.paths.spec(spec.name), spec.model_dump_json().encode())
         self.outstanding[spec.name] = spec
         self._push(spec)
 
@@ -102,14 +95,20 @@ class Site:
             self._kept_at = now
             self.server.ensure()
         while len(self.open) < self.sets:
-            self._begin()
-        self._outcomes()
+            made = self.work.set(self.begun)
+            frame = made.dump(self.paths)
+            self.open[self.begun] = (made, frame, 0)
+            self.begun += 1
+            for spec in made.executes(self.paths, frame):
+                self._enqueue(spec)
+        self._read_outcomes()
         for number, (made, frame, scores) in list(self.open.items()):
-            if not any(name.split("-")[1] == made.task for name in self.outstanding):
-                if scores >= MAX_SCORES:
-                    self.closed[number] = ""
-                    del self.open[number]
-                    continue
+            if any(name.split("-")[1] == made.task for name in self.outstanding):
+                continue
+            if scores >= MAX_SCORES:
+                self.closed[number] = ""
+                del self.open[number]
+            else:
                 self.open[number] = (made, frame, scores + 1)
                 self._enqueue(made.score(self.paths, frame, scores))
         if now - self._audited_at >= METRIC_AUDIT_SECONDS:
@@ -122,51 +121,55 @@ class Site:
                         self.requeued += 1
                         self._push(spec)
 
-    def _outcomes(self) -> None:
-        for place in sorted(self.paths.outcomes.glob("*.json")):
-            if place.name in self._seen:
+    def _read_outcomes(self) -> None:
+        for file in sorted(self.paths.outcomes.glob("*.json")):
+            if file.name in self._seen:
                 continue
-            self._seen.add(place.name)
-            outcome = OUTCOME.validate_json(place.read_bytes())
+            self._seen.add(file.name)
+            outcome = OUTCOME.validate_json(file.read_bytes())
             spec = self.outstanding.pop(outcome.name, None)
             if isinstance(outcome, Failed):
                 self.died_thrice += "died" in outcome.error
-                print(f"{outcome.name}: {outcome.error}", file=sys.stderr)
+                say(f"{outcome.name}: {outcome.error}")
             elif isinstance(outcome, Scored) and isinstance(spec, ScoreSpec):
                 number = int(spec.name.split("-")[1].removeprefix("chaos_"))
                 self.closed[number] = outcome.result_file
                 self.open.pop(number, None)
 
-    def describe(self) -> str:
-        """What is open and what the queue says of it, for a campaign that is stuck."""
-        try:
-            queue = f"{self.queue.status()}, known {self.queue.known()}"
-        except QueueUnavailable as error:
-            queue = str(error)
-        words = (self.paths.logs / "workers.log").read_text()[-3000:]
-        return f"outstanding {sorted(self.outstanding)}; {queue}; workers' log: {words}"
+    def settle(self, law: Callable[[], bool], otherwise: str) -> bool:
+        """Tick until it holds; where it does not in time, say so with what is open, and return False."""
 
-    def settle(self, law: Callable[[], bool]) -> bool:
-        """Tick until it holds; False where it does not in time."""
-        deadline = time.monotonic() + STUCK_SECONDS
-        while not law():
-            if time.monotonic() > deadline:
-                return False
+        def holds() -> bool:
+            if law():
+                return True
             self.tick()
-            time.sleep(TICK_SECONDS)
-        return True
+            return False
+
+        settled = procs.poll(holds, deadline_s=STUCK_SECONDS, every_s=TICK_SECONDS)
+        if not settled:
+            with suppress(QueueUnavailable):
+                otherwise += f"; {self.queue.status()}, known {self.queue.known()}"
+            log = (self.paths.logs / "workers.log").read_text()[-3000:]
+            say(f"{otherwise}; outstanding {sorted(self.outstanding)}; workers' log: {log}")
+        return settled
+
+    def executions(self) -> frozenset[bytes]:
+        """What runs, as RQ lists it: under another name each time that a job is begun; nothing while Redis is away."""
+        try:
+            with redis_client.connect(self.server.work.redis_address) as client:
+                queue = rq_jobs.open_queue(client, self.evaluation)
+                return frozenset(client.zrange(rq_jobs.started_registry(queue).key, 0, -1))
+        except (QueueUnavailable, redis.RedisError):
+            return frozenset()
 
 
-def children(pid: int) -> list[int]:
-    """Living children of a process."""
-    with suppress(OSError):
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        return [int(p) for p in text.split() if b") Z" not in Path(f"/proc/{p}/stat").read_bytes()]
-    return []
+def _make_folders(paths: EvaluationPaths) -> None:
+    for folder in paths.folders():
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def workers(site: Site, count: int) -> Iterator[int]:
+def workers(site: Coordinator, count: int) -> Iterator[int]:
     """A supervisor with its workers; its pid."""
     argv = [sys.executable, "-m", "evaljobs", "worker", "--queue", site.evaluation, "--count", str(count)]
     argv += ["--redis-file", str(site.server.work.redis_address), "--work-dir", str(site.paths.root.parent)]
@@ -183,8 +186,8 @@ def workers(site: Site, count: int) -> Iterator[int]:
 # --- kills -----------------------------------------------------------------------------------------------------------
 
 
-def strike(site: Site, supervisor: int, kind: str, dice: random.Random) -> list[str] | None:
-    """Kill something that is at work; the jobs that were outstanding in its hands. None: nothing was at work."""
+def strike(site: Coordinator, supervisor: int, kind: str, dice: random.Random) -> list[str] | None:
+    """Kill something that is at work; the outstanding jobs that it had. None: nothing was at work."""
     if kind.startswith("redis"):
         pid = site.server.pid()
         if pid is None:
@@ -195,7 +198,7 @@ def strike(site: Site, supervisor: int, kind: str, dice: random.Random) -> list[
                 if file.is_file():
                     file.unlink(missing_ok=True)
         return list(site.outstanding)
-    busy = [(w, h) for w in children(supervisor) for h in children(w)]
+    busy = [(w, h) for w in procs.children(supervisor) for h in procs.children(w.pid)]
     if not busy:
         return None
     worker, horse = dice.choice(busy)
@@ -203,44 +206,42 @@ def strike(site: Site, supervisor: int, kind: str, dice: random.Random) -> list[
         hit = [name for name in site.queue.status().running if name in site.outstanding]
     except QueueUnavailable:
         return None
-    with suppress(ProcessLookupError):
-        if kind != "work-horse":
-            os.kill(worker, signal.SIGKILL)
-        if kind != "worker":
-            os.kill(horse, signal.SIGKILL)
+    if kind != "work-horse":
+        worker.send(signal.SIGKILL)
+    if kind != "worker":
+        horse.send(signal.SIGKILL)
     return hit
 
 
-def campaign(site: Site, supervisor: int, kills: int, dice: random.Random) -> list[dict[str, Any]]:
-    """Strike, wait until all that was struck has its outcome, strike again; a line a kill."""
+def campaign(site: Coordinator, supervisor: int, kills: int, dice: random.Random) -> list[dict[str, Any]]:
+    """Strike, wait until all that was struck has its outcome, strike again; a row a kill."""
     rows: list[dict[str, Any]] = []
     while len(rows) < kills:
         end = time.monotonic() + dice.uniform(0.0, 1.5)
-        site.settle(lambda end=end: time.monotonic() >= end)
+        site.settle(lambda end=end: time.monotonic() >= end, "the coordinator is stuck")
         kind = dice.choices(list(KINDS), list(KINDS.values()))[0]
         row = _one_kill(site, supervisor, kind, dice)
         if row is None:
             break
         rows.append(row)
-        print(f"{len(rows)}: {row}", file=sys.stderr)
+        say(f"{len(rows)}: {row}")
     site.sets = 0
-    site.settle(lambda: not site.open)
+    site.settle(lambda: not site.open, "not every set was scored")
     return rows
 
 
-def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> dict[str, Any] | None:
-    """None: there was nothing to strike, or nothing recovered from it."""
+def _one_kill(site: Coordinator, supervisor: int, kind: str, dice: random.Random) -> dict[str, Any] | None:
+    """Seconds until recovery; None: nothing was at work, or nothing recovered."""
     hit: list[str] | None = None
     before: frozenset[bytes] = frozenset()
 
     def struck() -> bool:
         nonlocal hit, before
-        before = executions(site)
+        before = site.executions()
         hit = strike(site, supervisor, kind, dice)
         return hit is not None
 
-    if not site.settle(struck):
-        print(f"nothing was at work: {site.describe()}", file=sys.stderr)
+    if not site.settle(struck, "nothing was at work"):
         return None
     at, jobs = time.monotonic(), list(hit or [])
     taken_at: float | None = None
@@ -248,33 +249,22 @@ def _one_kill(site: Site, supervisor: int, kind: str, dice: random.Random) -> di
 
     def recovered() -> bool:
         nonlocal taken_at
-        for execution in executions(site) - before:
+        for execution in site.executions() - before:
             again.add(rq_jobs.job_name(site.evaluation, execution.decode().rpartition(":")[0]))
-        if taken_at is None and all(name in again or name not in site.outstanding for name in jobs):
-            taken_at = time.monotonic()
         left = {name for name in jobs if name in site.outstanding}
+        if taken_at is None and left <= again:
+            taken_at = time.monotonic()
         if not kind.startswith("redis"):  # each job that was struck has its outcome
             return not left
         with suppress(QueueUnavailable):  # the new server knows each job, or the job has its outcome
             return left <= set(site.queue.known())
         return False
 
-    if not site.settle(recovered):
-        print(f"no recovery from {kind} of {jobs}: {site.describe()}", file=sys.stderr)
+    if not site.settle(recovered, f"no recovery from {kind} of {jobs}"):
         return None
     now = time.monotonic()
     row = {"kind": kind, "jobs": len(jobs), "recovery_s": round(now - at, 2)}
     return row if kind.startswith("redis") else {**row, "taken_s": round((taken_at or now) - at, 2)}
-
-
-def executions(site: Site) -> frozenset[bytes]:
-    """What RQ says is running, under another name each time that a job is begun; nothing while Redis is away."""
-    try:
-        with redis_client.connect(site.server.work.redis_address) as client:
-            queue = rq_jobs.open_queue(client, site.evaluation)
-            return frozenset(client.zrange(queue.started_job_registry.key, 0, -1))
-    except (QueueUnavailable, redis.RedisError):
-        return frozenset()
 
 
 # --- what must hold --------------------------------------------------------------------------------------------------
@@ -282,8 +272,7 @@ def executions(site: Site) -> frozenset[bytes]:
 
 def undisturbed(work: Work, numbers: list[int], paths: EvaluationPaths) -> dict[int, str]:
     """The same sets in this process, without queue and workers; number → score file."""
-    for folder in paths.folders():
-        folder.mkdir(parents=True, exist_ok=True)
+    _make_folders(paths)
     files = {}
     for number in numbers:
         made = work.set(number)
@@ -306,7 +295,7 @@ def scores(files: Mapping[int, str]) -> dict[int, Any]:
     return {n: json.loads(Path(f).read_text())["results"] for n, f in files.items() if f}
 
 
-def judge(site: Site, calm: EvaluationPaths, calm_files: Mapping[int, str]) -> dict[str, Any]:
+def judge(site: Coordinator, calm: EvaluationPaths, calm_files: Mapping[int, str]) -> dict[str, Any]:
     found, wanted = verdicts(site.paths), verdicts(calm)
     by_program = Counter(program for program, _ in found.elements())
     theirs, ours = scores(calm_files), scores(site.closed)
@@ -332,9 +321,9 @@ def run(kills: int, seed: int, *, count: int = 2, sets: int = 4) -> dict[str, An
         server = RedisServer(WorkPaths(folder / "work"))
         server.ensure()
         try:
-            started, name = time.monotonic(), "disturbed"
-            paths = server.work.evaluation(name)
-            site = Site(work=work, server=server, paths=paths, evaluation=name, sets=sets)
+            started = time.monotonic()
+            paths = server.work.evaluation("disturbed")
+            site = Coordinator(work=work, server=server, paths=paths, sets=sets)
             with workers(site, count) as supervisor:
                 rows = campaign(site, supervisor, kills, random.Random(seed))
             seconds = time.monotonic() - started
@@ -342,33 +331,29 @@ def run(kills: int, seed: int, *, count: int = 2, sets: int = 4) -> dict[str, An
             server.stop()
         calm = server.work.evaluation("calm")
         found = judge(site, calm, undisturbed(work, sorted({*site.closed, *site.open}), calm))
-    again = {"jobs_asked_for_again": site.requeued, "jobs_that_died_three_times": site.died_thrice}
-    holds = len(rows) == kills and not any(found[k] for k in BAD)
-    return {**_of_rows(rows), **found, **again, "seconds": round(seconds), "seed": seed, "holds": holds}
-
-
-def _of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    def by_kind(key: str) -> dict[str, list[float]]:
-        found = {kind: [r[key] for r in rows if r["kind"] == kind and key in r] for kind in KINDS}
-        return {kind: seconds for kind, seconds in found.items() if seconds}
-
-    taken, recovered = by_kind("taken_s"), by_kind("recovery_s")
+    recovered, taken = _by_kind(rows, "recovery_s"), _by_kind(rows, "taken_s")
     return {
         "kills": {kind: len(recovered.get(kind, [])) for kind in KINDS},
-        "longest_taken_s": {kind: max(seconds) for kind, seconds in taken.items()},
-        "longest_recovery_s": {kind: max(seconds) for kind, seconds in recovered.items()},
-        "median_recovery_s": {kind: statistics.median(seconds) for kind, seconds in recovered.items()},
+        "longest_taken_s": {kind: max(each) for kind, each in taken.items()},
+        "longest_recovery_s": {kind: max(each) for kind, each in recovered.items()},
+        "median_recovery_s": {kind: statistics.median(each) for kind, each in recovered.items()},
+        **found,
+        "jobs_enqueued_again": site.requeued,
+        "jobs_that_died_three_times": site.died_thrice,
+        "seconds": round(seconds),
+        "seed": seed,
+        "holds": len(rows) == kills and not any(found[k] for k in BAD),
     }
 
 
-BAD = ("lost", "doubled", "different", "scores_lost", "scores_different")
+def _by_kind(rows: list[dict[str, Any]], key: str) -> dict[str, list[float]]:
+    found = {kind: [r[key] for r in rows if r["kind"] == kind and key in r] for kind in KINDS}
+    return {kind: seconds for kind, seconds in found.items() if seconds}
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    report = run(said.kills, said.seed, count=said.workers)
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
+    report = run(options.kills, options.seed, count=options.workers)
     return report, bool(report["holds"])
 
 
-def main(argv: Sequence[str]) -> int:
-    options = (option("--kills", 200), option("--seed", 0), option("--workers", 2))
-    return command("chaos metrics", __doc__, measure, *options, argv=argv)
+OPTIONS = (option("--kills", 200), option("--seed", 0), option("--workers", 2))

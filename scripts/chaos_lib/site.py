@@ -1,4 +1,4 @@
-"""One evaluation's folder on the cluster: the ordinary user's, with a folder of commands that stands first in his PATH."""
+"""A coordinator's folder on the cluster: the ordinary user's, with a folder of commands that stands first in the PATH."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,11 @@ TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24},
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the evaluations of a campaign share. `small`: a small file system that user and nodes see."""
+    """What the sites of a campaign share. `model`: of all evaluations, beside it there is room for others; `small`: a
+    small file system that user and nodes see.
+    """
 
     cluster: Cluster
-    models: Path
     model: Path
     small: Path
 
@@ -57,20 +57,18 @@ def place(small_mb: int = 64) -> Iterator[Place]:
         stack.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
         shape = {"nodes": 2, "gpus": 2, "cpu_nodes": 1, "slurmd_timeout_s": 10, "grace_s": 0}
         cluster = stack.enter_context(dev_cluster(**shape))
-        yield Place(cluster=cluster, models=models, model=toy_model(models), small=small)
+        yield Place(cluster=cluster, model=toy_model(models), small=small)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One evaluation. `bin`: commands put there are found before Slurm's own."""
+    """One coordinator's folder. `bin` in it: commands put there are found before Slurm's own."""
 
     cluster: Cluster
     folder: Path
     work: Path
-    small: Path
-    partition: str
     own_clock: bool = False
-    daemon: bool = False  # its coordinator is a daemon, and its evaluations are those that come to it
+    daemon: bool = False  # its coordinator is `evalspan daemon`; else `evalspan eval` of the toy suite
 
     @classmethod
     def make(
@@ -81,26 +79,22 @@ class Site:
         partition: str = "gpu",
         on_small: bool = False,
         own_clock: bool = False,
+        daemon: bool = False,
         hung_seconds: int = HUNG_SECONDS,
     ) -> Site:
+        """`on_small`: the work folder lies on the small file system."""
         cluster = place.cluster
+        config = config_text(f"hung_seconds = {hung_seconds}")  # [cluster] is its last table
         texts = {
-            "evalspan.toml": config_text(f"hung_seconds = {hung_seconds}"),
+            "evalspan.toml": f'{config}kind = "slurm"\npartition = "{partition}"\n',
             "chaos.toml": suite_text("chaos", TASKS, cluster_tasks(cluster)),
         }
         folder = furnish(cluster, name, place.model, texts)
         work = (place.small if on_small else folder) / f"work-{name}"
-        site = cls(cluster=cluster, folder=folder, work=work, small=place.small, partition=partition)
+        site = cls(cluster=cluster, folder=folder, work=work, own_clock=own_clock, daemon=daemon)
         if own_clock:
-            site = replace(site, own_clock=True)
             site.give_clock()
         return site
-
-    def as_daemon(self) -> Site:
-        """The same place, coordinated by `evalspan daemon`; the config says where its evaluations come from."""
-        with (self.folder / "evalspan.toml").open("a") as config:
-            config.write(f'kind = "slurm"\npartition = "{self.partition}"\n')  # [cluster] is the last table
-        return replace(self, daemon=True)
 
     def give(self, folder: Path) -> None:
         """Make a folder and all in it the user's."""
@@ -134,25 +128,17 @@ class Site:
         program = str(Path(self.cluster.python).parent / "evalspan")
         return self.cluster.user_argv([program, *arguments, "--work-dir", str(self.work)], cwd=self.folder)
 
-    def evaluate(self) -> list[str]:
-        arguments = ["eval", str(self.folder / "tiny"), "--suite", str(self.folder / "chaos.toml"), "--json"]
-        arguments += ["--cluster", "slurm", "--partition", self.partition, "--shards-per-task", "4"]
-        return self.command(*arguments)
+    def coordinator(self) -> list[str]:
+        """The command line of this site's coordinator; run again after a kill, it goes on."""
+        suite = str(self.folder / "chaos.toml")
+        whole = ["eval", str(self.folder / "tiny"), "--suite", suite, "--shards-per-task", "4"]
+        return self.command("daemon") if self.daemon else self.command(*whole)
 
-    def start_program(self, *arguments: str) -> subprocess.Popen[str]:
-        """`evalspan ARGUMENTS` in the background, both of its outputs to eval.log."""
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """`evalspan ARGUMENTS`, or without any the coordinator, as the user; its output goes to eval.log."""
+        argv = self.command(*arguments) if arguments else self.coordinator()
         with (self.folder / "eval.log").open("a") as log:
-            return subprocess.Popen(self.command(*arguments), env=self.env, stdout=log, stderr=log, text=True)
-
-    def coordinate(self) -> list[str]:
-        """The command line of this site's coordinator."""
-        return self.command("daemon") if self.daemon else self.evaluate()
-
-    def start(self) -> subprocess.Popen[str]:
-        """This site's coordinator as the user; run again after a kill, it goes on."""
-        with (self.folder / "eval.log").open("a") as log:
-            out = log if self.daemon else subprocess.PIPE  # no process reads a daemon's output
-            return subprocess.Popen(self.coordinate(), env=self.env, stdout=out, stderr=log, text=True)
+            return subprocess.Popen(argv, env=self.env, stdout=log, stderr=log, text=True)
 
     def last_words(self) -> str:
         """The end of what its coordinator logged."""
@@ -211,10 +197,14 @@ class Site:
         return self.cluster.run_as_user(list(argv)).stdout
 
     def wait_clean(self, seconds: float) -> list[str]:
-        """What is left once nothing is, or after `seconds`."""
-        end = time.monotonic() + seconds
-        while (left := self.left()) and time.monotonic() < end:
-            time.sleep(0.5)
+        """What is left after at most `seconds`; returns as soon as nothing is."""
+        left: list[str] = []
+
+        def clean() -> bool:
+            left[:] = self.left()
+            return not left
+
+        procs.poll(clean, deadline_s=seconds, every_s=0.5)
         return left
 
     def sweep(self) -> None:

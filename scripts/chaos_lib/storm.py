@@ -10,7 +10,6 @@ own scores of it, digit for digit. Exit code 1 where a law does not hold.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -20,21 +19,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.harness import always, command, option
+from bench.harness import Options, option
+from dev_cluster import procs
 from support.toys import expected, toy_model
 
-from chaos_lib.campaign import laws_broken
-from chaos_lib.faults import FAULTS, Fault, Run
+from chaos_lib.campaign import CLEAN_S, Run, laws_broken, scores, under_faults
+from chaos_lib.faults import FAULTS, Fault, schedule
 from chaos_lib.site import TASKS, Place, Site, place
 from coordinator.hook import PIN_PREFIX
 from coordinator.runtime.journal import WorkLock
 from evaljobs.contract.paths import WorkPaths
 
-GAP_S = (3.0, 17.0)  # between two strikes
 CALM_S = 600.0  # for what is in flight when the storm ends
 MODELS = 6
 HUNG_S = 90  # five evaluations share the machine
@@ -52,101 +50,72 @@ NOTIFY = (
 )
 
 
-def schedule(seed: int, seconds: float, names: Sequence[str]) -> list[tuple[float, str]]:
-    """Moments (seconds from the begin) and faults. Every fault once, in some order, before any fault again."""
-    dice = random.Random(seed)
-    found: list[tuple[float, str]] = []
-    hand: list[str] = []
-    at = dice.uniform(*GAP_S)
-    while at < seconds:
-        if not hand:
-            hand = dice.sample(sorted(names), len(names))
-        found.append((at, hand.pop()))
-        at += dice.uniform(*GAP_S)
-    return found
-
-
-@dataclass(slots=True, kw_only=True)
 class Storm:
-    """A daemon's run. `expected`: model -> task -> lm-eval's results."""
+    """A daemon's run under faults, and the checkpoints that it is to evaluate."""
 
-    place: Place
-    site: Site
-    run: Run
-    models: Sequence[Path]
-    expected: Sequence[dict[str, Any]]
-    suite: Path
-    flight: int
-    told: dict[Path, int] = field(default_factory=dict)  # checkpoint -> its model
-    broken: list[str] = field(default_factory=list)
-    strikes: list[str] = field(default_factory=list)
-    came_to_nothing: Counter[str] = field(default_factory=Counter)
-    busy: set[str] = field(default_factory=set)  # parts that a fault is breaking
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def folder(self) -> Path:
-        return self.site.folder / "run"
+    def __init__(self, place: Place, run: Run, models: Sequence[Path], flight: int) -> None:
+        self.place, self.run, self.site = place, run, run.site
+        self.models, self.flight = models, flight
+        self.folder = run.site.folder / "run"
+        self.checkpoints: dict[Path, int] = {}  # that appeared -> number of its model
+        self.busy: set[str] = set()  # parts that a fault is breaking
+        self.lock = threading.Lock()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def in_flight(self) -> int:
-        return len(self.told) - len(list(self.site.work.glob("*/results.json")))
+        return len(self.checkpoints) - len(list(self.site.work.glob("*/results.json")))
 
     def feed(self, dice: random.Random) -> None:
-        """A checkpoint is saved, slowly perhaps; the watched folder tells of it, others may as well."""
-        number = len(self.told)
-        place = self.folder / f"step-{number:03d}"
+        """Save a checkpoint in the watched folder, slowly perhaps, and announce it in other ways, too."""
+        number = len(self.checkpoints)
+        checkpoint = self.folder / f"step-{number:03d}"
         model = number % len(self.models)
-        self.told[place] = model
-        shutil.copytree(self.models[model], place, ignore=shutil.ignore_patterns(WEIGHTS))
+        self.checkpoints[checkpoint] = model
+        shutil.copytree(self.models[model], checkpoint, ignore=shutil.ignore_patterns(WEIGHTS))
         weights = (self.models[model] / WEIGHTS).read_bytes()
-        with (place / WEIGHTS).open("wb") as file:
+        with (checkpoint / WEIGHTS).open("wb") as file:
             file.write(weights[: len(weights) // 2])
             file.flush()
             time.sleep(dice.uniform(0, 3))
             file.write(weights[len(weights) // 2 :])
-        self.site.give(place)
-        how = dice.choice(("watched", "submitted", "announced", "announced-100-times"))
-        if how == "submitted":
-            words = ["submit", str(place), "--suite", str(self.suite), "--priority", str(number % 3)]
-            self._as_user(self.site.command(*words))
-        elif how != "watched":
-            times = "100" if how.endswith("times") else "1"
-            python = str(self.site.cluster.python)
-            words = [python, "-c", NOTIFY, str(place), str(self.site.work), self.suite.stem, times]
-            self._as_user(self.site.cluster.user_argv(words, cwd=self.site.folder))
+        self.site.give(checkpoint)
+        suite = self.site.folder / "chaos.toml"
+        submit = self.site.command(
+            "submit", str(checkpoint), "--suite", str(suite), "--priority", str(number % 3)
+        )
 
-    def _as_user(self, argv: Sequence[str]) -> None:
-        """Whatever comes of it: a full disk refuses a notice, and the watched folder tells of the checkpoint all the same."""
-        with (self.site.folder / "notices.log").open("a") as log:
-            subprocess.run(argv, env=self.site.env, stdout=log, stderr=log, timeout=180, check=False)
+        def notify(times: int) -> list[str]:
+            words = ["-c", NOTIFY, str(checkpoint), str(self.site.work), suite.stem, str(times)]
+            return self.site.cluster.user_argv([self.site.cluster.python, *words], cwd=self.site.folder)
+
+        if argv := dice.choice(([], submit, notify(1), notify(100))):
+            # a full disk may refuse a notice: the daemon lists the watched folder all the same
+            with (self.site.folder / "notices.log").open("a") as log:
+                subprocess.run(argv, env=self.site.env, stdout=log, stderr=log, timeout=180, check=False)
 
     # --- faults --------------------------------------------------------------------------------------------------------
 
     def strike(self, fault: Fault, at: float, dice: random.Random) -> None:
-        """In a thread of its own; passed over where something else is breaking the same part."""
+        """In a thread of its own; passed over where another fault is breaking the same part."""
         with self.lock:
             if self.busy & set(fault.breaks):
-                self.came_to_nothing[fault.name] += 1
+                self.run.missed[fault.name] += 1
                 return
             self.busy |= set(fault.breaks)
-        try:
-            if "coordinator" in fault.breaks:
-                self.run.wait(lambda: WorkLock(WorkPaths(self.site.work).lock).held())
-            hit = None if self.run.over else fault.strike(self.run)
-            if "node" in fault.breaks and hit is not None:
+        if "coordinator" in fault.breaks:
+            self.run.wait(lambda: WorkLock(WorkPaths(self.site.work).lock).held())
+
+        def strike(run: Run) -> str | None:
+            hit = fault.strike(run)
+            if hit is not None and "node" in fault.breaks:
                 time.sleep(dice.uniform(3, 20))
                 self.mend_nodes()
-            if hit is None:
-                self.came_to_nothing[fault.name] += 1
-            else:
-                self.strikes.append(f"{at:.0f} s: {fault.name}: {hit}")
-        except Exception as error:  # noqa: BLE001 (said in the verdict; the storm goes on)
-            self.broken.append(f"{fault.name} could not be struck: {type(error).__name__}: {error}")
-        finally:
-            with self.lock:
-                self.busy -= set(fault.breaks)
+            return hit
+
+        self.run.strike(fault.name, strike, f"{at:.0f} s")
+        with self.lock:
+            self.busy -= set(fault.breaks)
 
     def mend_nodes(self) -> None:
         self.place.mend("allocated", "completing")
@@ -158,168 +127,128 @@ class Storm:
             return
         with self.run.replacing:  # a fault that ends it puts another in its place
             if process is self.run.process:
-                said = f"{process.returncode}: {self.site.last_words()}"
-                self.broken.append(f"the daemon ended by itself with {said}")
+                end = f"{process.returncode}: {self.site.last_words()}"
+                self.run.broken.append(f"the daemon ended by itself with {end}")
                 self.run.process = self.site.start()
 
-    def blow(self, plan: Sequence[tuple[float, str]], seconds: float, seed: int) -> None:
+    def blow(self, plan: Sequence[tuple[float, str]], seconds: float, dice: random.Random) -> None:
         """Feed checkpoints and strike until the time is over."""
-        dice = random.Random(f"storm/{seed}")
         begun = time.monotonic()
         waiting = list(plan)
         threads: list[threading.Thread] = []
-        feeder: threading.Thread | None = None
+        feeder = threading.Thread()
         while (now := time.monotonic() - begun) < seconds:
             if waiting and waiting[0][0] <= now:
                 at, name = waiting.pop(0)
-                own = random.Random(dice.random())
-                thread = threading.Thread(target=self.strike, args=(FAULTS[name], at, own), daemon=True)
-                threads.append(thread)
-                thread.start()
-            if self.in_flight() < self.flight and (feeder is None or not feeder.is_alive()):
+                what = (FAULTS[name], at, random.Random(dice.random()))
+                threads.append(threading.Thread(target=self.strike, args=what, daemon=True))
+                threads[-1].start()
+            if self.in_flight() < self.flight and not feeder.is_alive():
                 feeder = threading.Thread(target=self.feed, args=(dice,), daemon=True)
+                threads.append(feeder)
                 feeder.start()
             self.watch()
             time.sleep(0.1)
         self.run.over = True
-        for thread in [*threads, *([feeder] if feeder is not None else [])]:
+        for thread in threads:
             thread.join(timeout=180)
-        self.broken += ["a fault did not end"] * any(t.is_alive() for t in threads)
+        self.run.broken += ["a fault did not end"] * any(t.is_alive() for t in threads)
 
     # --- calm ----------------------------------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """All is mended; the daemon gets its time, is told to stop, and the last one ends for want of work."""
+        """Mend everything, let the daemon finish, stop it by SIGTERM; another one, `--until-idle`, finds nothing to do."""
         for name in ("sbatch", "squeue"):
             self.site.unwrap(name)
         self.mend_nodes()
-        end = time.monotonic() + CALM_S
-        while self.in_flight() > 0 and time.monotonic() < end:
+
+        def all_ended() -> bool:
             self.watch()
-            time.sleep(0.5)
-        if self.in_flight() > 0:
-            self.broken.append(f"not ended within {CALM_S:g} s after the storm: {', '.join(self._open())}")
+            return self.in_flight() <= 0
+
+        if not procs.poll(all_ended, deadline_s=CALM_S, every_s=0.5):
+            ended = {_checkpoint(f) for f in self.site.evaluations() if (f / "results.json").exists()}
+            names = ", ".join(sorted(c.name for c in self.checkpoints if c not in ended))
+            self.run.broken.append(f"not ended within {CALM_S:g} s after the storm: {names}")
         self.run.process.send_signal(signal.SIGTERM)
-        self._ended(60, "told to stop, the daemon")
-        self.run.process = self.site.start_program("daemon", "--until-idle")
-        self._ended(120, "the last daemon")
-
-    def _open(self) -> list[str]:
-        ended = {_checkpoint(f) for f in self.site.evaluations() if (f / "results.json").exists()}
-        return sorted(p.name for p in self.told if p not in ended)
-
-    def _ended(self, seconds: float, who: str) -> None:
-        try:
-            code = self.run.process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.broken.append(f"{who} did not end within {seconds:g} s")
-            self.run.process.kill()
-            self.run.process.wait()
-        else:
-            self.broken += [f"{who} ended with {code}: {self.site.last_words()}"] * (code != 0)
+        self.run.await_end(60, "after SIGTERM the daemon")
+        self.run.process = self.site.start("daemon", "--until-idle")
+        self.run.await_end(120, "the last daemon")
 
     # --- verdict ---------------------------------------------------------------------------------------------------------
 
-    def judge(self) -> Iterator[str]:
+    def judge(self, wanted: Sequence[dict[str, Any]]) -> Iterator[str]:
+        """Laws that do not hold; `wanted`: of each model, task -> lm-eval's results."""
         evaluations: dict[Path, list[Path]] = {}
         for folder in self.site.evaluations():
             evaluations.setdefault(_checkpoint(folder), []).append(folder)
-        for checkpoint, model in self.told.items():
+        for checkpoint, model in self.checkpoints.items():
             mine = evaluations.pop(checkpoint, [])
             if len(mine) != 1:
                 yield f"{checkpoint.name} has {len(mine)} evaluations"
             for folder in mine:
-                for law in laws_broken(self.site.events(folder), _scores(folder), self.expected[model]):
+                for law in laws_broken(self.site.events(folder), scores(folder), wanted[model]):
                     yield f"{checkpoint.name}: {law}"
-        yield from (f"an evaluation of {place}" for place in evaluations)
+        yield from (f"an evaluation of {checkpoint}" for checkpoint in evaluations)
         yield from (f"pinned still: {pin.parent.name}" for pin in self.folder.glob(f"*/{PIN_PREFIX}*"))
         yield from (f"notice left: {f.name}" for f in self.site.work.glob("spool/*.json"))
-        yield from (f"left behind: {what}" for what in self.site.wait_clean(60))
+        yield from (f"left behind: {what}" for what in self.site.wait_clean(CLEAN_S))
 
 
 def _checkpoint(evaluation: Path) -> Path:
     return Path(json.loads((evaluation / "evaluation.json").read_text())["checkpoint"]["source"])
 
 
-def _scores(evaluation: Path) -> dict[str, Any]:
-    results = evaluation / "results.json"
-    if not results.exists():
-        return {}
-    found = json.loads(results.read_text())
-    return {**found["results"], **{task: {"failed": why} for task, why in found.get("failed", {}).items()}}
-
-
 def run(where: Place, seed: int, *, minutes: float, flight: int, names: Sequence[str]) -> dict[str, Any]:
     """One storm and its verdict. A site that broke a law keeps its folder until the cluster goes."""
-    models = [toy_model(where.models, seed) for seed in range(MODELS)]
-    known = [expected(model, TASKS) for model in models]
+    models = [toy_model(where.model.parent, number) for number in range(MODELS)]
+    wanted = [expected(model, TASKS) for model in models]
     odd = {"partition": "spare", "on_small": True, "own_clock": True, "hung_seconds": HUNG_S}
-    site = Site.make(where, f"storm-{seed}", **odd).as_daemon()
-    suite = site.folder / "chaos.toml"
+    site = Site.make(where, f"storm-{seed}", daemon=True, **odd)
     with (site.folder / "evalspan.toml").open("a") as config:
-        config.write(DAEMON.format(run=site.folder / "run", suite=suite))
+        config.write(DAEMON.format(run=site.folder / "run", suite=site.folder / "chaos.toml"))
     site.cluster.run_as_user(["mkdir", "-p", str(site.folder / "run")], check=True)
     begun = time.monotonic()
-    disturbing = Run(site=site, process=site.start(), dice=random.Random(f"victims/{seed}"))
-    storm = Storm(
-        place=where, site=site, run=disturbing, models=models, expected=known, suite=suite, flight=flight
-    )
-    try:
-        storm.blow(schedule(seed, 60 * minutes, names), 60 * minutes, seed)
+    with under_faults(site, random.Random(f"victims/{seed}")) as disturbing:
+        storm = Storm(where, disturbing, models, flight)
+        storm.blow(schedule(seed, 60 * minutes, names), 60 * minutes, random.Random(f"storm/{seed}"))
         calm_at = time.monotonic()
         storm.calm()
         calm_s = time.monotonic() - calm_at
-        storm.broken += storm.judge()
-    finally:
-        disturbing.over = True
-        disturbing.process.kill()
-        disturbing.process.wait()
-        if storm.broken:
-            site.sweep()
-    return _report(storm, seed, minutes, calm_s) | {"seconds": round(time.monotonic() - begun)}
-
-
-def _report(storm: Storm, seed: int, minutes: float, calm_s: float) -> dict[str, Any]:
-    kinds: Counter[str] = Counter()
-    for folder in storm.site.evaluations():
-        kinds.update(e["kind"] for e in storm.site.events(folder))
-    struck = Counter(s.split(": ")[1] for s in storm.strikes)
+        disturbing.broken += storm.judge(wanted)
+    kinds = Counter(e["kind"] for folder in site.evaluations() for e in site.events(folder))
+    struck = Counter(name for name, _ in disturbing.strikes)
     return {
         "seed": seed,
         "minutes": minutes,
-        "strikes": sum(struck.values()),
+        "strikes": struck.total(),
         "struck": dict(sorted(struck.items())),
-        "came_to_nothing": dict(storm.came_to_nothing),
-        "checkpoints": len(storm.told),
+        "came_to_nothing": dict(disturbing.missed),
+        "checkpoints": len(storm.checkpoints),
         "calm_s": round(calm_s),
         "events": dict(kinds.most_common()),
-        "broken": storm.broken,
-        "holds": not storm.broken and bool(storm.told) and bool(struck),
-        "when": storm.strikes,
+        "broken": disturbing.broken,
+        "holds": not disturbing.broken and bool(storm.checkpoints) and bool(struck),
+        "when": [f"{name}, {what}" for name, what in disturbing.strikes],
+        "seconds": round(time.monotonic() - begun),
     }
 
 
-def measure(said: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def measure(options: Options) -> tuple[dict[str, Any], bool]:
     with place(SMALL_MB) as where:
-        names = said.fault or list(FAULTS)
-        report = run(where, said.seed, minutes=said.minutes, flight=said.flight, names=names)
-        if said.keep and report["broken"]:
-            _keep(where, said.keep)
+        names = options.fault or list(FAULTS)
+        report = run(where, options.seed, minutes=options.minutes, flight=options.flight, names=names)
+        if options.keep and report["broken"]:
+            folders = {"site": where.cluster.user_dir, "work": where.small, "log": where.cluster.dir / "log"}
+            for name, folder in folders.items():
+                shutil.copytree(folder, options.keep / name, dirs_exist_ok=True, symlinks=True)
     return report, bool(report["holds"])
 
 
-def main(argv: Sequence[str]) -> int:
-    options = (
-        option("--minutes", 10.0, "that faults strike (10)"),
-        option("--seed", 0),
-        option("--flight", 5, "checkpoints at once (5)"),
-        option("--fault", says="again for more; default: all", action="append", choices=list(FAULTS)),
-        option("--keep", says="copy the site here where a law is broken", type=Path),
-    )
-    return command("chaos daemon", __doc__, measure, *options, argv=argv, slurm=always)
-
-
-def _keep(where: Place, to: Path) -> None:
-    shutil.copytree(where.cluster.user_dir, to / "site", dirs_exist_ok=True, symlinks=True)
-    shutil.copytree(where.small, to / "work", dirs_exist_ok=True, symlinks=True)
-    shutil.copytree(where.cluster.dir / "log", to / "log", dirs_exist_ok=True)
+OPTIONS = (
+    option("--minutes", 10.0, "that faults strike (10)"),
+    option("--seed", 0),
+    option("--flight", 5, "checkpoints at once (5)"),
+    option("--fault", text="again for more; default: all", action="append", choices=list(FAULTS)),
+    option("--keep", text="copy the site here where a law is broken", type=Path),
+)

@@ -12,85 +12,35 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dev_cluster import daemons, lifecycle, procs
 from dev_cluster.registry import Record
-from dev_cluster.spec import ClusterSpec, DevClusterError
+from dev_cluster.spec import DevClusterError
 
 __all__ = ["Cluster", "DevClusterError", "dev_cluster", "unavailable"]
 
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A running cluster. Pids are those seen outside the nodes."""
 
-    record: Record
-
-    @property
-    def name(self) -> str:
-        return self.record.spec.name
-
-    @property
-    def conf_path(self) -> Path:
-        """The slurm.conf to name in `SLURM_CONF`."""
-        return self.record.layout.slurm_conf
-
-    @property
-    def env(self) -> dict[str, str]:
-        """What to add to one's own environment to talk to this cluster."""
-        return {"SLURM_CONF": str(self.conf_path)}
-
-    @property
-    def dir(self) -> Path:
-        """The cluster's folder: `log/` has the daemons' logs."""
-        return self.record.root
-
-    @property
-    def nodes(self) -> list[str]:
-        """All node names, GPU nodes (`n1`…) first, then `c1`…"""
-        return self.record.spec.node_names
-
-    @property
-    def gpu_nodes(self) -> list[str]:
-        return self.record.spec.gpu_node_names
-
-    @property
-    def cpu_nodes(self) -> list[str]:
-        return self.record.spec.cpu_node_names
-
-    @property
-    def user(self) -> str:
-        """The ordinary user who submits."""
-        return self.record.user
-
-    @property
-    def user_dir(self) -> Path:
-        """A folder of that user: his home on this cluster, the same on all nodes."""
-        return self.record.layout.user
-
-    @property
-    def user_env(self) -> dict[str, str]:
-        """The user's environment: SLURM_CONF, HOME, PATH with the venv first, PYTHONPATH with the repository."""
-        return lifecycle.user_env(self.record)
-
-    @property
-    def python(self) -> Path:
-        """An interpreter with the venv's packages, usable by the user on the nodes and through `run_as_user`."""
-        return self.record.python
-
-    @property
-    def repo(self) -> Path:
-        """The repository, readable by the user at this path on the nodes and through `run_as_user`."""
-        return self.record.repo
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.record.warnings
+    def __init__(self, record: Record) -> None:
+        spec, layout = record.spec, record.layout
+        self.record = record
+        self.name = spec.name
+        self.warnings = record.warnings
+        self.dir = record.root  # `log/` in it has the daemons' logs
+        self.conf_path = layout.slurm_conf  # to name in SLURM_CONF
+        self.nodes = spec.node_names  # GPU nodes (n1, …), then CPU nodes (c1, …)
+        self.gpu_nodes, self.cpu_nodes = spec.gpu_node_names, spec.cpu_node_names
+        self.user = record.user  # the ordinary user who submits
+        self.user_dir = layout.user  # the user's home on this cluster, the same on all nodes
+        self.user_env = lifecycle.user_env(record)
+        # both usable by the user, at these paths, on the nodes and through `run_as_user`
+        self.python, self.repo = record.python, record.repo
 
     def user_argv(self, argv: Sequence[str | Path], *, cwd: Path | str | None = None) -> list[str]:
         """The command line that runs `argv` as the user on the submit side; for `Popen`, with `user_env` as its env.
@@ -109,7 +59,7 @@ class Cluster:
         check: bool = False,
         **kw: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """`subprocess.run` as the user on the submit side; text, captured, without standard input unless told otherwise.
+        """`subprocess.run` as the user on the submit side; text, captured, without standard input unless given.
 
         `env` is added to `user_env`; `timeout` is in seconds.
         """
@@ -203,35 +153,15 @@ def unavailable() -> str | None:
 
 
 @contextlib.contextmanager
-def dev_cluster(
-    *,
-    name: str | None = None,
-    dir: Path | None = None,  # noqa: A002 - the command line's word
-    port: int | None = None,
-    user: str = lifecycle.DEFAULT_USER,
-    venv: Path | None = None,
-    repo: Path = lifecycle.REPO,
-    expose: Sequence[Path] = (),
-    **shape: Any,
-) -> Iterator[Cluster]:
-    """A cluster for the length of the block.
+def dev_cluster(*, name: str | None = None, **options: Any) -> Iterator[Cluster]:
+    """A cluster for the length of the block; its name is unique unless given. Errors: DevClusterError.
 
-    `shape` is that of `ClusterSpec`: nodes=4, gpus=8, cpu_nodes=2, cpus=32, memory_mb, small_mb, shm_mb, private_shm, exclusive,
-    gpu_jobs_only, cpu_memory_mb, spare_mode, grace_s, slurmd_timeout_s. The name is unique unless given. Errors: DevClusterError.
+    `options`: fields of `ClusterSpec` (nodes=4, gpus=8, cpu_nodes=2, …) and of `Request` (dir, port, user, venv, repo, expose).
     """
     lifecycle.down_orphans()
-    spec = ClusterSpec(name=name or f"t{os.getpid()}-{next(_numbers)}", **shape)
-    request = lifecycle.Request(
-        spec=spec,
-        root=dir,
-        port=port,
-        user=user,
-        venv=venv,
-        repo=repo,
-        expose=tuple(expose),
-        owner=procs.identify(os.getpid()),
-    )
-    cluster = Cluster(record=lifecycle.up(request))
+    name = name or f"t{os.getpid()}-{next(_numbers)}"
+    request = lifecycle.Request.of({"name": name, "owner": procs.identify(os.getpid()), **options})
+    cluster = Cluster(lifecycle.up(request))
     try:
         yield cluster
     finally:

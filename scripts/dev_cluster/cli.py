@@ -6,14 +6,16 @@ Rule: parses and prints. An operator's error is one line on stderr and exit code
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from dev_cluster import lifecycle, registry
 from dev_cluster.registry import Record
-from dev_cluster.spec import ClusterSpec, DevClusterError
+from dev_cluster.spec import ClusterSpec, DevClusterError, flag
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,49 +23,16 @@ def parser() -> argparse.ArgumentParser:
         prog="dev-cluster", description="a real Slurm of several nodes on this machine"
     )
     subs = main.add_subparsers(dest="command", required=True)
-    default = ClusterSpec()
     up = subs.add_parser("up", help="start a cluster")
-    up.add_argument("--nodes", type=int, default=default.nodes, help="GPU nodes (n1, n2, …)")
-    up.add_argument("--gpus", type=int, default=default.gpus, help="GPUs a GPU node")
-    up.add_argument("--cpu-nodes", type=int, default=default.cpu_nodes, help="nodes without GPUs (c1, c2, …)")
-    up.add_argument("--cpus", type=int, default=default.cpus, help="CPUs each node claims")
-    up.add_argument("--memory-mb", type=int, default=default.memory_mb, help="memory each node claims, MiB")
-    up.add_argument(
-        "--small-mb", type=int, default=default.small_mb, help="memory the first GPU node claims instead, MiB"
-    )
-    up.add_argument("--shm-mb", type=int, default=default.shm_mb, help="size of each node's /dev/shm, MiB")
-    up.add_argument("--private-shm", action="store_true", help="each job has its own /dev/shm and /tmp")
-    up.add_argument("--exclusive", action="store_true", help="a job gets GPU nodes whole")
-    up.add_argument("--gpu-jobs-only", action="store_true", help="GPU partitions refuse jobs without a GPU")
-    up.add_argument(
-        "--cpu-memory-mb",
-        type=int,
-        default=default.cpu_memory_mb,
-        help="MiB that raise a job's CPUs by one on GPU nodes (MaxMemPerCPU)",
-    )
-    up.add_argument(
-        "--spare-mode", default=default.spare_mode, help="partition spare: REQUEUE or CANCEL when preempted"
-    )
-    up.add_argument(
-        "--grace", type=int, default=default.grace_s, help="seconds between a preemption's TERM and KILL"
-    )
-    up.add_argument(
-        "--slurmd-timeout",
-        type=int,
-        default=default.slurmd_timeout_s,
-        help="seconds until a mute node is DOWN",
-    )
+    for one in dataclasses.fields(ClusterSpec)[1:]:  # --name is an option of each command
+        kind: Any = {"action": "store_true"} if one.default is False else {"type": type(one.default)}
+        says = one.metadata["help"]
+        up.add_argument(flag(one.name), dest=one.name, default=one.default, help=says, **kind)
     up.add_argument("--dir", type=Path, help="the cluster's folder (default /var/tmp/evalspan-dev/NAME)")
-    up.add_argument(
-        "--port", type=int, help="first of 1 + nodes neighbouring ports (default: free ones are found)"
-    )
-    up.add_argument(
-        "--user", default=lifecycle.DEFAULT_USER, help="the ordinary user who submits; made if absent"
-    )
+    up.add_argument("--port", type=int, help="first of 1 + nodes neighbouring ports (default: free ones)")
+    up.add_argument("--user", default=lifecycle.DEFAULT_USER, help="the ordinary user; made if absent")
     up.add_argument("--venv", type=Path, help="venv for jobs (default: the repository's .venv)")
-    up.add_argument(
-        "--expose", type=Path, action="append", default=[], help="a further folder that jobs shall see"
-    )
+    up.add_argument("--expose", type=Path, action="append", default=[], help="a further folder for jobs")
     status = subs.add_parser("status", help="show clusters and their nodes")
     down = subs.add_parser("down", help="end a cluster and remove its folder")
     down.add_argument("--all", action="store_true", help="every development cluster of this machine")
@@ -71,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     run = subs.add_parser("run", help="run a command as the cluster's user: dev-cluster run -- squeue")
     run.add_argument("argv", nargs="+")
     for sub in (up, status, down, run):
-        sub.add_argument("--name", default=None if sub is status else default.name)
+        sub.add_argument("--name", default=None if sub is status else ClusterSpec().name)
     for sub in (up, status):
         sub.add_argument("--json", action="store_true", help="print JSON")
     return main
@@ -88,33 +57,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _up(options: argparse.Namespace) -> int:
-    spec = ClusterSpec(
-        name=options.name,
-        nodes=options.nodes,
-        gpus=options.gpus,
-        cpu_nodes=options.cpu_nodes,
-        cpus=options.cpus,
-        memory_mb=options.memory_mb,
-        small_mb=options.small_mb,
-        shm_mb=options.shm_mb,
-        private_shm=options.private_shm,
-        exclusive=options.exclusive,
-        gpu_jobs_only=options.gpu_jobs_only,
-        cpu_memory_mb=options.cpu_memory_mb,
-        spare_mode=options.spare_mode,
-        grace_s=options.grace,
-        slurmd_timeout_s=options.slurmd_timeout,
-    )
     record = lifecycle.up(
-        lifecycle.Request(
-            spec=spec,
-            root=options.dir,
-            port=options.port,
-            user=options.user,
-            venv=options.venv,
-            expose=tuple(options.expose),
-        )
+        lifecycle.Request.of({k: v for k, v in vars(options).items() if k not in {"command", "json"}})
     )
+    spec = record.spec
     for warning in record.warnings:
         print(f"dev-cluster: warning: {warning}", file=sys.stderr)
     if options.json:

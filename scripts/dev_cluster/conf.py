@@ -16,32 +16,6 @@ CRED_EXPIRE_S = 30
 SCHEDULER = "batch_sched_delay=0,bf_interval=2,sched_interval=5,default_queue_depth=2000,bf_max_job_test=2000,bf_continue"
 STAGE = Path("/run/evalspan-dev/stage")
 
-SUBMIT_RULE = """\
--- The gpu partitions of this site take no job without a GPU.
-local function asks_gpu(job)
-  for _, field in ipairs({"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"}) do
-    local value = job[field]
-    if value ~= nil and string.find(value, "gpu", 1, true) then return true end
-  end
-  return false
-end
-
-function slurm_job_submit(job, partitions, uid)
-  local wanted = job.partition or "gpu"
-  for partition in string.gmatch(wanted, "[^,]+") do
-    if (partition == "gpu" or partition == "spare") and not asks_gpu(job) then
-      slurm.log_user("partition %s takes only jobs that ask for a GPU (--gpus, --gres=gpu:N)", partition)
-      return slurm.ERROR
-    end
-  end
-  return slurm.SUCCESS
-end
-
-function slurm_job_modify(job, record, partitions, uid)
-  return slurm.SUCCESS
-end
-"""
-
 
 def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) -> str:
     """slurm.conf: slurmctld listens at `base_port`, the nodes at the ports after it, on loopback."""
@@ -175,7 +149,7 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
 
 
 def view_lines(plan: ViewPlan) -> list[str]:
-    """Shell lines that show the planned paths to everybody; see `site_view`."""
+    """Shell lines that show the planned paths to every user; see `site_view`."""
     if not plan.binds:
         return []
     stage = shlex.quote(str(STAGE))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from dev_cluster import ns_order, procs
@@ -43,12 +44,16 @@ def running(record: Record, label: str) -> Proc | None:
     return procs.load(pid_file(record, label))
 
 
-def _called(record: Record, argv: list[str], *, what: str, log: Path) -> None:
-    """Run a daemon's starter, which returns once it has gone to the background."""
-    done = subprocess.run(argv, check=False, text=True, capture_output=True, env=daemon_env(record), cwd="/")
-    if done.returncode != 0:
-        said = " ".join((done.stderr + done.stdout).split()) or procs.tail(log)
-        raise DevClusterError(f"{what} did not start: {said}")
+def _spawned(
+    record: Record, label: str, argv: list[str], *, log: Path, ready: Callable[[], bool], failure: str = ""
+) -> Proc:
+    """Start a part in the background, write its pid file and wait until it is ready."""
+    proc = procs.spawn(argv, log=log, env=daemon_env(record))
+    procs.save(proc, pid_file(record, label))
+    procs.poll(lambda: ready() or not proc.alive, deadline_s=START_S, every_s=0.01)
+    if not ready() or not proc.alive:
+        raise DevClusterError(f"{failure or f'{label} did not start'}: {procs.tail(log)}")
+    return proc
 
 
 def start_munged(record: Record) -> None:
@@ -63,28 +68,18 @@ def start_munged(record: Record) -> None:
     record.layout.munge_socket.unlink(missing_ok=True)
     options = {"socket": record.layout.munge_socket, "key-file": key, "log-file": munge / "log"}
     options |= {"pid-file": munge / "pid", "seed-file": munge / "seed"}
-    # munged refuses a socket below a folder that not everybody may enter; the submit side shows no such folder.
+    # munged refuses a socket below a folder that some user may not enter; the submit side shows no such folder.
     enter = ["nsenter", "-t", str(start_login(record).pid), "-m", "--"]
     argv = [*enter, "munged", "--foreground", *(f"--{name}={value}" for name, value in options.items())]
-    proc = procs.spawn(argv, log=munge / "out", env=daemon_env(record))
-    procs.save(proc, pid_file(record, "munged"))
-    if (
-        not procs.poll(lambda: record.layout.munge_socket.exists() or not proc.alive, deadline_s=START_S)
-        or not proc.alive
-    ):
-        raise DevClusterError(f"munged did not start: {procs.tail(munge / 'out')}")
+    _spawned(record, "munged", argv, log=munge / "out", ready=record.layout.munge_socket.exists)
 
 
 def start_controller(record: Record) -> None:
     """Start slurmctld on its saved state and wait until it answers."""
     if running(record, "slurmctld") is None:
-        log = record.layout.log / "slurmctld.log"
         argv = ["slurmctld", "-D", "-f", str(record.layout.slurm_conf)]
-        proc = procs.spawn(argv, log=record.layout.log / "slurmctld.out", env=daemon_env(record))
-        procs.save(proc, pid_file(record, "slurmctld"))
-        up = procs.poll(lambda: controller_answers(record) or not proc.alive, deadline_s=START_S)
-        if not up or not proc.alive:
-            raise DevClusterError(f"slurmctld did not start: {procs.tail(log)}")
+        log = record.layout.log / "slurmctld.out"  # -D prints what it logs, too
+        _spawned(record, "slurmctld", argv, log=log, ready=lambda: controller_answers(record))
 
 
 def controller_answers(record: Record) -> bool:
@@ -127,14 +122,9 @@ def _start_holder(record: Record, role: str, namespaces: list[str], *, label: st
     argv = ["unshare", *namespaces, "--propagation", "slave", "sh", str(record.layout.view_script), role]
     cpu = ns_order.lowest_cpu() if record.spec.private_shm else None
     pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
-    proc = procs.spawn([*pinned, *argv], log=log, env=daemon_env(record) | {"ALL_CPUS": ns_order.cpu_list()})
-    procs.save(proc, pid_file(record, label))
-    if (
-        not procs.poll(lambda: ready.exists() or not proc.alive, deadline_s=START_S, every_s=0.01)
-        or not proc.alive
-    ):
-        raise DevClusterError(f"the namespaces of {role} could not be made: {procs.tail(log)}")
-    return proc
+    argv = ["env", f"ALL_CPUS={ns_order.cpu_list()}", *pinned, *argv]
+    failure = f"the namespaces of {role} could not be made"
+    return _spawned(record, label, argv, log=log, ready=ready.exists, failure=failure)
 
 
 def start_node(record: Record, name: str) -> None:
@@ -143,18 +133,19 @@ def start_node(record: Record, name: str) -> None:
         outer = _hold(record, name, [*NODE_NAMESPACES, "--fork", "--kill-child"], label=_outer(name))
         (first,) = procs.children(outer.pid)
         procs.save(first, pid_file(record, name))
+    node = running(record, name)
+    if node is None:
+        raise DevClusterError(f"node {name} ended at its start: try again")
     if slurmd(record, name) is None:
-        first = _node(record, name)
         log = record.layout.log / f"slurmd.{name}.log"
-        argv = ["nsenter", "-t", str(first.pid), "-m", "-u", "-i", "-p", "slurmd", "-N", name]
-        _called(record, [*argv, "-f", str(record.layout.slurm_conf)], what=f"slurmd of {name}", log=log)
-
-
-def _node(record: Record, name: str) -> Proc:
-    proc = running(record, name)
-    if proc is None:
-        raise DevClusterError(f"node {name} is down: start it first")
-    return proc
+        argv = ["nsenter", "-t", str(node.pid), "-m", "-u", "-i", "-p", "slurmd", "-N", name]
+        argv += ["-f", str(record.layout.slurm_conf)]  # returns once slurmd is in the background
+        done = subprocess.run(
+            argv, check=False, text=True, capture_output=True, env=daemon_env(record), cwd="/"
+        )
+        if done.returncode != 0:
+            reason = " ".join((done.stderr + done.stdout).split()) or procs.tail(log)
+            raise DevClusterError(f"slurmd of {name} did not start: {reason}")
 
 
 def inside(record: Record, name: str) -> list[Proc]:

@@ -12,9 +12,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from dev_cluster.spec import ClusterSpec, DevClusterError, Layout, is_below
 REPO = Path(__file__).resolve().parents[2]
 DEFAULT_HOME = Path("/var/tmp/evalspan-dev")
 DEFAULT_USER = "evalspan-test"
+SUBMIT_RULE = Path(__file__).with_name("job_submit.lua")
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
+TOOLS = dict.fromkeys(("slurmctld", "slurmd", "sbatch", "munged"), PACKAGES)
+TOOLS |= dict.fromkeys(("unshare", "nsenter", "setpriv", "useradd", "mount"), "util-linux mount passwd")
 # What job_container/tmpfs hides from a job.
 PRIVATE = ("/tmp", "/dev/shm")
 # A Unix socket's path has at most 107 bytes; "/munge/socket.lock" comes after the folder.
@@ -38,13 +41,19 @@ class Request:
     """What the caller of `up` asks for besides the shape of the cluster."""
 
     spec: ClusterSpec
-    root: Path | None = None
+    dir: Path | None = None
     port: int | None = None
     user: str = DEFAULT_USER
     venv: Path | None = None
     repo: Path = REPO
-    expose: tuple[Path, ...] = ()
+    expose: Sequence[Path] = ()
     owner: procs.Proc | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Request:
+        """From a flat mapping of the names of this record's fields and those of ClusterSpec."""
+        own = {f.name: options[f.name] for f in fields(cls) if f.name in options}
+        return cls(spec=ClusterSpec(**{k: v for k, v in options.items() if k not in own}), **own)
 
 
 def check_machine() -> None:
@@ -53,12 +62,9 @@ def check_machine() -> None:
         raise DevClusterError(
             "a development cluster needs root (slurmd starts jobs as their user): run it with sudo"
         )
-    for tool in ("slurmctld", "slurmd", "sbatch", "munged"):
+    for tool, packages in TOOLS.items():
         if shutil.which(tool, path=daemons.DAEMON_PATH) is None:
-            raise DevClusterError(f"{tool} is missing: apt-get install --no-install-recommends {PACKAGES}")
-    for tool in ("unshare", "nsenter", "setpriv", "useradd", "mount"):
-        if shutil.which(tool, path=daemons.DAEMON_PATH) is None:
-            raise DevClusterError(f"{tool} is missing: apt-get install util-linux mount passwd")
+            raise DevClusterError(f"{tool} is missing: apt-get install --no-install-recommends {packages}")
 
 
 def up(request: Request) -> Record:
@@ -108,7 +114,7 @@ def _reserve(request: Request) -> Record:
 
 def _root(request: Request) -> Path:
     """The cluster's folder: absent or empty, or a default one whose machine was switched off under it."""
-    root = (request.root or DEFAULT_HOME / request.spec.name).resolve()
+    root = (request.dir or DEFAULT_HOME / request.spec.name).resolve()
     if len(str(root)) > LONGEST_ROOT:
         raise DevClusterError(
             f"--dir {root} is too long for a socket's path: at most {LONGEST_ROOT} characters"
@@ -119,7 +125,7 @@ def _root(request: Request) -> Path:
             f"--dir {root} lies in {hidden[0]}, which --private-shm hides from jobs: give another --dir"
         )
     if root.exists() and any(root.iterdir()):
-        if request.root is not None:
+        if request.dir is not None:
             raise DevClusterError(f"--dir {root} is not empty: give an empty or a new folder")
         shutil.rmtree(root)
     return root
@@ -161,7 +167,7 @@ def _site(request: Request, root: Path) -> tuple[Path, Path, tuple[Exposure, ...
             tuple(exposures),
             ("no venv: jobs get /usr/bin/python3 (--venv DIR)",),
         )
-    # The prefix is asked for, not guessed: pyenv, uv, conda and Debian all differ.
+    # The interpreter prints its own prefix: those of pyenv, uv, conda and Debian all differ.
     base = subprocess.run(
         [venv / "bin" / "python", "-c", "import sys; print(sys.base_prefix)"],
         check=True,
@@ -186,13 +192,11 @@ def _venv(wanted: Path | None, repo: Path) -> Path | None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether everybody may read and enter the folder; one that is not there yet will be made so."""
+    """Whether every user may enter the folder; one that is not there yet will be made so."""
     try:
-        mode = path.stat().st_mode
+        return bool(path.stat().st_mode & 0o001)
     except FileNotFoundError:
         return True
-    # For a parent, entering is enough.
-    return mode & 0o001 == 0o001
 
 
 def _furnish(record: Record) -> None:
@@ -216,7 +220,7 @@ def _furnish(record: Record) -> None:
         layout.slurm_conf: conf.slurm_conf(spec, layout, host=host, base_port=record.base_port),
         layout.conf / "gres.conf": conf.gres_conf(spec, layout),
         layout.conf / "job_container.conf": conf.job_container_conf(layout),
-        layout.conf / "job_submit.lua": conf.SUBMIT_RULE,
+        layout.conf / "job_submit.lua": SUBMIT_RULE.read_text(),
         layout.hosts: conf.hosts(spec, host, Path("/etc/hosts").read_text()),
         layout.view_script: conf.namespace_script(spec, layout, plan),
         layout.env_file: f"export SLURM_CONF={layout.slurm_conf}\n",
@@ -230,8 +234,8 @@ def _furnish(record: Record) -> None:
 
 def slurm_version() -> tuple[int, int]:
     """Major and minor of the installed Slurm."""
-    said = subprocess.run(["slurmctld", "-V"], check=True, text=True, capture_output=True).stdout.split()[-1]
-    major, minor = said.split(".")[:2]
+    printed = subprocess.run(["slurmctld", "-V"], check=True, text=True, capture_output=True).stdout
+    major, minor = printed.split()[-1].split(".")[:2]
     return int(major), int(minor)
 
 
@@ -287,10 +291,10 @@ def _python_warnings(record: Record) -> list[str]:
     )
     if done.returncode == 0:
         return []
-    said = done.stderr.strip().splitlines()[-1:]
+    reason = done.stderr.strip().splitlines()[-1:]
     where = record.python.parents[1]
     return [
-        f"{record.user} cannot use {record.python} or {record.repo} ({said}): chmod -R a+rX {where} {record.repo}"
+        f"{record.user} cannot use {record.python} or {record.repo} ({reason}): chmod -R a+rX {where} {record.repo}"
     ]
 
 
@@ -309,7 +313,7 @@ def user_argv(record: Record, *, cwd: Path | str | None) -> list[str]:
 
 
 def user_env(record: Record) -> dict[str, str]:
-    """The user's whole environment on the submit side; `sbatch` hands it on to jobs."""
+    """The user's whole environment on the submit side; `sbatch` gives it to jobs."""
     return {
         "SLURM_CONF": str(record.layout.slurm_conf),
         "HOME": str(record.layout.user),

@@ -141,7 +141,7 @@ def kill_all(procs: Iterable[Proc], *, deadline_s: float = 60.0) -> None:
         raise DevClusterError(f"processes {left} do not end after SIGKILL; look at /proc/PID/stack")
 
 
-def poll(done: Callable[[], bool], *, deadline_s: float, every_s: float = 0.05) -> bool:
+def poll(done: Callable[[], object], *, deadline_s: float, every_s: float = 0.05) -> bool:
     """Whether `done` came true before the deadline."""
     end = time.monotonic() + deadline_s
     while not done():

@@ -81,21 +81,16 @@ def read(name: str) -> Record | None:
 
 
 def _parse(data: dict[str, Any]) -> Record:
-    exposures = tuple(Exposure(source=Path(e["source"]), target=Path(e["target"])) for e in data["exposures"])
     known = {field.name for field in dataclasses.fields(ClusterSpec)}
-    return Record(
-        spec=ClusterSpec(**{key: value for key, value in data["spec"].items() if key in known}),
-        exposures=exposures,
-        owner=None if data["owner"] is None else Proc(**data["owner"]),
-        warnings=tuple(data["warnings"]),
-        root=Path(data["root"]),
-        python=Path(data["python"]),
-        repo=Path(data["repo"]),
-        base_port=data["base_port"],
-        user=data["user"],
-        uid=data["uid"],
-        gid=data["gid"],
-    )
+    parsed = {
+        "spec": ClusterSpec(**{key: value for key, value in data["spec"].items() if key in known}),
+        "exposures": tuple(
+            Exposure(source=Path(e["source"]), target=Path(e["target"])) for e in data["exposures"]
+        ),
+        "owner": None if data["owner"] is None else Proc(**data["owner"]),
+        "warnings": tuple(data["warnings"]),
+    }
+    return Record(**{**data, **{key: Path(data[key]) for key in ("root", "python", "repo")}, **parsed})
 
 
 def remove(name: str) -> None:

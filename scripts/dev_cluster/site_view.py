@@ -4,7 +4,7 @@ Rule: pure. A venv's interpreter often lies in /root/.pyenv, a fresh clone in a 
 would change the machine. Instead each node, and the submit side, has a mount namespace in which the closed folder is
 covered by an empty tmpfs that holds bind mounts of the needed paths alone, at their own names. So shebangs, run paths of
 shared libraries and `sys.executable` hold unchanged, and no process outside the cluster sees a difference.
-It does not know of groups or ACLs: a folder counts as open when everybody may enter it.
+Groups and ACLs are not looked at: a folder counts as open when every user may enter it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """`source` shall be visible to everybody at `target` (both absolute, without links)."""
+    """`source` shall be visible to every user at `target` (both absolute, without links)."""
 
     source: Path
     target: Path
@@ -38,7 +38,7 @@ class ViewPlan:
 
 
 def closed_ancestor(path: Path, is_open: Callable[[Path], bool]) -> Path | None:
-    """The topmost of `path` and its parents that not everybody may enter."""
+    """The topmost of `path` and its parents that some user may not enter."""
     for folder in [*reversed(path.parents), path]:
         if not is_open(folder):
             return folder

@@ -6,8 +6,9 @@ Rule: pure. Knows nothing of processes, ports in use or the file system.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 NAME_RULE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
@@ -16,46 +17,45 @@ class DevClusterError(Exception):
     """The operator must act; the message says how. The command line exits 2 with it."""
 
 
+def _option(default: Any, says: str, low: int = 0, high: int = 10_000_000) -> Any:
+    """A field that is an option of `dev-cluster up`: its help, and the limits of a number."""
+    return field(default=default, metadata={"help": says, "limits": (low, high)})
+
+
+def flag(name: str) -> str:
+    """The option of a field: `--cpu-nodes` of cpu_nodes, `--grace` of grace_s."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """The cluster asked for. Memory in MiB, times in seconds."""
 
     name: str = "dev"
-    nodes: int = 4
-    gpus: int = 8
-    cpu_nodes: int = 2
-    cpus: int = 32
-    memory_mb: int = 64_000
-    small_mb: int = 0  # memory of the first GPU node; 0: as the others
-    shm_mb: int = 4096
-    private_shm: bool = False
-    exclusive: bool = False
-    gpu_jobs_only: bool = False
-    cpu_memory_mb: int = 0  # MaxMemPerCPU of the GPU partitions; 0: none
-    spare_mode: str = "REQUEUE"
-    grace_s: int = 5
-    slurmd_timeout_s: int = 20
+    nodes: int = _option(4, "GPU nodes (n1, n2, …)", 1, 256)
+    gpus: int = _option(8, "GPUs a GPU node", 1, 64)
+    cpu_nodes: int = _option(2, "nodes without GPUs (c1, c2, …)", 0, 256)
+    cpus: int = _option(32, "CPUs each node claims", 1, 1024)
+    memory_mb: int = _option(64_000, "memory each node claims, MiB", 100)
+    small_mb: int = _option(0, "memory the first GPU node claims instead, MiB (0: as the others)")
+    shm_mb: int = _option(4096, "size of each node's /dev/shm, MiB", 1)
+    private_shm: bool = _option(False, "each job has its own /dev/shm and /tmp")
+    exclusive: bool = _option(False, "a job gets GPU nodes whole")
+    gpu_jobs_only: bool = _option(False, "GPU partitions refuse jobs without a GPU")
+    cpu_memory_mb: int = _option(0, "MiB that raise a job's CPUs by one on GPU nodes (MaxMemPerCPU; 0: none)")
+    spare_mode: str = _option("REQUEUE", "partition spare: REQUEUE or CANCEL when preempted")
+    grace_s: int = _option(5, "seconds between a preemption's TERM and KILL", 0, 65_533)
+    slurmd_timeout_s: int = _option(20, "seconds until a mute node is DOWN", 3, 65_533)
 
     def __post_init__(self) -> None:
         if not NAME_RULE.fullmatch(self.name):
             raise DevClusterError(
                 f"--name {self.name!r}: use a-z, 0-9 and '-', a letter first, at most 31 characters"
             )
-        limits = {
-            "--nodes": (self.nodes, 1, 256),
-            "--gpus": (self.gpus, 1, 64),
-            "--cpu-nodes": (self.cpu_nodes, 0, 256),
-            "--cpus": (self.cpus, 1, 1024),
-            "--memory-mb": (self.memory_mb, 100, 10_000_000),
-            "--small-mb": (self.small_mb, 0, 10_000_000),
-            "--shm-mb": (self.shm_mb, 1, 10_000_000),
-            "--cpu-memory-mb": (self.cpu_memory_mb, 0, 10_000_000),
-            "--grace": (self.grace_s, 0, 65_533),
-            "--slurmd-timeout": (self.slurmd_timeout_s, 3, 65_533),
-        }
-        for flag, (value, low, high) in limits.items():
-            if not low <= value <= high:
-                raise DevClusterError(f"{flag} {value}: give a number from {low} to {high}")
+        for one in fields(self):
+            value, (low, high) = getattr(self, one.name), one.metadata.get("limits", (0, 0))
+            if type(value) is int and not low <= value <= high:
+                raise DevClusterError(f"{flag(one.name)} {value}: give a number from {low} to {high}")
         if self.spare_mode not in {"REQUEUE", "CANCEL"}:
             raise DevClusterError(f"--spare-mode {self.spare_mode}: give REQUEUE or CANCEL")
 
@@ -72,73 +72,24 @@ class ClusterSpec:
         return self.gpu_node_names + self.cpu_node_names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All paths of one cluster, in one place. Everything is below `root`."""
+    """All paths of one cluster, below `root`."""
 
-    root: Path
-
-    @property
-    def conf(self) -> Path:
-        return self.root / "conf"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.conf / "slurm.conf"
-
-    @property
-    def view_script(self) -> Path:
-        return self.conf / "namespace.sh"
-
-    @property
-    def hosts(self) -> Path:
-        return self.conf / "hosts"
-
-    @property
-    def env_file(self) -> Path:
-        return self.root / "env.sh"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def run(self) -> Path:
-        return self.root / "run"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def private(self) -> Path:
-        """Base of job_container/tmpfs; each node has a folder of its own bound here."""
-        return self.root / "private"
-
-    @property
-    def munge(self) -> Path:
-        return self.root / "munge"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.munge / "socket"
-
-    @property
-    def devices(self) -> Path:
-        return self.root / "dev"
-
-    @property
-    def user(self) -> Path:
-        return self.root / "user"
-
-    @property
-    def site(self) -> Path:
-        """Where a venv or repository that jobs could not see otherwise is shown to them."""
-        return self.root / "site"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.conf = root / "conf"
+        self.slurm_conf = self.conf / "slurm.conf"
+        self.view_script = self.conf / "namespace.sh"
+        self.hosts = self.conf / "hosts"
+        self.env_file = root / "env.sh"
+        self.log, self.run = root / "log", root / "run"
+        self.state, self.spool = root / "state", root / "spool"
+        self.private = root / "private"  # of job_container/tmpfs; each node's own folder is bound there
+        self.munge = root / "munge"
+        self.munge_socket = self.munge / "socket"
+        self.devices = root / "dev"
+        self.user = root / "user"
+        self.site = root / "site"  # shows a venv or repository that jobs could not see otherwise
 
 
 def is_below(path: Path, folder: str) -> bool:

@@ -5,9 +5,9 @@ Rule: waits poll with a deadline in seconds and fail by an AssertionError that n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from dev_cluster import procs
 from dev_cluster.api import Cluster
 
 
@@ -46,10 +46,8 @@ def unfinished(cluster: Cluster) -> list[str]:
 def wait_until(
     law: Callable[[], object], what: str = "what was waited for", deadline_s: float = 120.0
 ) -> None:
-    end = time.monotonic() + deadline_s
-    while not law():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.03)
+    """AssertionError with `what` where `law` does not hold within the deadline."""
+    assert procs.poll(law, deadline_s=deadline_s, every_s=0.03), f"not within {deadline_s} s: {what}"
 
 
 def wait_state(cluster: Cluster, job: str, *wanted: str) -> None:

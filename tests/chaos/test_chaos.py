@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chaos_lib.campaign import PATIENCE_S, disturbed
+from chaos_lib.evaluations import PATIENCE_S, disturbed
 from chaos_lib.site import Place
 
 # a run that its patience ends says why
@@ -26,5 +26,5 @@ def test_scores_are_lm_evals_and_nothing_is_left(
 ) -> None:
     """Each shard counted once, every digit the same; no job, no process, no weights in any node's memory."""
     verdict = disturbed(place, faults, 1, expected, EVENTS)
-    assert verdict.broken == []
-    assert verdict.struck, "no fault found its moment"
+    assert verdict["broken"] == []
+    assert verdict["struck"], "no fault found its moment"

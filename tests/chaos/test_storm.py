@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from chaos_lib.faults import FAULTS
-from chaos_lib.storm import GAP_S, schedule
+from chaos_lib.faults import FAULTS, GAP_S, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
