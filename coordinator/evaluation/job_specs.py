@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 from typing import TypedDict
 
 from coordinator.cluster import Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
-from coordinator.evaluation.state import EntryState, JobInfo, LeafState, NodeUse, Prefetch, State
+from coordinator.evaluation.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, Prefetch, State
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -38,7 +39,7 @@ ENDING_SECONDS = 120
 """A trial is told to end a minute before its limit, and Slurm may be a minute early."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """Where jobs run: interpreters, folders and rungs of one work folder. Config turned into values."""
 
@@ -53,12 +54,15 @@ class Site:
     prefetch: float = 0.5  # share of a node's free memory that prefetched weights may take; 0: no prefetch
     offline: bool = True
 
-    @property
+    @cached_property
     def paths(self) -> WorkPaths:
         return WorkPaths(self.work_dir)
 
     def of(self, state: State) -> EvaluationPaths:
         return self.paths.evaluation(state.evaluation_id)
+
+    def folder(self, state: State) -> str:
+        return str(self.paths.root / state.evaluation_id)
 
 
 class Asked(TypedDict):
@@ -314,7 +318,7 @@ def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:
 def _build_spec(state: State, site: Site, name: str, entry: EntryState) -> BuildSpec:
     return BuildSpec(
         name=name,
-        evaluation_dir=str(site.of(state).root),
+        evaluation_dir=site.folder(state),
         suite=state.record.suite,
         entry=entry.index,
         batch_size=state.batch_size,
@@ -330,7 +334,7 @@ def _convert_spec(state: State, site: Site, name: str) -> ConvertSpec:
     source = _announced(state)
     return ConvertSpec(
         name=name,
-        evaluation_dir=str(site.of(state).root),
+        evaluation_dir=site.folder(state),
         source=source,
         command=state.record.convert or "",
         out_dir=str(site.paths.converted / source.digest),
@@ -341,7 +345,7 @@ def _stage_spec(state: State, site: Site, info: JobInfo) -> StageSpec:
     node = info.job.node or ""
     return StageSpec(
         name=info.job.name,
-        evaluation_dir=str(site.of(state).root),
+        evaluation_dir=site.folder(state),
         node=node,
         checkpoint=state.record.checkpoint,
         roots=site.stage_roots if state.record.options.stage else (),
@@ -396,21 +400,26 @@ def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
     )
 
 
-def execute_spec(
-    state: State, site: Site, leaf: LeafState, documents: Sequence[int], name: str
-) -> ExecuteSpec:
-    """Programs of these whole documents; only the records that hold them are named."""
-    record = state.record
-    places = sorted({place for document in documents for place in leaf.places[document]})
+def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | ScoreSpec:
+    """The spec of a metric job, from what is known when it is queued."""
+    if metric.kind == "execute":
+        return _execute_spec(state, site, metric)
+    return _score_spec(state, site, metric)
+
+
+def _execute_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec:
+    """Programs of whole documents; only the records that hold them are named."""
+    record, leaf = state.record, state.shards.leaves[metric.task]
+    places = sorted({place for document in metric.documents for place in leaf.places[document]})
     frames = [state.shards.by_name[leaf.planned.shards[place]].frame for place in places]
     return ExecuteSpec(
-        name=name,
-        evaluation_dir=str(site.of(state).root),
+        name=metric.name,
+        evaluation_dir=site.folder(state),
         suite=record.suite,
         entry=leaf.planned.entry,
         task=leaf.planned.task,
         request_set=leaf.planned.folder,
-        documents=tuple(sorted(documents)),
+        documents=metric.documents,
         frames=tuple(f for f in frames if f is not None),
         model_dir=record.checkpoint.source,
         model=record.model,
@@ -420,11 +429,11 @@ def execute_spec(
     )
 
 
-def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreSpec:
-    record = state.record
+def _score_spec(state: State, site: Site, metric: MetricState) -> ScoreSpec:
+    record, entry = state.record, state.entries[metric.entry]
     return ScoreSpec(
-        name=name,
-        evaluation_dir=str(site.of(state).root),
+        name=metric.name,
+        evaluation_dir=site.folder(state),
         suite=record.suite,
         entry=entry.index,
         request_sets=dict(entry.sets),

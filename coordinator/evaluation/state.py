@@ -16,7 +16,7 @@ from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from evaljobs.contract.names import LaneId
-from evaljobs.contract.specs import CheckpointSpec, FrameRef, Spec
+from evaljobs.contract.specs import CheckpointSpec, FrameRef
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
 NodeStatus = Literal["offered", "staging", "ready", "back-off", "withdrawn"]
@@ -183,7 +183,7 @@ class MetricState:
     kind: Literal["execute", "score"]
     entry: int
     task: str = ""
-    spec: Spec
+    documents: tuple[int, ...] = ()  # of an execute job: whole ones of `task`
     done: bool = False
     attempt: int = 0
     enqueued_at: float = 0.0

@@ -96,6 +96,9 @@ class Step:
     actions: tuple[Action, ...] = ()
 
 
+_NOTHING = Step()
+
+
 def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     """The state of a newly accepted evaluation."""
     record = event.record
@@ -117,6 +120,8 @@ def step(state: State, site: Site, event: ev.AnyEvent, *, replaying: bool = Fals
     if state.ending.phase == Phase.ENDED and state.ending.retry_waits:
         found += ending.begin_again(state)
         found += _due(state, site, event.at, submits=not replaying)
+    if not found:
+        return _NOTHING
     intents = tuple(x for x in found if isinstance(x, ev.Event))
     return Step(intents=intents, actions=tuple(x for x in found if not isinstance(x, ev.Event)))
 

@@ -99,9 +99,11 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
         need = len(own)
     if need < 0:
         return list(_cancel_pending(state, -need))
+    if not need or not submits:
+        return []
     actions: Due = []
     shunned = _shunned(state)
-    for node in _least_in_doubt(state) if need > 0 and submits else ():
+    for node in _least_in_doubt(state):
         lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)

@@ -49,7 +49,7 @@ from coordinator.evaluation.events import (
     RequestSetsFound,
     ResultsWritten,
 )
-from coordinator.evaluation.job_specs import Site, environment, specs_of, workers_stop_file
+from coordinator.evaluation.job_specs import Site, environment, metric_spec, specs_of, workers_stop_file
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
@@ -58,7 +58,7 @@ from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import write_results
-from coordinator.services.metric_queue import METRIC_KINDS, MetricQueue
+from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
@@ -294,15 +294,12 @@ class Performer:
         return []
 
     def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
-        kind = action.spec.kind
-        if kind not in METRIC_KINDS:
-            raise ValueError(
-                f"{action.name} is a {kind} job; metric workers run {' and '.join(METRIC_KINDS)} jobs"
-            )
-        path = self._paths(state).spec(action.name)
-        write_atomic(path, action.spec.model_dump_json(indent=1).encode())
+        metric = state.scoring.metrics[action.name]
+        path = self._paths(state).spec(metric.name)
+        write_atomic(path, metric_spec(state, self.site, metric).model_dump_json(indent=1).encode())
         try:
-            self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, seconds=action.seconds)
+            queue = self.metric_queue(state.evaluation_id)
+            queue.enqueue(metric.kind, metric.name, path, seconds=metric.seconds)
         except QueueUnavailable as error:
             log.warning("metric queue: %s", error)
         return []

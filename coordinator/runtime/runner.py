@@ -40,7 +40,7 @@ from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
-from coordinator.runtime.journal import CopiedJournalError, Journal
+from coordinator.runtime.journal import CopiedJournalError, Journal, replayed
 from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.names import ShardId
@@ -120,26 +120,16 @@ class Running:
 
     @classmethod
     def _replayed(cls, journal: Journal, performer: Performer, grace: detect.Grace) -> Running | None:
-        state: State | None = None
-        last = 0.0
-        for event in journal.replay():
-            last = max(last, event.at)
-            if isinstance(event, Accepted):
-                if event.record.evaluation_id != journal.path.parent.name:
-                    raise CopiedJournalError(
-                        f"{journal.path} is the journal of {event.record.evaluation_id}, and is passed over"
-                    )
-                state, _ = machine.start(event)
-            elif state is not None:
-                try:
-                    machine.step(state, performer.site, event, replaying=True)
-                except IllegalEventError:
-                    log.exception("%s: an event is illegal and was passed over", journal.path)
+        state = replayed(journal.replay(), performer.site)
         if state is None:
             return None
+        if state.evaluation_id != journal.path.parent.name:
+            raise CopiedJournalError(
+                f"{journal.path} is the journal of {state.evaluation_id}, and is passed over"
+            )
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
-            clock.not_before(last)
+            clock.not_before(journal.last_at)
             running.take([Restarted(at=clock.now())])
         return running
 

@@ -25,13 +25,12 @@ from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
 from evaljobs.scoring import rq_jobs
 
-__all__ = ["METRIC_KINDS", "MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
+__all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-METRIC_KINDS = rq_jobs.FUNCTIONS  # kind of a metric spec -> the name of its RQ job
 RETRIES = 2  # further attempts after a work-horse or its worker died; a job's own errors are outcomes and not retried
 RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
 FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
@@ -60,7 +59,7 @@ class MetricQueue:
         self._queue: Any = None
 
     def enqueue(self, kind: str, name: str, spec: Path, *, seconds: float = 0.0) -> None:
-        """Queue a job once, behind the jobs that are predicted to take as long or longer. `kind`: of METRIC_KINDS."""
+        """Queue a job once, behind the jobs that are predicted to take as long or longer. `kind`: "execute" or "score"."""
         self._with(lambda queue: self._enqueue(queue, kind, name, spec, seconds))
 
     def recover(self) -> None:
@@ -112,7 +111,7 @@ class MetricQueue:
 
     def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
         queue.enqueue_call(
-            METRIC_KINDS[kind],
+            rq_jobs.FUNCTIONS[kind],
             args=(str(spec),),
             job_id=rq_id,
             unique=True,

@@ -12,9 +12,8 @@ from large import SITE, Large, plain_step
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
 from coordinator.evaluation.state import State
-from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.journal import Journal, read_events, replayed
 
 GPUS = 8
 WHOLE = ("request-sets-found", "nodes-offered", "planned")  # each comes once and carries all nodes or shards
@@ -53,12 +52,7 @@ def replay(nodes: int, count: int) -> dict[str, Any]:
         journal.append(made.journal)
         journal.close()
         began, cpu = time.perf_counter(), time.process_time()
-        state: State | None = None
-        for event in read_events(path):
-            if isinstance(event, ev.Accepted):
-                state, _ = machine.start(event)
-            elif state is not None:
-                machine.step(state, SITE, event, replaying=True)
+        state = replayed(read_events(path), SITE)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         size = path.stat().st_size
     assert state is not None
