@@ -217,7 +217,7 @@ class Index:
 
 @dataclass(slots=True, kw_only=True)
 class Conversion:
-    """Part of `conversion`. "running": from the intent to the job's end; "made": until its folder was inspected."""
+    """Part of `builds`. "running": from the intent to the job's end; "made": until its folder was inspected."""
 
     status: Literal["none", "due", "running", "made", "done"] = "none"
     announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it

@@ -16,7 +16,7 @@ from world_parts import FakeJob, FakeMember, Faults, record
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.fault_attribution import (
+from coordinator.evaluation.job_ends import (
     MAX_KILLS,
     MAX_KILLS_ON_ONE_NODE,
     NODE_WORDS,
