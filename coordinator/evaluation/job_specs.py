@@ -7,7 +7,7 @@ decide when a job is due; `coordinator.runtime.effects`, which writes the specs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import TypedDict
@@ -33,6 +33,7 @@ from evaljobs.contract.specs import (
 )
 
 MIB = 1 << 20
+PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
 SHORTEST_LIMIT_SECONDS = 900
 """No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
 ENDING_SECONDS = 120
@@ -80,7 +81,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
-    precursor = int(checkpoint_bytes * options.precursor_memory_slack / MIB) + 512
+    precursor = int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512
     match purpose:
         case "build":
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
@@ -123,10 +124,18 @@ def _new_name(state: State, purpose: Purpose, detail: str) -> str:
     return name
 
 
-def _argv(
-    command: tuple[str, ...], verb: str, paths: EvaluationPaths, names: Sequence[str]
-) -> tuple[str, ...]:
-    return (*command, "-m", "evaljobs", verb, *(str(paths.spec(n)) for n in names))
+def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -> Job:
+    """A new job of this purpose, which reads the spec of its own name."""
+    paths = site.of(state)
+    name = _new_name(state, purpose, detail)
+    return Job(
+        name=name,
+        argv=(*site.trial_command, "-m", "evaljobs", purpose, str(paths.spec(name))),
+        log=str(paths.log(name)),
+        **asks,
+        comment=state.evaluation_id,
+        purpose=purpose,
+    )
 
 
 def _source(state: State, entry: int) -> str:
@@ -134,34 +143,23 @@ def _source(state: State, entry: int) -> str:
     return inputs.entries[entry].files if inputs is not None else ""
 
 
+def _member_log(job: Job) -> str:
+    """The log of each member of an array."""
+    return job.log.removesuffix(".log") + ".%i.log"
+
+
 def build_job(state: State, site: Site, entries: Sequence[EntryState], now: float) -> JobIntended:
     """One CPU job that builds the request sets of these entries, one after the other."""
-    paths = site.of(state)
-    name = _new_name(state, "build", slug_of(entries[0].name))
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "build", paths, [f"{name}.{e.index}" for e in entries]),
-        log=str(paths.log(name)),
-        **_asked(state, "build"),
-        comment=state.evaluation_id,
-        purpose="build",
-    )
+    job = _job(state, site, "build", slug_of(entries[0].name), _asked(state, "build"))
+    specs = (str(site.of(state).spec(f"{job.name}.{e.index}")) for e in entries)
+    job = replace(job, argv=(*job.argv[:-1], *specs))
     return JobIntended(at=now, job=job, entries=tuple(e.index for e in entries))
 
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
-    paths = site.of(state)
-    name = _new_name(state, "convert", "checkpoint")
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "convert", paths, [name]),
-        log=str(paths.log(name)),
-        **asked("convert", state.record.options, _announced(state).bytes),
-        comment=state.evaluation_id,
-        purpose="convert",
-    )
-    return JobIntended(at=now, job=job)
+    asks = asked("convert", state.record.options, _announced(state).bytes)
+    return JobIntended(at=now, job=_job(state, site, "convert", "checkpoint", asks))
 
 
 def _announced(state: State) -> CheckpointSpec:
@@ -180,19 +178,10 @@ def precursor_memory_mb(record: EvaluationRecord) -> int:
 
 def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released."""
-    paths = site.of(state)
-    name = _new_name(state, "stage", node.name)
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "stage", paths, [name]),
-        log=str(paths.log(name)),
-        node=node.name,
-        **_asked(state, "stage"),
-        comment=state.evaluation_id,
-        best_effort=isinstance(node, NodeUse) and node.best_effort,
-        purpose="stage",
-    )
-    return JobIntended(at=now, job=job, node_lanes=node.lanes if isinstance(node, NodeUse) else 0)
+    job = replace(_job(state, site, "stage", node.name, _asked(state, "stage")), node=node.name)
+    if isinstance(node, Prefetch):
+        return JobIntended(at=now, job=job)
+    return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
 
 
 def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
@@ -213,24 +202,15 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """An array of trials on one node, a member per lane."""
-    paths = site.of(state)
-    name = _new_name(state, "trial", node.name)
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "trial", paths, [name]),
-        log=str(paths.logs / f"{name}.%i.log") if len(lanes) > 1 else str(paths.log(name)),
-        count=len(lanes),
-        node=node.name,
-        **_asked(state, "trial") | {"time_limit_seconds": trial_limit_seconds(state, lanes)},
-        comment=state.evaluation_id,
-        best_effort=node.best_effort,
-        purpose="trial",
-    )
+    asks = _asked(state, "trial")
+    asks["time_limit_seconds"] = trial_limit_seconds(state, lanes)
+    job = _job(state, site, "trial", node.name, asks)
+    log = _member_log(job) if len(lanes) > 1 else job.log
     return JobIntended(
         at=now,
-        job=job,
+        job=replace(job, log=log, count=len(lanes), node=node.name, best_effort=node.best_effort),
         lanes=tuple(lanes),
-        trials=_trials(name, lanes),
+        trials=_trials(job.name, lanes),
         precursor=node.precursor,
         node_lanes=node.lanes,
     )
@@ -238,20 +218,13 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now
 
 def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """One long job that stages into its own memory and runs the node's trials as its children."""
-    paths = site.of(state)
-    name = _new_name(state, "host", node.name)
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "host", paths, [name]),
-        log=str(paths.log(name)),
-        node=node.name,
-        **_asked(state, "host", len(lanes)),
-        comment=state.evaluation_id,
-        best_effort=node.best_effort,
-        purpose="host",
-    )
+    job = _job(state, site, "host", node.name, _asked(state, "host", len(lanes)))
     return JobIntended(
-        at=now, job=job, lanes=tuple(lanes), trials=_trials(name, lanes), node_lanes=len(lanes)
+        at=now,
+        job=replace(job, node=node.name, best_effort=node.best_effort),
+        lanes=tuple(lanes),
+        trials=_trials(job.name, lanes),
+        node_lanes=len(lanes),
     )
 
 
@@ -261,27 +234,18 @@ def _trials(job: str, lanes: Sequence[str]) -> tuple[str, ...]:
 
 def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     """CPU jobs that score: an array of `count` RQ workers."""
-    paths = site.of(state)
-    name = _new_name(state, "metric", "workers")
     options = {
         "--redis-file": site.paths.redis_address,
         "--work-dir": site.work_dir,
         "--queue": state.evaluation_id,
-        "--stop-file": workers_stop_file(paths),
+        "--stop-file": workers_stop_file(site.of(state)),
         "--lease-file": site.paths.lease,
         "--lease-seconds": site.lease_seconds,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
-    job = Job(
-        name=name,
-        argv=(*site.worker_command, "-m", "evaljobs", "worker", *words),
-        log=str(paths.logs / f"{name}.%i.log"),
-        count=count,
-        **_asked(state, "metric"),
-        comment=state.evaluation_id,
-        purpose="metric",
-    )
-    return JobIntended(at=now, job=job)
+    job = _job(state, site, "metric", "workers", _asked(state, "metric"))
+    argv = (*site.worker_command, "-m", "evaljobs", "worker", *words)
+    return JobIntended(at=now, job=replace(job, argv=argv, log=_member_log(job), count=count))
 
 
 # --- what the performer writes and submits for an intended job -----------------------------------------------------------

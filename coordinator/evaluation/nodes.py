@@ -212,7 +212,7 @@ def back_off(state: State, node: NodeUse, why: str) -> None:
     if node.status in ("ready", "staging"):
         node.status, node.why = "back-off", why
         indexes.file_node(state, node)
-        state.warnings.append(f"node {node.name} set aside: {why}")
+        state.warnings.append(f"node {node.name} is in back-off: {why}")
         _check_all_backed_off(state, why)
 
 

@@ -50,7 +50,6 @@ class RunOptions(Record):
         False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
     )
     host_why: str = ""  # what of the site asks for that; empty where the settings did
-    precursor_memory_slack: float = 1.25
     allow_unsafe: bool = False
     bootstrap_iters: int = 100_000
     item_seconds: float = 60.0

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import redis
 from rq import Retry
 from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
 from rq.worker_registration import get_keys
@@ -80,14 +79,11 @@ class MetricQueue:
     # --- with a queue ------------------------------------------------------------------------------------------------
 
     def _with(self, effect: Callable[[Any], T]) -> T:
-        """Try again once after a broken connection, at the address as it is published now: a restart breaks idle ones."""
-        try:
-            return self._once(effect)
-        except QueueUnavailable as error:
-            if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
-                raise
-            self._queue = None
-        return self._once(effect)
+        """Once more after a broken connection, at the address as it is published now."""
+        return redis_client.once_more(lambda: self._once(effect), self._forget_address)
+
+    def _forget_address(self) -> None:
+        self._queue = None
 
     def _once(self, effect: Callable[[Any], T]) -> T:
         if self._queue is None:
