@@ -115,7 +115,6 @@ def _metrics(state: State, now: float) -> list[Action]:
             name=name,
             kind="score",
             entry=entry.index,
-            attempt=entry.score_attempts,
             seconds=sum(
                 state.shards.leaves[t].planned.metric_seconds
                 for t in entry.sets

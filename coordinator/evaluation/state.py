@@ -95,7 +95,6 @@ class NodeUse:
     name: str
     lanes: int
     gpu_type: str = ""
-    memory_mb: int = 0
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
@@ -185,7 +184,6 @@ class MetricState:
     task: str = ""
     documents: tuple[int, ...] = ()  # of an execute job: whole ones of `task`
     done: bool = False
-    attempt: int = 0
     enqueued_at: float = 0.0
     losses: int = 0  # how often RQ forgot it
     seconds: float = 0.0  # predicted

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import logging
 import os
 import time
@@ -112,24 +113,23 @@ def line_of(event: AnyEvent) -> bytes:
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """All whole events of a journal, also of one that another process is writing. JournalError names a bad line."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return
-            yield _event(line, f"{path}:{number}")
+    for number, line in enumerate(_whole_lines(path, 0), start=1):
+        yield _event(line, f"{path}:{number}")
 
 
 def events_after(path: Path, offset: int) -> tuple[list[AnyEvent], int]:
     """The whole events from byte `offset` on, and the offset after them: to follow a journal as it grows."""
     events = []
+    for line in _whole_lines(path, offset):
+        events.append(_event(line, f"{path}, byte {offset}"))
+        offset += len(line)
+    return events, offset
+
+
+def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
     with path.open("rb") as lines:
         lines.seek(offset)
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            events.append(_event(line, f"{path}, byte {offset}"))
-            offset += len(line)
-    return events, offset
+        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
 
 
 def _event(line: bytes, where: str) -> AnyEvent:

@@ -10,7 +10,6 @@ from world_parts import SITE, Faults
 
 from coordinator.cluster import ClusterError, Job
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.runtime.effects import Performer
 
@@ -24,7 +23,7 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     job_id = cluster.submit(Job(name="es-x", argv=("true",), log="/dev/null"))
     cluster.advance()
     cluster.fail("cancel", ClusterError("away"), times=2)
-    performer.cancel([do.CancelJob(job_id=job_id)])
+    performer.cancel([job_id])
     with pytest.raises(ClusterError):
         performer.cancel_again()
     assert cluster.member(job_id).phase != "ended"
