@@ -17,9 +17,8 @@ from evaljobs.contract.outcomes import Built, Converted, Failed, Probed
 
 MAX_CONVERSIONS = 3  # jobs that ended without an outcome
 MAX_BUILDS = 3  # attempts of one entry
-MAX_DEATHS = (
-    6  # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
-)
+# build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
+MAX_DEATHS = 6
 
 
 # --- the conversion of a checkpoint ----------------------------------------------------------------------------------------

@@ -70,9 +70,8 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
         info.submissions += 1
         return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
     if prefetch:
-        info.refused = (
-            event.error
-        )  # nothing hangs on it: the node's GPUs come later, and another attempt with them
+        # nothing hangs on it: the node's GPUs come later, and another attempt with them
+        info.refused = event.error
     elif event.refused and info.released_at is None:
         info.refused = event.error
         _refused(state, info, event)

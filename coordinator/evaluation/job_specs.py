@@ -15,7 +15,7 @@ from typing import TypedDict
 from coordinator.cluster import Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
-from coordinator.evaluation.state import EntryState, JobInfo, LeafState, MetricState, NodeUse, Prefetch, State
+from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -150,7 +150,7 @@ def _member_log(job: Job) -> str:
 
 def build_job(state: State, site: Site, entries: Sequence[EntryState], now: float) -> JobIntended:
     """One CPU job that builds the request sets of these entries, one after the other."""
-    job = _job(state, site, "build", slug_of(entries[0].name), _asked(state, "build"))
+    job = _job(state, site, "build", entries[0].name.rsplit("/", 1)[-1][:24], _asked(state, "build"))
     specs = (str(site.of(state).spec(f"{job.name}.{e.index}")) for e in entries)
     job = replace(job, argv=(*job.argv[:-1], *specs))
     return JobIntended(at=now, job=job, entries=tuple(e.index for e in entries))
@@ -164,11 +164,6 @@ def convert_job(state: State, site: Site, now: float) -> JobIntended:
 
 def _announced(state: State) -> CheckpointSpec:
     return state.conversion.announced or state.record.checkpoint
-
-
-def slug_of(name: str) -> str:
-    """The part of a task name that fits into a job name."""
-    return name.rsplit("/", 1)[-1][:24]
 
 
 def precursor_memory_mb(record: EvaluationRecord) -> int:
@@ -349,10 +344,6 @@ def workers_stop_file(paths: EvaluationPaths) -> str:
     return str(paths.release / "workers")
 
 
-def _frames(state: State, leaf: LeafState) -> tuple[FrameRef, ...]:
-    return tuple(f for s in leaf.planned.shards if (f := state.shards.by_name[s].frame) is not None)
-
-
 def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
     record = state.record
     if record.judge is None or not record.suite.tasks[entry].judge:
@@ -395,13 +386,17 @@ def _execute_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec:
 
 def _score_spec(state: State, site: Site, metric: MetricState) -> ScoreSpec:
     record, entry = state.record, state.entries[metric.entry]
+    frames: dict[str, tuple[FrameRef, ...]] = {}
+    for task in entry.sets:
+        shards = (state.shards.by_name[s] for s in state.shards.leaves[task].planned.shards)
+        frames[task] = tuple(s.frame for s in shards if s.frame is not None)
     return ScoreSpec(
         name=metric.name,
         evaluation_dir=site.folder(state),
         suite=record.suite,
         entry=entry.index,
         request_sets=dict(entry.sets),
-        frames={t: _frames(state, state.shards.leaves[t]) for t in entry.sets},
+        frames=frames,
         model_dir=record.checkpoint.source,
         model=record.model,
         source=_source(state, entry.index),

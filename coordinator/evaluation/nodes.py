@@ -26,12 +26,10 @@ from evaljobs.contract.outcomes import Failed, Staged
 BACK_OFF_SECONDS = 60.0  # of a failing node's first back-off; doubled each time
 MAX_BACK_OFF_SECONDS = 3600.0
 MAX_FAILURES = 3  # trials that die on a node for no shard's fault before it is in back-off
-MAX_ALL_BACKED_OFF = (
-    5  # times that every node was in back-off without a shard done in between: 31 minutes in all
-)
-MAX_PRECURSORS = (
-    3  # precursor jobs on one node before its trials read storage, or host jobs before a back-off
-)
+# times that every node was in back-off without a shard done in between: 31 minutes in all
+MAX_ALL_BACKED_OFF = 5
+# precursor jobs on one node before its trials read storage, or host jobs before a back-off
+MAX_PRECURSORS = 3
 IN_USE = ("offered", "staging", "ready")
 
 
