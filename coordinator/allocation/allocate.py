@@ -43,7 +43,6 @@ class Limits:
     max_nodes: int | None = None
     max_gpus: int | None = None
     leave_nodes_free: int = 0
-    partition: str | None = None
 
 
 def allocate(
@@ -73,11 +72,7 @@ def allocate(
         )
         for n in nodes
     ]
-    usable = [
-        n
-        for n in nodes
-        if n.usable and n.gpus_free > 0 and (limits.partition is None or limits.partition in n.partitions)
-    ]
+    usable = [n for n in nodes if n.usable and n.gpus_free > 0]
     usable.sort(key=lambda n: (n.best_effort, -n.gpus_free, n.name))
     idle = [n for n in usable if n.gpus_free == n.gpus]
     if limits.leave_nodes_free:

@@ -51,10 +51,7 @@ def choose(
         (
             n
             for n in nodes
-            if n.usable
-            and n.name not in cordoned
-            and (limits.partition is None or limits.partition in n.partitions)
-            and (n.name in held and held[n.name].inferring)
+            if n.usable and n.name not in cordoned and n.name in held and held[n.name].inferring
         ),
         key=lambda n: (-n.gpus, n.name),
     )

@@ -1,14 +1,12 @@
-"""A simulated cluster without processes: the Cluster protocol on plain values, for tests.
+"""A cluster without processes: the Cluster protocol on plain values, for tests.
 
-Rule: state changes only by calls; time is a number that `advance` adds to. The same seed and calls
-give the same run. Faults that real clusters showed can be injected: a submission that happens and
-times out, one acknowledged and lost, an id given out twice, a failed listing, an unknown state.
+Rule: state changes only by calls; time is a number that `advance` adds to. The next calls of a
+method can be made to fail, with or without their effect.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,19 +16,6 @@ from coordinator.cluster import ClusterError, Job, JobPhase, JobState, NodeState
 from coordinator.cluster.slurm_parse import PHASES
 
 Method = Literal["submit", "jobs", "nodes", "cancel", "check"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeFaults:
-    """Probability of each fault per call; of `death` per running member and `advance`."""
-
-    submit_fails: float = 0.0  # not submitted; raises
-    submit_times_out: float = 0.0  # submitted; raises with `maybe_done`
-    submit_lost: float = 0.0  # acknowledged, then lost by the cluster
-    no_news: float = 0.0  # jobs() and nodes() raise
-    cancel_fails: float = 0.0
-    death: float = 0.0  # a running member ends as FAILED
-    vanishes: float = 0.0  # share of these that no listing shows afterwards
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,19 +65,10 @@ class FakeCluster:
 
     fleet: Sequence[NodeState]
     seconds: Callable[[Job, int], float] = lambda _job, _index: math.inf
-    faults: FakeFaults = field(default_factory=FakeFaults)
-    seed: int = 0
     now: float = 0.0  # unix seconds
     members: list[FakeMember] = field(default_factory=list)  # in the order of submission
     submitted: list[Job] = field(default_factory=list)  # every job that was submitted
-    _random: random.Random = field(init=False)
-    _down: dict[str, str] = field(default_factory=dict)
     _scripts: dict[Method, deque[_Script]] = field(default_factory=dict)
-    _free_ids: list[str] = field(default_factory=list)  # ids to reuse, as a restarted slurmctld does
-    _last_id: int = 0
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
 
     # --- the protocol ------------------------------------------------------------------------------------------------
 
@@ -101,19 +77,14 @@ class FakeCluster:
         if script is not None and not script.done:
             raise script.error
         self._refuse(job)
-        if self._chance(self.faults.submit_fails):
-            raise ClusterError("fake: the controller cannot be reached")
-        job_id = self._free_ids.pop() if self._free_ids else self._new_id()
-        if not self._chance(self.faults.submit_lost):
-            self.submitted.append(job)
-            self.members += [
-                FakeMember(job=job, job_id=job_id, index=index, submitted_at=self.now)
-                for index in range(job.count)
-            ]
+        self.submitted.append(job)
+        job_id = str(len(self.submitted))
+        self.members += [
+            FakeMember(job=job, job_id=job_id, index=index, submitted_at=self.now)
+            for index in range(job.count)
+        ]
         if script is not None:
             raise script.error
-        if self._chance(self.faults.submit_times_out):
-            raise ClusterError("fake: timed out", maybe_done=True)
         return job_id
 
     def jobs(self) -> list[JobState]:
@@ -140,8 +111,6 @@ class FakeCluster:
         script = self._next("cancel")
         if script is not None and not script.done:
             raise script.error
-        if self._chance(self.faults.cancel_fails):
-            raise ClusterError("fake: the controller cannot be reached")
         for member in self.members:
             if {member.job_id, f"{member.job_id}_{member.index}"} & set(job_ids) and member.phase != "ended":
                 member.state = "CANCELLED"
@@ -157,17 +126,13 @@ class FakeCluster:
     # --- the passing of time and injected events ---------------------------------------------------------------------
 
     def advance(self, seconds: float = 0.0) -> None:
-        """Let time pass: end due members, draw deaths, start jobs that fit, first come first served."""
+        """Let time pass: end due members, start jobs that fit, first come first served."""
         self.now += seconds
         for member in list(self.members):
             if member.phase != "running":
                 continue
             if member.ends_at <= self.now:
                 member.state = "COMPLETED"
-            elif self._chance(self.faults.death):
-                member.state = "FAILED"
-                if self._chance(self.faults.vanishes):
-                    self.members.remove(member)
         for member in self.members:
             if member.phase == "pending":
                 self._start(member)
@@ -183,22 +148,6 @@ class FakeCluster:
                 return member
         raise KeyError(f"{job_id}_{index}")
 
-    def lose(self, job_id: str, *, reuse_id: bool = False) -> None:
-        """Forget a job as a killed slurmctld does; with `reuse_id` the next submission gets its id."""
-        self.members = [m for m in self.members if m.job_id != job_id]
-        if reuse_id:
-            self._free_ids.append(job_id)
-
-    def take_down(self, node: str, state: str = "down*") -> None:
-        """Take a node down and end what ran there."""
-        self._down[node] = state
-        for member in self.members:
-            if member.node == node and member.phase == "running":
-                member.state = "NODE_FAIL"
-
-    def bring_up(self, node: str) -> None:
-        self._down.pop(node, None)
-
     def fail(self, method: Method, error: ClusterError, *, times: int = 1, done: bool = False) -> None:
         """Make the next `times` calls of `method` raise `error`; with `done` they take effect first."""
         self._scripts.setdefault(method, deque()).extend(_Script(error, done) for _ in range(times))
@@ -213,15 +162,6 @@ class FakeCluster:
         script = self._next(method)
         if script is not None:
             raise script.error
-        if self._chance(self.faults.no_news):
-            raise ClusterError("fake: no news")
-
-    def _chance(self, probability: float) -> bool:
-        return probability > 0 and self._random.random() < probability
-
-    def _new_id(self) -> str:
-        self._last_id += 1
-        return str(self._last_id)
 
     def _refuse(self, job: Job) -> None:
         names = {node.name for node in self.fleet}
@@ -243,11 +183,9 @@ class FakeCluster:
     def _node(self, node: NodeState) -> NodeState:
         there = [m.job for m in self.members if m.node == node.name and m.phase in ("running", "unknown")]
         gpus = sum(job.gpus for job in there)
-        down = self._down.get(node.name)
         return replace(
             node,
-            usable=node.usable and down is None,
-            state=down or ("mixed" if there else node.state),
+            state="mixed" if there else node.state,
             gpus_free=node.gpus - gpus,
             cpus_free=node.cpus - sum(job.cpus for job in there),
             memory_free_mb=node.memory_mb - sum(job.memory_mb for job in there),

@@ -33,7 +33,6 @@ class SlurmOptions:
     best_effort_qos: str | None = None  # for those jobs; None: `qos`
     nice: int | None = None
     reservation: str | None = None
-    gpu_request: str = "--gres=gpu:{gpus}"  # some sites need --gpus-per-node={gpus}
     extra_args: tuple[str, ...] = ()  # last, so they override the arguments above
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
@@ -130,7 +129,7 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     if job.node is not None:
         arguments.append(f"--nodelist={job.node}")
     if job.gpus > 0:
-        arguments.append(options.gpu_request.format(gpus=job.gpus))
+        arguments.append(f"--gres=gpu:{job.gpus}")
     for flag, value in (
         ("partition", options.partition_of(job)),
         ("account", options.account),

@@ -28,9 +28,8 @@ class SlurmCli:
 
     def __init__(self, options: SlurmOptions) -> None:
         self.options = options
-        self._limits: dict[str | None, int] | None = (
-            None  # MaxTime by partition, from the last listing of nodes
-        )
+        # MaxTime by partition, from the last listing of nodes
+        self._limits: dict[str | None, int] | None = None
 
     def submit(self, job: Job) -> str:
         """Run `sbatch`. After an error with `maybe_done`, look for the job's name before a retry."""

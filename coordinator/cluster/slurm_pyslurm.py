@@ -140,7 +140,7 @@ class SlurmApi:
 def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
     """Attributes of pyslurm's JobSubmitDescription, equal in effect to `sbatch_arguments`.
 
-    Pure but for this process's environment. RefusedError for a GPU request without an attribute.
+    Pure but for this process's environment.
     """
     script = batch_script(job)
     if options.extra_args:  # pyslurm reads sbatch's own options from a script
@@ -172,18 +172,8 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
     if job.count > 1:
         fields["array"] = f"0-{job.count - 1}"
     if job.gpus > 0:
-        fields["gres_per_node"] = _gres(options.gpu_request.format(gpus=job.gpus))
+        fields["gres_per_node"] = f"gpu:{job.gpus}"
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _gres(request: str) -> str:
-    """The gres "gpu:a100:2" from "--gres=gpu:a100:2" or "--gpus-per-node=a100:2"."""
-    flag, _, value = request.partition("=")
-    if flag == "--gres" and value:
-        return value
-    if flag == "--gpus-per-node" and value:
-        return f"gpu:{value}"
-    raise RefusedError(f'{request}: pyslurm knows --gres and --gpus-per-node; use cluster.api = "cli"')
 
 
 def states_of(job: Any) -> list[JobState]:

@@ -40,7 +40,6 @@ class Partition:
     exclusive: bool = False  # a job is given whole nodes
     max_seconds: int | None = None  # None: no limit
     max_memory_per_cpu_mb: int | None = None  # more memory than this raises a job's CPUs
-    max_memory_per_node_mb: int | None = None
     qos: str = ""
     nodes: str = ""
     cpus: int = 0  # of all its nodes; 0: unknown
@@ -90,7 +89,6 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 exclusive=row.get("OverSubscribe", "").startswith("EXCLUSIVE"),
                 max_seconds=seconds_of(row.get("MaxTime", "")),
                 max_memory_per_cpu_mb=_positive(row.get("MaxMemPerCPU", "")),
-                max_memory_per_node_mb=_positive(row.get("MaxMemPerNode", "")),
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
                 nodes=row.get("Nodes", ""),
                 cpus=_positive(row.get("TotalCPUs", "")) or 0,

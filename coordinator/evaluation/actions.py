@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
-from evaljobs.contract.specs import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +84,9 @@ class ReleaseClaims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueMetric:
+    """Write the spec of this metric job and queue it, again where Redis lost it."""
+
     name: str
-    spec: Spec
-    seconds: float = 0.0  # that it is predicted to take: the longest go first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ every entry is scored or has failed the results are written; it has ended when n
 
 from __future__ import annotations
 
-from coordinator.evaluation import conversion, indexes, jobs, nodes, scoring, shards
+from coordinator.evaluation import builds, indexes, jobs, nodes, scoring, shards
 from coordinator.evaluation.actions import Action, RemoveQueue, StopWorkers, WriteResults
 from coordinator.evaluation.events import CancelAsked, ResultsWritten, RetryAsked
 from coordinator.evaluation.state import Phase, State
@@ -45,7 +45,7 @@ def begin_again(state: State) -> list[Action]:
     """Go on with an evaluation that has ended: it has no job, no staged weights and no queue."""
     state.ending.cancelled, state.ending.ended_at = "", None
     state.ending.retried, state.ending.retry_waits = True, False
-    conversion.again(state)
+    builds.convert_again(state)
     nodes.withdraw_all(state)
     return _reopen(state)
 

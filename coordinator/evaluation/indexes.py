@@ -57,17 +57,11 @@ def file_job(state: State, info: JobInfo) -> None:
     for member, trial in enumerate(info.trials):
         phase = info.members[0 if hosted else member] if trial in state.trials.live else "ended"
         (index.running.add if phase == "running" else index.running.discard)(trial)
-        if phase == "pending" and info.phase == "submitted" and not hosted:
-            _cancellable(state, trial)
+        waits = phase == "pending" and info.phase == "submitted" and not hosted
+        if waits and not state.trials.by_name[trial].cancelled:
+            index.cancellable[trial] = None
         else:
             index.cancellable.pop(trial, None)
-
-
-def _cancellable(state: State, trial: str) -> None:
-    if state.trials.by_name[trial].cancelled:
-        state.index.cancellable.pop(trial, None)
-    else:
-        state.index.cancellable[trial] = None
 
 
 def mark_cancelled(state: State, trial: str) -> None:

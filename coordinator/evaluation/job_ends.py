@@ -1,18 +1,24 @@
-"""Jobs, second part: a job was not submitted, or a member of it ended; what that means for its subject.
+"""Ends of jobs: one was not submitted, a member of one ended, a trial died; and whether a node or a shard is at fault.
 
-Rule: what is said of a job that has ended already, or of a member that has, changes nothing. A trial without an outcome
-was killed with its job. Called from: `step`.
+Rule: what is said of a job or a member that has ended already changes nothing. A trial without an outcome was killed
+with its job. If an error's text names the culprit, that one is blamed. Otherwise node and shard are both suspects, and the
+shard is tried on another node first. A shard is quarantined once three trials died with it, on two nodes or more (where
+there is one node: on that node). Three such deaths in a row on one lane put its node in back-off, unless it is the last
+node in use. Marks against nodes because of a shard at fault are removed. Called from: `step`, `trials`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from coordinator.cluster import COORDINATOR_ENDED, Purpose
-from coordinator.evaluation import builds, conversion, fault_attribution, indexes, jobs, nodes, trials
+from coordinator.evaluation import builds, indexes, jobs, nodes, shards
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
 from coordinator.evaluation.events import JobEnded, JobNotSubmitted
-from coordinator.evaluation.state import IllegalEventError, JobInfo, State, Trial
+from coordinator.evaluation.state import IllegalEventError, JobInfo, NodeUse, ShardState, State, Trial
+from evaljobs.contract.names import LaneId
 
 MAX_SUBMISSIONS = 8  # of one job that were in doubt and had not happened
 NO_FAULT_OF_A_NODE = frozenset({"TIMEOUT", jobs.PREEMPTED})
@@ -22,10 +28,31 @@ MAYBE_OF_ITS_SHARD = frozenset({"OUT_OF_MEMORY"})
 
 _OVER: dict[Purpose, Callable[[State, JobInfo, str], None]] = {
     "build": builds.job_over,
-    "convert": conversion.job_over,
+    "convert": builds.conversion_over,
     "stage": nodes.job_over,
     "host": nodes.job_over,
 }
+MAX_KILLS = 3  # trials that one shard may take down, on different nodes where there are such, …
+MAX_KILLS_ON_ONE_NODE = 6  # … or wherever they ran
+MAX_DEATHS = 6  # trial deaths in a row, without one shard done in between, before the evaluation ends ...
+# ... once a shard was done, so many for each of its nodes: what worked before is not at fault by itself
+FIRST = -1.0  # the rank of a shard whose fault is to be found out: before all others of its lane
+
+# torch says "CUDA error: " and then cudaGetErrorString of the code (c10/cuda/CUDAException.cpp); the strings are those of
+# libcudart 12.9. What each means: CUDA Runtime API, "Data types used by CUDA Runtime", cudaError; the Xids that NVIDIA's
+# catalog (docs.nvidia.com/deploy/xid-errors) has for the same fault are in the kernel's log alone.
+NODE_WORDS = (
+    "uncorrectable ECC error encountered",  # 214, Xid 48, 94, 95: GPU memory
+    "uncorrectable NVLink error detected during the execution",  # 220, Xid 74
+    "Invalid access of peer GPU memory over nvlink or a hardware error",  # 226, Xid 94: contained
+    "CUDA-capable device(s) is/are busy or unavailable",  # 46: another process, or a GPU that hangs
+    "no CUDA-capable device is detected",  # 100, Xid 79: fallen off the bus
+    "system not yet initialized",  # 802: the fabric manager of an NVSwitch node is not there
+)
+# An index out of range, say: a kernel's own check of what it was given.
+SHARD_WORDS = ("device-side assert triggered",)  # 710
+# Neither word decides: "out of memory" (2: a long document, or another process), "an illegal memory access was
+# encountered" (700, Xid 31: a kernel's fault in most cases, a GPU's in some), "unspecified launch failure" (719, Xid 13).
 
 
 def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
@@ -43,9 +70,8 @@ def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
         info.submissions += 1
         return []  # looked up by name first; `JobNotSubmitted(maybe_done=False)` follows if it is not there
     if prefetch:
-        info.refused = (
-            event.error
-        )  # nothing hangs on it: the node's GPUs come later, and another attempt with them
+        # nothing hangs on it: the node's GPUs come later, and another attempt with them
+        info.refused = event.error
     elif event.refused and info.released_at is None:
         info.refused = event.error
         _refused(state, info, event)
@@ -105,14 +131,154 @@ def _end_members(
 def _news(state: State, dead: list[Trial], word: str) -> bool:
     """Does the death of these trials say anything of a node or a shard? Trials of a host died one death."""
     ours = word == COORDINATOR_ENDED or all(trial.cancelled for trial in dead)
-    return not ours and trials.staging_stands(state, dead[0])
+    return not ours and _staging_stands(state, dead[0])
 
 
 def _died(state: State, info: JobInfo, dead: list[Trial], word: str, shard: str | None) -> list[Action]:
     why = f"{dead[0].name} ended ({word}) without a word"
     if word in MAYBE_OF_ITS_SHARD and shard is not None:
-        return fault_attribution.count_kill(state, info.job.node, shard, why, lane=dead[0].lane)
+        return count_kill(state, info.job.node, shard, why, lane=dead[0].lane)
     blamed = None if word in NO_FAULT_OF_A_NODE else info.job.node
-    if fault_attribution.trial_died(state, blamed, why) and len(dead) == 1:
+    if trial_died(state, blamed, why) and len(dead) == 1:
         dead[0].counted = True
     return []
+
+
+def _staging_stands(state: State, trial: Trial) -> bool:
+    """Is what this trial reads still staged? Where its precursor is gone it died of that."""
+    info = state.jobs.by_name[trial.job]
+    node = state.nodes.by_name.get(info.job.node or "")
+    return info.job.purpose != "trial" or node is None or node.precursor == info.precursor
+
+
+# --- whose fault is the death of a trial? ------------------------------------------------------------------------------
+
+
+def _said(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"CUDA (driver )?error: ({'|'.join(map(re.escape, words))})", re.IGNORECASE)
+
+
+_NODE, _SHARD = _said(NODE_WORDS), _said(SHARD_WORDS)
+
+
+def whose(error: str) -> Literal["node", "shard", "either"]:
+    """The part at fault by the words of an error."""
+    if _NODE.search(error):
+        return "node"
+    return "shard" if _SHARD.search(error) else "either"
+
+
+def died_with(state: State, trial: Trial, node: str | None, name: str, error: str) -> list[Action]:
+    """A trial failed with shard `name` in hand."""
+    fault = whose(error)
+    if fault == "node":
+        trial_died(state, node, error)
+        return []
+    return count_kill(state, node, name, error, lane=trial.lane if fault == "either" else None)
+
+
+def trial_died(state: State, node_name: str | None, why: str) -> bool:
+    """A trial died and no shard was to blame: the node may be. Deaths on a node in back-off are no further news.
+
+    Does it count against a node?
+    """
+    node = state.nodes.by_name.get(node_name or "")
+    if node is not None and node.status in ("back-off", "withdrawn"):
+        return False
+    trials = state.trials
+    trials.deaths_without_progress += 1
+    if node is not None:
+        node.failures += 1
+        if node.failures >= nodes.MAX_FAILURES:
+            nodes.back_off(state, node, why)
+    leaves = state.shards.leaves
+    worked = any(leaf.todo < len(leaf.planned.shards) for leaf in leaves.values())
+    most = MAX_DEATHS * (len(state.nodes.by_name) if worked else 1)
+    if (state.shards.todo or not leaves) and trials.deaths_without_progress >= most:
+        state.ending.close(f"trials keep failing; the last: {why}", inference_only=True)
+    return node is not None
+
+
+def failed_late(state: State, trial: Trial, name: str | None, error: str) -> list[Action]:
+    """The outcome of a trial whose end was taken for a death without one: what it says of a shard stands in its stead."""
+    node = state.nodes.by_name.get(LaneId.parse(trial.lane).node)
+    if name is None or node is None or not trial.counted:
+        return []
+    trial.counted = False
+    if whose(error) == "node":
+        return []  # as it was counted
+    backs_off = node.status == "back-off" and nodes.over_limit(node)
+    node.failures = max(0, node.failures - 1)
+    state.trials.deaths_without_progress = max(0, state.trials.deaths_without_progress - 1)
+    if backs_off and not nodes.over_limit(node):
+        nodes.exonerate(state, node)
+    return died_with(state, trial, node.name, name, error)
+
+
+def count_kill(
+    state: State, node_name: str | None, name: str, error: str, lane: str | None = None
+) -> list[Action]:
+    """A shard took its trial down. `lane`: the trial's, where its node is in doubt as well."""
+    shard = state.shards.by_name.get(name)
+    if shard is None or shard.frame is not None or shard.quarantined:
+        return []
+    node = state.nodes.by_name.get(node_name or "")
+    shard.kills += 1
+    if node is not None and node.name not in shard.died_on:
+        shard.died_on.append(node.name)
+    if _condemned(state, shard):
+        _acquit_nodes(state, shard)
+        entry = state.entries[shards.leaf_of(state, name).planned.entry]
+        state.warnings.append(f"shard {name} quarantined: {error}")
+        why = f"shard {name} took down {shard.kills} trials; the last: {error}"
+        return shards.fail_entry(state, entry, why)
+    if len(shard.died_on) > 1:
+        _acquit_nodes(state, shard)
+    elif node is not None and lane is not None:
+        _doubt(state, node, lane, shard, error)
+    return _elsewhere(state, name, shard)
+
+
+def _condemned(state: State, shard: ShardState) -> bool:
+    if shard.kills < MAX_KILLS:
+        return False
+    others = any(
+        n.status != "withdrawn" and n.name not in shard.died_on for n in state.nodes.by_name.values()
+    )
+    return len(shard.died_on) > 1 or not others or shard.kills >= MAX_KILLS_ON_ONE_NODE
+
+
+def _doubt(state: State, node: NodeUse, lane: str, shard: ShardState, error: str) -> None:
+    if node.status in ("back-off", "withdrawn"):
+        return
+    node.doubts[lane] = node.doubts.get(lane, 0) + 1
+    shard.doubts[lane] = shard.doubts.get(lane, 0) + 1
+    others = any(n is not node and n.status in nodes.IN_USE for n in state.nodes.by_name.values())
+    if others and node.failures + node.doubts[lane] >= nodes.MAX_FAILURES:
+        nodes.back_off(state, node, error)
+
+
+def _acquit_nodes(state: State, shard: ShardState) -> None:
+    """The shard is at fault: its deaths count against no node, and nodes in back-off for them return."""
+    for lane, deaths in shard.doubts.items():
+        node = state.nodes.by_name[LaneId.parse(lane).node]
+        backs_off = node.status == "back-off" and nodes.over_limit(node)
+        node.doubts[lane] = max(0, node.doubts.get(lane, 0) - deaths)
+        if backs_off and not nodes.over_limit(node):
+            nodes.exonerate(state, node)
+    shard.doubts.clear()
+
+
+def _elsewhere(state: State, name: str, shard: ShardState) -> list[Action]:
+    """Next the shard runs where it has taken down no trial yet, on the node that is least in doubt."""
+    there = [
+        n
+        for n in state.nodes.by_name.values()
+        if n.status in ("staging", "ready") and n.name not in shard.died_on
+    ]
+    if not there:
+        return []
+    node = min(there, key=lambda n: (nodes.in_doubt(n), n.name))
+    shard.lane = min(state.live_lanes(node.name), default=str(LaneId(node.name, 0)))
+    shard.rank = FIRST
+    return shards.requeue(state, [name])

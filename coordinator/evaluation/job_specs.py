@@ -7,14 +7,15 @@ decide when a job is due; `coordinator.runtime.effects`, which writes the specs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 from typing import TypedDict
 
 from coordinator.cluster import Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
-from coordinator.evaluation.state import EntryState, JobInfo, LeafState, NodeUse, Prefetch, State
+from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -32,13 +33,14 @@ from evaljobs.contract.specs import (
 )
 
 MIB = 1 << 20
+PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
 SHORTEST_LIMIT_SECONDS = 900
 """No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
 ENDING_SECONDS = 120
 """A trial is told to end a minute before its limit, and Slurm may be a minute early."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """Where jobs run: interpreters, folders and rungs of one work folder. Config turned into values."""
 
@@ -53,12 +55,15 @@ class Site:
     prefetch: float = 0.5  # share of a node's free memory that prefetched weights may take; 0: no prefetch
     offline: bool = True
 
-    @property
+    @cached_property
     def paths(self) -> WorkPaths:
         return WorkPaths(self.work_dir)
 
     def of(self, state: State) -> EvaluationPaths:
         return self.paths.evaluation(state.evaluation_id)
+
+    def folder(self, state: State) -> str:
+        return str(self.paths.root / state.evaluation_id)
 
 
 class Asked(TypedDict):
@@ -76,7 +81,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
-    precursor = int(checkpoint_bytes * options.precursor_memory_slack / MIB) + 512
+    precursor = int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512
     match purpose:
         case "build":
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
@@ -119,10 +124,18 @@ def _new_name(state: State, purpose: Purpose, detail: str) -> str:
     return name
 
 
-def _argv(
-    command: tuple[str, ...], verb: str, paths: EvaluationPaths, names: Sequence[str]
-) -> tuple[str, ...]:
-    return (*command, "-m", "evaljobs", verb, *(str(paths.spec(n)) for n in names))
+def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -> Job:
+    """A new job of this purpose, which reads the spec of its own name."""
+    paths = site.of(state)
+    name = _new_name(state, purpose, detail)
+    return Job(
+        name=name,
+        argv=(*site.trial_command, "-m", "evaljobs", purpose, str(paths.spec(name))),
+        log=str(paths.log(name)),
+        **asks,
+        comment=state.evaluation_id,
+        purpose=purpose,
+    )
 
 
 def _source(state: State, entry: int) -> str:
@@ -130,43 +143,27 @@ def _source(state: State, entry: int) -> str:
     return inputs.entries[entry].files if inputs is not None else ""
 
 
+def _member_log(job: Job) -> str:
+    """The log of each member of an array."""
+    return job.log.removesuffix(".log") + ".%i.log"
+
+
 def build_job(state: State, site: Site, entries: Sequence[EntryState], now: float) -> JobIntended:
     """One CPU job that builds the request sets of these entries, one after the other."""
-    paths = site.of(state)
-    name = _new_name(state, "build", slug_of(entries[0].name))
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "build", paths, [f"{name}.{e.index}" for e in entries]),
-        log=str(paths.log(name)),
-        **_asked(state, "build"),
-        comment=state.evaluation_id,
-        purpose="build",
-    )
+    job = _job(state, site, "build", entries[0].name.rsplit("/", 1)[-1][:24], _asked(state, "build"))
+    specs = (str(site.of(state).spec(f"{job.name}.{e.index}")) for e in entries)
+    job = replace(job, argv=(*job.argv[:-1], *specs))
     return JobIntended(at=now, job=job, entries=tuple(e.index for e in entries))
 
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
-    paths = site.of(state)
-    name = _new_name(state, "convert", "checkpoint")
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "convert", paths, [name]),
-        log=str(paths.log(name)),
-        **asked("convert", state.record.options, _announced(state).bytes),
-        comment=state.evaluation_id,
-        purpose="convert",
-    )
-    return JobIntended(at=now, job=job)
+    asks = asked("convert", state.record.options, _announced(state).bytes)
+    return JobIntended(at=now, job=_job(state, site, "convert", "checkpoint", asks))
 
 
 def _announced(state: State) -> CheckpointSpec:
     return state.conversion.announced or state.record.checkpoint
-
-
-def slug_of(name: str) -> str:
-    """The part of a task name that fits into a job name."""
-    return name.rsplit("/", 1)[-1][:24]
 
 
 def precursor_memory_mb(record: EvaluationRecord) -> int:
@@ -176,19 +173,10 @@ def precursor_memory_mb(record: EvaluationRecord) -> int:
 
 def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:
     """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released."""
-    paths = site.of(state)
-    name = _new_name(state, "stage", node.name)
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "stage", paths, [name]),
-        log=str(paths.log(name)),
-        node=node.name,
-        **_asked(state, "stage"),
-        comment=state.evaluation_id,
-        best_effort=isinstance(node, NodeUse) and node.best_effort,
-        purpose="stage",
-    )
-    return JobIntended(at=now, job=job, node_lanes=node.lanes if isinstance(node, NodeUse) else 0)
+    job = replace(_job(state, site, "stage", node.name, _asked(state, "stage")), node=node.name)
+    if isinstance(node, Prefetch):
+        return JobIntended(at=now, job=job)
+    return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
 
 
 def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
@@ -209,24 +197,15 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """An array of trials on one node, a member per lane."""
-    paths = site.of(state)
-    name = _new_name(state, "trial", node.name)
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "trial", paths, [name]),
-        log=str(paths.logs / f"{name}.%i.log") if len(lanes) > 1 else str(paths.log(name)),
-        count=len(lanes),
-        node=node.name,
-        **_asked(state, "trial") | {"time_limit_seconds": trial_limit_seconds(state, lanes)},
-        comment=state.evaluation_id,
-        best_effort=node.best_effort,
-        purpose="trial",
-    )
+    asks = _asked(state, "trial")
+    asks["time_limit_seconds"] = trial_limit_seconds(state, lanes)
+    job = _job(state, site, "trial", node.name, asks)
+    log = _member_log(job) if len(lanes) > 1 else job.log
     return JobIntended(
         at=now,
-        job=job,
+        job=replace(job, log=log, count=len(lanes), node=node.name, best_effort=node.best_effort),
         lanes=tuple(lanes),
-        trials=_trials(name, lanes),
+        trials=_trials(job.name, lanes),
         precursor=node.precursor,
         node_lanes=node.lanes,
     )
@@ -234,20 +213,13 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now
 
 def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """One long job that stages into its own memory and runs the node's trials as its children."""
-    paths = site.of(state)
-    name = _new_name(state, "host", node.name)
-    job = Job(
-        name=name,
-        argv=_argv(site.trial_command, "host", paths, [name]),
-        log=str(paths.log(name)),
-        node=node.name,
-        **_asked(state, "host", len(lanes)),
-        comment=state.evaluation_id,
-        best_effort=node.best_effort,
-        purpose="host",
-    )
+    job = _job(state, site, "host", node.name, _asked(state, "host", len(lanes)))
     return JobIntended(
-        at=now, job=job, lanes=tuple(lanes), trials=_trials(name, lanes), node_lanes=len(lanes)
+        at=now,
+        job=replace(job, node=node.name, best_effort=node.best_effort),
+        lanes=tuple(lanes),
+        trials=_trials(job.name, lanes),
+        node_lanes=len(lanes),
     )
 
 
@@ -257,27 +229,18 @@ def _trials(job: str, lanes: Sequence[str]) -> tuple[str, ...]:
 
 def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     """CPU jobs that score: an array of `count` RQ workers."""
-    paths = site.of(state)
-    name = _new_name(state, "metric", "workers")
     options = {
         "--redis-file": site.paths.redis_address,
         "--work-dir": site.work_dir,
         "--queue": state.evaluation_id,
-        "--stop-file": workers_stop_file(paths),
+        "--stop-file": workers_stop_file(site.of(state)),
         "--lease-file": site.paths.lease,
         "--lease-seconds": site.lease_seconds,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
-    job = Job(
-        name=name,
-        argv=(*site.worker_command, "-m", "evaljobs", "worker", *words),
-        log=str(paths.logs / f"{name}.%i.log"),
-        count=count,
-        **_asked(state, "metric"),
-        comment=state.evaluation_id,
-        purpose="metric",
-    )
-    return JobIntended(at=now, job=job)
+    job = _job(state, site, "metric", "workers", _asked(state, "metric"))
+    argv = (*site.worker_command, "-m", "evaljobs", "worker", *words)
+    return JobIntended(at=now, job=replace(job, argv=argv, log=_member_log(job), count=count))
 
 
 # --- what the performer writes and submits for an intended job -----------------------------------------------------------
@@ -314,7 +277,7 @@ def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:
 def _build_spec(state: State, site: Site, name: str, entry: EntryState) -> BuildSpec:
     return BuildSpec(
         name=name,
-        evaluation_dir=str(site.of(state).root),
+        evaluation_dir=site.folder(state),
         suite=state.record.suite,
         entry=entry.index,
         batch_size=state.batch_size,
@@ -330,7 +293,7 @@ def _convert_spec(state: State, site: Site, name: str) -> ConvertSpec:
     source = _announced(state)
     return ConvertSpec(
         name=name,
-        evaluation_dir=str(site.of(state).root),
+        evaluation_dir=site.folder(state),
         source=source,
         command=state.record.convert or "",
         out_dir=str(site.paths.converted / source.digest),
@@ -341,7 +304,7 @@ def _stage_spec(state: State, site: Site, info: JobInfo) -> StageSpec:
     node = info.job.node or ""
     return StageSpec(
         name=info.job.name,
-        evaluation_dir=str(site.of(state).root),
+        evaluation_dir=site.folder(state),
         node=node,
         checkpoint=state.record.checkpoint,
         roots=site.stage_roots if state.record.options.stage else (),
@@ -379,10 +342,6 @@ def workers_stop_file(paths: EvaluationPaths) -> str:
     return str(paths.release / "workers")
 
 
-def _frames(state: State, leaf: LeafState) -> tuple[FrameRef, ...]:
-    return tuple(f for s in leaf.planned.shards if (f := state.shards.by_name[s].frame) is not None)
-
-
 def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
     record = state.record
     if record.judge is None or not record.suite.tasks[entry].judge:
@@ -394,21 +353,26 @@ def _judge(state: State, site: Site, entry: int) -> JudgeJob | None:
     )
 
 
-def execute_spec(
-    state: State, site: Site, leaf: LeafState, documents: Sequence[int], name: str
-) -> ExecuteSpec:
-    """Programs of these whole documents; only the records that hold them are named."""
-    record = state.record
-    places = sorted({place for document in documents for place in leaf.places[document]})
+def metric_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec | ScoreSpec:
+    """The spec of a metric job, from what is known when it is queued."""
+    if metric.kind == "execute":
+        return _execute_spec(state, site, metric)
+    return _score_spec(state, site, metric)
+
+
+def _execute_spec(state: State, site: Site, metric: MetricState) -> ExecuteSpec:
+    """Programs of whole documents; only the records that hold them are named."""
+    record, leaf = state.record, state.shards.leaves[metric.task]
+    places = sorted({place for document in metric.documents for place in leaf.places[document]})
     frames = [state.shards.by_name[leaf.planned.shards[place]].frame for place in places]
     return ExecuteSpec(
-        name=name,
-        evaluation_dir=str(site.of(state).root),
+        name=metric.name,
+        evaluation_dir=site.folder(state),
         suite=record.suite,
         entry=leaf.planned.entry,
         task=leaf.planned.task,
         request_set=leaf.planned.folder,
-        documents=tuple(sorted(documents)),
+        documents=metric.documents,
         frames=tuple(f for f in frames if f is not None),
         model_dir=record.checkpoint.source,
         model=record.model,
@@ -418,15 +382,19 @@ def execute_spec(
     )
 
 
-def score_spec(state: State, site: Site, entry: EntryState, name: str) -> ScoreSpec:
-    record = state.record
+def _score_spec(state: State, site: Site, metric: MetricState) -> ScoreSpec:
+    record, entry = state.record, state.entries[metric.entry]
+    frames: dict[str, tuple[FrameRef, ...]] = {}
+    for task in entry.sets:
+        shards = (state.shards.by_name[s] for s in state.shards.leaves[task].planned.shards)
+        frames[task] = tuple(s.frame for s in shards if s.frame is not None)
     return ScoreSpec(
-        name=name,
-        evaluation_dir=str(site.of(state).root),
+        name=metric.name,
+        evaluation_dir=site.folder(state),
         suite=record.suite,
         entry=entry.index,
         request_sets=dict(entry.sets),
-        frames={t: _frames(state, state.shards.leaves[t]) for t in entry.sets},
+        frames=frames,
         model_dir=record.checkpoint.source,
         model=record.model,
         source=_source(state, entry.index),

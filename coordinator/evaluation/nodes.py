@@ -26,12 +26,10 @@ from evaljobs.contract.outcomes import Failed, Staged
 BACK_OFF_SECONDS = 60.0  # of a failing node's first back-off; doubled each time
 MAX_BACK_OFF_SECONDS = 3600.0
 MAX_FAILURES = 3  # trials that die on a node for no shard's fault before it is in back-off
-MAX_ALL_BACKED_OFF = (
-    5  # times that every node was in back-off without a shard done in between: 31 minutes in all
-)
-MAX_PRECURSORS = (
-    3  # precursor jobs on one node before its trials read storage, or host jobs before a back-off
-)
+# times that every node was in back-off without a shard done in between: 31 minutes in all
+MAX_ALL_BACKED_OFF = 5
+# precursor jobs on one node before its trials read storage, or host jobs before a back-off
+MAX_PRECURSORS = 3
 IN_USE = ("offered", "staging", "ready")
 
 
@@ -47,11 +45,7 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
         elif node is not None and node.status == "withdrawn" and lanes > 0:
             node.status, node.lanes, node.precursor = "offered", lanes, None
             node.attempts, node.failures, node.doubts = 0, 0, {}
-            node.gpu_type, node.memory_mb, node.best_effort = (
-                offer.gpu_type,
-                offer.memory_mb,
-                offer.best_effort,
-            )
+            node.gpu_type, node.best_effort = offer.gpu_type, offer.best_effort
         elif node is not None and lanes > node.lanes:
             node.lanes = lanes
         if node is not None:
@@ -61,13 +55,7 @@ def offered(state: State, event: NodesOffered) -> list[Action]:
 
 def _taken(state: State, offer: Offer, lanes: int) -> NodeUse:
     """A node's GPUs become free; what was prefetched there, or is being staged, is used."""
-    node = NodeUse(
-        name=offer.node,
-        lanes=lanes,
-        gpu_type=offer.gpu_type,
-        memory_mb=offer.memory_mb,
-        best_effort=offer.best_effort,
-    )
+    node = NodeUse(name=offer.node, lanes=lanes, gpu_type=offer.gpu_type, best_effort=offer.best_effort)
     ahead = state.nodes.prefetches.pop(offer.node, None)
     if ahead is not None and ahead.status in ("staging", "ready"):
         node.status = "ready" if ahead.status == "ready" else "staging"

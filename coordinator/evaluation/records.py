@@ -46,11 +46,9 @@ class RunOptions(Record):
     worker_memory_mb: int = 4096
     execute_documents: int = 50  # documents of one `execute` job
     stage: bool = True  # False: trials read storage themselves
-    host_trials: bool = (
-        False  # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
-    )
+    # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
+    host_trials: bool = False
     host_why: str = ""  # what of the site asks for that; empty where the settings did
-    precursor_memory_slack: float = 1.25
     allow_unsafe: bool = False
     bootstrap_iters: int = 100_000
     item_seconds: float = 60.0

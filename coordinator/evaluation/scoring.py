@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from coordinator.evaluation import indexes, jobs, shards
 from coordinator.evaluation.actions import Action, EnqueueMetric
 from coordinator.evaluation.events import JobIntended, MetricJobsDied, MetricJobsLost
-from coordinator.evaluation.job_specs import Site, execute_spec, score_spec, worker_job
+from coordinator.evaluation.job_specs import Site, worker_job
 from coordinator.evaluation.jobs import Due
 from coordinator.evaluation.state import EntryState, LeafState, MetricState, State
 from evaljobs.contract.outcomes import Executed, Failed, Scored
@@ -31,7 +31,7 @@ def lost(state: State, event: MetricJobsLost) -> list[Action]:
         if metric.losses > MAX_LOSSES:
             actions += _gone(state, metric.name, f"the queue forgot it {metric.losses} times")
         else:
-            actions.append(EnqueueMetric(name=metric.name, spec=metric.spec, seconds=metric.seconds))
+            actions.append(EnqueueMetric(name=metric.name))
     return actions
 
 
@@ -101,11 +101,11 @@ def failed(state: State, outcome: Failed, _at: float) -> list[Action]:
     return []
 
 
-def _metrics(state: State, site: Site, now: float) -> list[Action]:
+def _metrics(state: State, now: float) -> list[Action]:
     actions: list[Action] = []
     executable = state.index.executable
     while executable:
-        actions.append(_execute(state, site, next(iter(executable.values())), now))
+        actions.append(_execute(state, next(iter(executable.values())), now))
     for _, entry in sorted(state.index.entries.get("answered", {}).items()):
         entry.status = "scoring"
         indexes.file_entry(state, entry)
@@ -115,8 +115,6 @@ def _metrics(state: State, site: Site, now: float) -> list[Action]:
             name=name,
             kind="score",
             entry=entry.index,
-            spec=score_spec(state, site, entry, name),
-            attempt=entry.score_attempts,
             seconds=sum(
                 state.shards.leaves[t].planned.metric_seconds
                 for t in entry.sets
@@ -134,7 +132,7 @@ def needs_no_gpu(state: State, entry: EntryState) -> bool:
     return bool(leaves) and all(leaf is not None and not leaf.todo for leaf in leaves)
 
 
-def _execute(state: State, site: Site, leaf: LeafState, now: float) -> Action:
+def _execute(state: State, leaf: LeafState, now: float) -> Action:
     size = state.record.options.execute_documents
     documents, leaf.complete = leaf.complete[:size], leaf.complete[size:]
     name = f"execute-{leaf.planned.task}-{leaf.executes}"
@@ -145,7 +143,7 @@ def _execute(state: State, site: Site, leaf: LeafState, now: float) -> Action:
         kind="execute",
         entry=leaf.planned.entry,
         task=leaf.planned.task,
-        spec=execute_spec(state, site, leaf, documents, name),
+        documents=tuple(sorted(documents)),
         seconds=leaf.planned.metric_seconds * len(documents) / max(1, leaf.planned.documents),
         enqueued_at=now,
     )
@@ -155,14 +153,14 @@ def _execute(state: State, site: Site, leaf: LeafState, now: float) -> Action:
 def _enqueue(state: State, metric: MetricState) -> EnqueueMetric:
     state.scoring.metrics[metric.name] = metric
     state.scoring.outstanding.add(metric.name)
-    return EnqueueMetric(name=metric.name, spec=metric.spec, seconds=metric.seconds)
+    return EnqueueMetric(name=metric.name)
 
 
 # --- workers -----------------------------------------------------------------------------------------------------------------
 
 
 def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
-    return [*_metrics(state, site, now), *_workers(state, site, now, submits=submits)]
+    return [*_metrics(state, now), *_workers(state, site, now, submits=submits)]
 
 
 def _workers(state: State, site: Site, now: float, *, submits: bool) -> Due:
@@ -213,5 +211,5 @@ def restarted(state: State, now: float) -> list[Action]:
     for name in sorted(state.scoring.outstanding):
         metric = state.scoring.metrics[name]
         metric.enqueued_at = min(metric.enqueued_at, now)
-        actions.append(EnqueueMetric(name=name, spec=metric.spec, seconds=metric.seconds))
+        actions.append(EnqueueMetric(name=name))
     return actions

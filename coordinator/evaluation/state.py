@@ -16,7 +16,7 @@ from coordinator.cluster import Job
 from coordinator.evaluation.events import PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
 from evaljobs.contract.names import LaneId
-from evaljobs.contract.specs import CheckpointSpec, FrameRef, Spec
+from evaljobs.contract.specs import CheckpointSpec, FrameRef
 
 EntryStatus = Literal["unbuilt", "building", "built", "scoring", "scored", "failed"]
 NodeStatus = Literal["offered", "staging", "ready", "back-off", "withdrawn"]
@@ -95,7 +95,6 @@ class NodeUse:
     name: str
     lanes: int
     gpu_type: str = ""
-    memory_mb: int = 0
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
@@ -105,9 +104,8 @@ class NodeUse:
     hosted: bool = False  # its trials cannot see what a precursor stages: one job stages and hosts them
     unseen: bool = False  # its trials saw nothing of what a precursor had staged, once
     failures: int = 0  # trials that died there for no shard's fault
-    doubts: dict[str, int] = field(
-        default_factory=dict
-    )  # lane -> deaths in a row that may be a shard's fault
+    # lane -> deaths in a row that may be a shard's fault
+    doubts: dict[str, int] = field(default_factory=dict)
     back_offs: int = 0  # how often it was in back-off
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
@@ -183,9 +181,8 @@ class MetricState:
     kind: Literal["execute", "score"]
     entry: int
     task: str = ""
-    spec: Spec
+    documents: tuple[int, ...] = ()  # of an execute job: whole ones of `task`
     done: bool = False
-    attempt: int = 0
     enqueued_at: float = 0.0
     losses: int = 0  # how often RQ forgot it
     seconds: float = 0.0  # predicted
@@ -210,14 +207,13 @@ class Index:
     # not terminal, by status; of those built, "unplanned" lack a plan and "answered" lack neither response nor verdict
     entries: dict[str, dict[int, EntryState]] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)  # leaf tasks that lack neither
-    executable: dict[str, LeafState] = field(
-        default_factory=dict
-    )  # leaf tasks of which an execute job is due
+    # leaf tasks of which an execute job is due
+    executable: dict[str, LeafState] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversion:
-    """Part of `conversion`. "running": from the intent to the job's end; "made": until its folder was inspected."""
+    """Part of `builds`. "running": from the intent to the job's end; "made": until its folder was inspected."""
 
     status: Literal["none", "due", "running", "made", "done"] = "none"
     announced: CheckpointSpec | None = None  # what is converted; `record.checkpoint` is then what came of it
@@ -230,9 +226,8 @@ class Builds:
     """Part of `builds`, beside `State.entries`."""
 
     looked_up: bool = False  # request sets on disk were looked for
-    deaths_without_progress: int = (
-        0  # build jobs in a row that ended without an outcome and had nothing built
-    )
+    # build jobs in a row that ended without an outcome and had nothing built
+    deaths_without_progress: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,9 +236,8 @@ class Nodes:
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
     prefetches: dict[str, Prefetch] = field(default_factory=dict)
-    all_backed_off: int = (
-        0  # consecutive times that every node was in back-off, without a shard done in between
-    )
+    # consecutive times that every node was in back-off, without a shard done in between
+    all_backed_off: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

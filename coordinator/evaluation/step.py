@@ -7,10 +7,10 @@ with the event. The journal is the list of all events, and replaying it gives th
 
 How it is cut. The state has one part for each subject, and each subject is a module that owns its part:
 
-    conversion   a Hugging Face folder of the announced checkpoint        jobs, job_ends   the life of a job on the cluster
-    builds       request sets of the suite's entries                      nodes            offers, staging, back-off, prefetch
-    shards       the plan, responses, the work queue                      trials           model loads on lanes of nodes
-    scoring      metric jobs and their workers                            ending           reasons to end, results, retries
+    builds       the converted checkpoint, the request sets               jobs, job_ends   the life of a job on the cluster
+    shards       the plan, responses, the work queue                      nodes            offers, staging, back-off, prefetch
+    scoring      metric jobs and their workers                            trials           model loads on lanes of nodes
+                                                                          ending           reasons to end, results, retries
 
 A module has handlers, which record events, and rules, which look at the state and say what is due. The two tables below
 name the handler of every event and every outcome file. After the handler, `_due` applies the rules of all subjects in
@@ -52,7 +52,7 @@ its score job; the weights are released as soon as no shard is left. `Scored` ma
 is, and `ending` asks for `WriteResults`, which is answered by `ResultsWritten`. The last `JobEnded` ends the evaluation.
 
 What goes wrong is told by the same events. A submission that timed out is "uncertain" until a listing shows the job or
-does not. A trial that dies without an outcome gives its claims back; `fault_attribution` decides between its node and its
+does not. A trial that dies without an outcome gives its claims back; `job_ends` decides between its node and its
 shard. A node that fails is left alone for a while; what no other node can mend ends the evaluation with its reason.
 
 Jobs are decided once. A rule that wants a job makes the event `JobIntended` with all that the job asks for, applies it
@@ -71,7 +71,6 @@ from typing import Any
 
 from coordinator.evaluation import (
     builds,
-    conversion,
     ending,
     indexes,
     job_ends,
@@ -96,6 +95,9 @@ class Step:
     actions: tuple[Action, ...] = ()
 
 
+_NOTHING = Step()
+
+
 def start(event: ev.Accepted) -> tuple[State, list[Action]]:
     """The state of a newly accepted evaluation."""
     record = event.record
@@ -105,7 +107,7 @@ def start(event: ev.Accepted) -> tuple[State, list[Action]]:
         indexes.file_entry(state, entry)
     if why := record.options.host_why:
         state.warnings.append(f"each node is served by one job that holds its GPUs: {why}")
-    return state, conversion.begin(state)
+    return state, builds.begin_conversion(state)
 
 
 def step(state: State, site: Site, event: ev.AnyEvent, *, replaying: bool = False) -> Step:
@@ -117,6 +119,8 @@ def step(state: State, site: Site, event: ev.AnyEvent, *, replaying: bool = Fals
     if state.ending.phase == Phase.ENDED and state.ending.retry_waits:
         found += ending.begin_again(state)
         found += _due(state, site, event.at, submits=not replaying)
+    if not found:
+        return _NOTHING
     intents = tuple(x for x in found if isinstance(x, ev.Event))
     return Step(intents=intents, actions=tuple(x for x in found if not isinstance(x, ev.Event)))
 
@@ -126,7 +130,7 @@ def _due(state: State, site: Site, now: float, *, submits: bool) -> jobs.Due:
     if state.ending.phase == Phase.ENDED:
         return []
     found: jobs.Due = [*ending.close_due(state)]
-    found += conversion.due(state, site, now, submits=submits)
+    found += builds.conversion_due(state, site, now, submits=submits)
     if state.can_work and not state.all_terminal:
         found += builds.due(state, site, now, submits=submits)
         found += nodes.due(state, site, now, submits=submits)
@@ -165,13 +169,13 @@ def _prioritized(state: State, event: ev.PriorityAsked) -> list[Action]:
 def _restarted(state: State, event: ev.Restarted) -> list[Action]:
     """Repeat what may be repeated, subject by subject."""
     jobs.restarted(state, event.at)
-    found = conversion.restarted(state)
+    found = builds.conversion_restarted(state)
     told = ending.restarted(state, event.at)
     return [*found, *shards.restarted(state), *scoring.restarted(state, event.at), *told]
 
 
 _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {
-    ev.CheckpointConverted: conversion.inspected,
+    ev.CheckpointConverted: builds.inspected,
     ev.RequestSetsFound: builds.found,
     ev.NodesOffered: nodes.offered,
     ev.MemoryOffered: nodes.memory_offered,
@@ -205,7 +209,7 @@ _OUTCOMES: Mapping[
     type, Callable[[State, Any, float], list[Action]]
 ] = {  # a precursor's `Cleared` changes nothing
     out.Built: builds.built,
-    out.Converted: conversion.ended,
+    out.Converted: builds.conversion_ended,
     out.Staged: nodes.staged,
     out.TrialEnded: trials.ended,
     out.Probed: builds.probed,
@@ -214,7 +218,7 @@ _OUTCOMES: Mapping[
 }
 _FAILED: Mapping[str, Callable[[State, out.Failed, float], list[Action]]] = {
     "build": builds.failed,
-    "convert": conversion.failed,
+    "convert": builds.conversion_failed,
     "stage": nodes.stage_failed,
     "host": nodes.stage_failed,
     "trial": trials.failed,
@@ -223,7 +227,7 @@ _FAILED: Mapping[str, Callable[[State, out.Failed, float], list[Action]]] = {
 }
 _INTENDED: Mapping[str, Callable[[State, ev.JobIntended], list[Action]]] = {
     "build": builds.intended,
-    "convert": conversion.intended,
+    "convert": builds.conversion_intended,
     "stage": nodes.intended,
     "host": nodes.intended,
     "trial": trials.intended,

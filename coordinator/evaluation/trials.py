@@ -1,17 +1,17 @@
 """Trials: one model load each, on a lane of a node; submitted while shards are left that no living trial can hold.
 
 Rule: a trial exits by itself when the queue has nothing for it. One that dies gives its claims back, and its node or its
-shard answers for it (`fault_attribution`). Called from: `step`, `job_ends`.
+shard answers for it (`job_ends`). Called from: `step`.
 """
 
 from __future__ import annotations
 
-from coordinator.evaluation import fault_attribution, indexes, jobs, nodes
+from coordinator.evaluation import indexes, job_ends, jobs, nodes
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHung
 from coordinator.evaluation.job_specs import Site, trial_job
 from coordinator.evaluation.jobs import Due
-from coordinator.evaluation.state import NodeUse, State, Trial
+from coordinator.evaluation.state import NodeUse, State
 from evaljobs.contract.outcomes import Failed, TrialEnded
 
 
@@ -31,7 +31,7 @@ def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
         state.warnings.append(f"{outcome.name} lost the work queue")
         if outcome.shards == 0:
             why = f"{outcome.name} could not reach the work queue"
-            fault_attribution.trial_died(state, job.node, why)
+            job_ends.trial_died(state, job.node, why)
     return [] if outcome.reason == "drained" else [ReleaseClaims(trial=outcome.name)]
 
 
@@ -49,12 +49,10 @@ def failed(state: State, outcome: Failed, at: float) -> list[Action]:
         if node.status == "ready" and node.precursor in state.jobs.live:
             return actions + nodes.unseen(state, node, at)
     if not lived:
-        return fault_attribution.failed_late(state, trial, outcome.shard, outcome.error)
+        return job_ends.failed_late(state, trial, outcome.shard, outcome.error)
     if outcome.shard is not None:
-        return actions + fault_attribution.died_with(
-            state, trial, info.job.node, outcome.shard, outcome.error
-        )
-    fault_attribution.trial_died(state, info.job.node, outcome.error)
+        return actions + job_ends.died_with(state, trial, info.job.node, outcome.shard, outcome.error)
+    job_ends.trial_died(state, info.job.node, outcome.error)
     if outcome.blame == "operator":
         state.ending.close(outcome.error)
     return actions
@@ -68,7 +66,7 @@ def hung(state: State, event: TrialHung) -> list[Action]:
     actions: list[Action] = []
     why = f"{event.trial} made no progress for {event.seconds:.0f} s"
     if event.shard is not None:  # its node has the trial's end counted, should it come without an outcome
-        actions = fault_attribution.count_kill(state, info.job.node, event.shard, why)
+        actions = job_ends.count_kill(state, info.job.node, event.shard, why)
     state.warnings.append(f"{why} and was ended")
     if info.job_id:
         actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
@@ -99,9 +97,11 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
         need = len(own)
     if need < 0:
         return list(_cancel_pending(state, -need))
+    if not need or not submits:
+        return []
     actions: Due = []
     shunned = _shunned(state)
-    for node in _least_in_doubt(state) if need > 0 and submits else ():
+    for node in _least_in_doubt(state):
         lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)
@@ -145,10 +145,3 @@ def _cancel_pending(state: State, surplus: int) -> list[Action]:
         info = state.jobs.by_name[trial.job]
         actions.append(CancelJob(job_id=info.job_id, index=trial.member if info.job.count > 1 else None))
     return actions
-
-
-def staging_stands(state: State, trial: Trial) -> bool:
-    """Is what this trial reads still staged? Where its precursor is gone it died of that."""
-    info = state.jobs.by_name[trial.job]
-    node = state.nodes.by_name.get(info.job.node or "")
-    return info.job.purpose != "trial" or node is None or node.precursor == info.precursor

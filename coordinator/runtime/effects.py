@@ -22,7 +22,6 @@ from coordinator.base import clock
 from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
 from coordinator.evaluation.actions import (
     Action,
-    CancelJob,
     EnqueueMetric,
     FillQueue,
     FindRequestSets,
@@ -49,7 +48,7 @@ from coordinator.evaluation.events import (
     RequestSetsFound,
     ResultsWritten,
 )
-from coordinator.evaluation.job_specs import Site, environment, specs_of, workers_stop_file
+from coordinator.evaluation.job_specs import Site, environment, metric_spec, specs_of, workers_stop_file
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
@@ -58,8 +57,7 @@ from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
 from coordinator.runtime import reuse
 from coordinator.runtime.finalize import write_results
-from coordinator.services.metric_queue import METRIC_KINDS, MetricQueue
-from evaljobs.contract.paths import EvaluationPaths
+from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.storage import write_atomic
 from evaljobs.queue.work_queue import QueuedShard, QueueSnapshot, QueueUnavailable, WorkQueue
 
@@ -85,23 +83,21 @@ class Performer:
         self.observations = observations
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
-        self._uncancelled: set[str] = (
-            set()
-        )  # job ids whose cancellation failed; the state machine asks only once
+        self._uncancelled: set[str] = set()  # job ids whose cancellation failed; it is asked for only once
         self._effects: dict[type[Action], Callable[[State, Any], list[AnyEvent]]] = {
             EnqueueMetric: self._enqueue_metric,
-            FillQueue: self._fill_queue,
+            FillQueue: self._work_queue,
             FindRequestSets: self._find_request_sets,
             FindResponses: self._find_responses,
             InspectConverted: self._inspect_converted,
             MakePlan: self._make_plan,
             PublishSets: self._publish_sets,
-            QueueShards: self._queue_shards,
-            ReleaseClaims: self._release_claims,
+            QueueShards: self._work_queue,
+            ReleaseClaims: self._work_queue,
             ReleasePrecursor: self._release_precursor,
             RemoveQueue: self._remove_queue,
             StopWorkers: self._stop_workers,
-            WithdrawShards: self._withdraw_shards,
+            WithdrawShards: self._work_queue,
             WriteResults: self._write_results,
         }
 
@@ -132,9 +128,6 @@ class Performer:
         with suppress(QueueUnavailable):
             return self.queue(state.evaluation_id).snapshot()
         return None
-
-    def _paths(self, state: State) -> EvaluationPaths:
-        return self.site.of(state)
 
     # --- request sets and plan -----------------------------------------------------------------------------------
 
@@ -177,7 +170,7 @@ class Performer:
 
     def _publish_sets(self, state: State, action: PublishSets) -> list[AnyEvent]:
         text = json.dumps({"batch_size": action.batch_size, "request_sets": dict(action.sets)})
-        write_atomic(self._paths(state).request_sets, text.encode())
+        write_atomic(self.site.of(state).request_sets, text.encode())
         return []
 
     # --- jobs ------------------------------------------------------------------------------------------------------
@@ -194,7 +187,7 @@ class Performer:
             raise OSError(errno.EAGAIN, f"submissions: {error}") from error
 
     def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
-        paths = self._paths(state)
+        paths = self.site.of(state)
         name = action.job.name
         info = state.jobs.by_name[name]
         if info.phase != "intended":
@@ -222,31 +215,15 @@ class Performer:
             return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
         return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
 
-    def cancel(self, actions: Sequence[CancelJob]) -> None:
-        """All of these with one command: a cluster under load takes its time for each."""
-        targets = [a.job_id if a.index is None else f"{a.job_id}_{a.index}" for a in actions]
-        if not targets:
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """Cancel these jobs or members ("id_index") with one command: a cluster under load takes its time for each."""
+        if not job_ids:
             return
         try:
-            self.cluster.cancel(targets)
+            self.cluster.cancel(job_ids)
         except ClusterError as error:
-            log.warning("cancelling %s: %s", ", ".join(targets), error)
-            self._uncancelled.update(targets)
-
-    def end(self, evaluation_id: str, job_ids: Sequence[str]) -> None:
-        """Cancel these jobs of an evaluation that was given up; without any, remove its queues from Redis."""
-        if job_ids:
-            try:
-                self.cluster.cancel(job_ids)
-            except ClusterError as error:
-                log.warning("cancelling %s: %s", ", ".join(job_ids), error)
-            return
-        try:
-            self.queue(evaluation_id).remove()
-            self.metric_queue(evaluation_id).remove()
-        except QueueUnavailable as error:
-            log.warning("queues of %s: %s", evaluation_id, error)
-        self.forget(evaluation_id)
+            log.warning("cancelling %s: %s", ", ".join(job_ids), error)
+            self._uncancelled.update(job_ids)
 
     def cancel_again(self) -> None:
         """Repeat cancellations that failed. ClusterError where the cluster is still away."""
@@ -254,55 +231,54 @@ class Performer:
             self.cluster.cancel(sorted(self._uncancelled))
             self._uncancelled.clear()
 
+    def remove_queues(self, evaluation_id: str) -> None:
+        """Take an evaluation's keys out of Redis."""
+        try:
+            self.queue(evaluation_id).remove()
+            self.metric_queue(evaluation_id).remove()
+        except QueueUnavailable as error:
+            log.warning("queues of %s: %s", evaluation_id, error)
+
     def _release_precursor(self, state: State, action: ReleasePrecursor) -> list[AnyEvent]:
-        write_atomic(self._paths(state).release_file(action.job), b"")
+        write_atomic(self.site.of(state).release_file(action.job), b"")
         return []
 
     def _stop_workers(self, state: State, _action: StopWorkers) -> list[AnyEvent]:
-        write_atomic(Path(workers_stop_file(self._paths(state))), b"")
+        write_atomic(Path(workers_stop_file(self.site.of(state))), b"")
         return []
 
     # --- queues: an audit finds what Redis lost, and asks for it again ----------------------------------------------
 
-    def _fill_queue(self, state: State, action: FillQueue) -> list[AnyEvent]:
-        lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
-        steal = state.record.options.steal
-        return self._with_queue(state, lambda q: q.fill(lanes, state.queue_epoch, steal=steal))
-
-    def _queue_shards(self, state: State, action: QueueShards) -> list[AnyEvent]:
-        return self._with_queue(state, lambda q: q.add(action.lane, [_queued(s) for s in action.shards]))
-
-    def _withdraw_shards(self, state: State, action: WithdrawShards) -> list[AnyEvent]:
-        return self._with_queue(state, lambda q: q.withdraw(action.shards))
-
-    def _release_claims(self, state: State, action: ReleaseClaims) -> list[AnyEvent]:
-        return self._with_queue(state, lambda q: q.release_claims(action.trial))
-
-    def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
-        self._with_queue(state, lambda q: q.remove())
+    def _work_queue(
+        self, state: State, action: FillQueue | QueueShards | WithdrawShards | ReleaseClaims
+    ) -> list[AnyEvent]:
         try:
-            self.metric_queue(state.evaluation_id).remove()
-        except QueueUnavailable as error:
-            log.warning("metric queue: %s", error)
-        return []
-
-    def _with_queue(self, state: State, effect: Callable[[WorkQueue], object]) -> list[AnyEvent]:
-        try:
-            effect(self.queue(state.evaluation_id))
+            queue = self.queue(state.evaluation_id)
+            match action:
+                case FillQueue():
+                    lanes = {lane: [_queued(s) for s in shards] for lane, shards in action.lanes.items()}
+                    queue.fill(lanes, state.queue_epoch, steal=state.record.options.steal)
+                case QueueShards():
+                    queue.add(action.lane, [_queued(s) for s in action.shards])
+                case WithdrawShards():
+                    queue.withdraw(action.shards)
+                case ReleaseClaims():
+                    queue.release_claims(action.trial)
         except QueueUnavailable as error:
             log.warning("work queue: %s", error)
         return []
 
+    def _remove_queue(self, state: State, _action: RemoveQueue) -> list[AnyEvent]:
+        self.remove_queues(state.evaluation_id)
+        return []
+
     def _enqueue_metric(self, state: State, action: EnqueueMetric) -> list[AnyEvent]:
-        kind = action.spec.kind
-        if kind not in METRIC_KINDS:
-            raise ValueError(
-                f"{action.name} is a {kind} job; metric workers run {' and '.join(METRIC_KINDS)} jobs"
-            )
-        path = self._paths(state).spec(action.name)
-        write_atomic(path, action.spec.model_dump_json(indent=1).encode())
+        metric = state.scoring.metrics[action.name]
+        path = self.site.of(state).spec(metric.name)
+        write_atomic(path, metric_spec(state, self.site, metric).model_dump_json(indent=1).encode())
         try:
-            self.metric_queue(state.evaluation_id).enqueue(kind, action.name, path, seconds=action.seconds)
+            queue = self.metric_queue(state.evaluation_id)
+            queue.enqueue(metric.kind, metric.name, path, seconds=metric.seconds)
         except QueueUnavailable as error:
             log.warning("metric queue: %s", error)
         return []
@@ -310,7 +286,7 @@ class Performer:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _write_results(self, state: State, action: WriteResults) -> list[AnyEvent]:
-        write_results(state, self._paths(state), action.failed, self.observations)
+        write_results(state, self.site.of(state), action.failed, self.observations)
         return [ResultsWritten(at=clock.now())]
 
 

@@ -288,4 +288,8 @@ class Evaluations:
             prefix = job_prefix(evaluation_id)
             left = {j.job_id for j in listing if j.name.startswith(prefix) and j.phase != "ended"}
             parked.clean = 0 if left else parked.clean + 1
-            self.performer.end(evaluation_id, sorted(left))
+            if left:
+                self.performer.cancel(sorted(left))
+            else:
+                self.performer.remove_queues(evaluation_id)
+                self.performer.forget(evaluation_id)

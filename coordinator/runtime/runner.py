@@ -40,7 +40,7 @@ from coordinator.evaluation.state import IllegalEventError, State
 from coordinator.runtime import detect
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.finalize import try_report
-from coordinator.runtime.journal import CopiedJournalError, Journal
+from coordinator.runtime.journal import CopiedJournalError, Journal, replayed
 from coordinator.runtime.status_file import write_ended
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.names import ShardId
@@ -76,7 +76,7 @@ class Running:
         self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
         self._consumed: dict[str, int] = {}
         self._throttle = Throttle()
-        self._cancels: list[CancelJob] = []
+        self._cancels: list[str] = []  # ids of jobs to cancel, or of members: "id_index"
         self._submits: deque[SubmitJob] = deque()
         self._paces: dict[str, stragglers.Pace] = {}
         self._refilled_at: float | None = None  # while the queue is known to be lost
@@ -120,26 +120,16 @@ class Running:
 
     @classmethod
     def _replayed(cls, journal: Journal, performer: Performer, grace: detect.Grace) -> Running | None:
-        state: State | None = None
-        last = 0.0
-        for event in journal.replay():
-            last = max(last, event.at)
-            if isinstance(event, Accepted):
-                if event.record.evaluation_id != journal.path.parent.name:
-                    raise CopiedJournalError(
-                        f"{journal.path} is the journal of {event.record.evaluation_id}, and is passed over"
-                    )
-                state, _ = machine.start(event)
-            elif state is not None:
-                try:
-                    machine.step(state, performer.site, event, replaying=True)
-                except IllegalEventError:
-                    log.exception("%s: an event is illegal and was passed over", journal.path)
+        state = replayed(journal.replay(), performer.site)
         if state is None:
             return None
+        if state.evaluation_id != journal.path.parent.name:
+            raise CopiedJournalError(
+                f"{journal.path} is the journal of {state.evaluation_id}, and is passed over"
+            )
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
-            clock.not_before(last)
+            clock.not_before(journal.last_at)
             running.take([Restarted(at=clock.now())])
         return running
 
@@ -155,7 +145,7 @@ class Running:
             self._perform(actions)
         finally:
             cancels, self._cancels = self._cancels, []
-            self.performer.cancel(cancels)
+            self.performer.cancel(cancels)  # one command for all
         if self.state.ended_at != ended_at and self.state.ended_at is not None:
             # once more: the outcomes of the last jobs came after the results were written
             try_report(self.state, self.paths)
@@ -183,7 +173,8 @@ class Running:
         while waiting:
             action = waiting.popleft()
             if isinstance(action, CancelJob):
-                self._cancels.append(action)  # one command ends them all
+                member = "" if action.index is None else f"_{action.index}"
+                self._cancels.append(action.job_id + member)
                 continue
             if isinstance(action, SubmitJob):
                 self._submits.append(action)  # `submit` takes its turn after all that is known
@@ -210,10 +201,10 @@ class Running:
         self.take([*dumped, *self._corrupted(outcomes, now), *outcomes])
         if listing is not None:
             events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)
-            self._cancel(twins)
+            self.performer.cancel(twins)
             claims = self.snapshot.claims if self.snapshot is not None else {}
             self.take(detect.with_shards(self.state, events, claims))
-        self._cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
+        self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         self.take(detect.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
         self.take(detect.rests_over(self.state, now))
         if self._throttle.due("compare trials", PACE_SECONDS, now):
@@ -222,14 +213,6 @@ class Running:
             self._audit(now)
         if self._throttle.due("audit metrics", METRIC_AUDIT_SECONDS, now):
             self._audit_metrics(now)
-
-    def _cancel(self, job_ids: Sequence[str]) -> None:
-        if job_ids:
-            self.performer.cluster.cancel(job_ids)
-
-    def _take_outcomes(self, now: float) -> None:
-        outcomes = self._new_outcomes(now)
-        self.take([*self._corrupted(outcomes, now), *outcomes])
 
     def _new_outcomes(self, now: float) -> list[AnyEvent]:
         events: list[AnyEvent] = []
@@ -402,6 +385,7 @@ class Running:
             except QueueUnavailable:
                 return
             if missing:  # one that RQ gave up may have left its outcome since we looked
-                self._take_outcomes(now)
+                outcomes = self._new_outcomes(now)
+                self.take([*self._corrupted(outcomes, now), *outcomes])
                 left = [name for name in missing if name in self.state.scoring.outstanding]
                 self.take(detect.metric_events(left, failed, now))

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import redis
 from rq import Retry
 from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
 from rq.worker_registration import get_keys
@@ -25,13 +24,12 @@ from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
 from evaljobs.scoring import rq_jobs
 
-__all__ = ["METRIC_KINDS", "MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
+__all__ = ["MetricQueue", "MetricQueueStatus", "QueueUnavailable"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-METRIC_KINDS = rq_jobs.FUNCTIONS  # kind of a metric spec -> the name of its RQ job
 RETRIES = 2  # further attempts after a work-horse or its worker died; a job's own errors are outcomes and not retried
 RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
 FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
@@ -60,7 +58,7 @@ class MetricQueue:
         self._queue: Any = None
 
     def enqueue(self, kind: str, name: str, spec: Path, *, seconds: float = 0.0) -> None:
-        """Queue a job once, behind the jobs that are predicted to take as long or longer. `kind`: of METRIC_KINDS."""
+        """Queue a job once, behind the jobs that are predicted to take as long or longer. `kind`: "execute" or "score"."""
         self._with(lambda queue: self._enqueue(queue, kind, name, spec, seconds))
 
     def recover(self) -> None:
@@ -81,14 +79,11 @@ class MetricQueue:
     # --- with a queue ------------------------------------------------------------------------------------------------
 
     def _with(self, effect: Callable[[Any], T]) -> T:
-        """Try again once after a broken connection, at the address as it is published now: a restart breaks idle ones."""
-        try:
-            return self._once(effect)
-        except QueueUnavailable as error:
-            if not isinstance(error.__cause__, (redis.ConnectionError, OSError)):
-                raise
-            self._queue = None
-        return self._once(effect)
+        """Once more after a broken connection, at the address as it is published now."""
+        return redis_client.once_more(lambda: self._once(effect), self._forget_address)
+
+    def _forget_address(self) -> None:
+        self._queue = None
 
     def _once(self, effect: Callable[[Any], T]) -> T:
         if self._queue is None:
@@ -112,7 +107,7 @@ class MetricQueue:
 
     def _push(self, queue: Any, kind: str, rq_id: str, spec: Path) -> None:
         queue.enqueue_call(
-            METRIC_KINDS[kind],
+            rq_jobs.FUNCTIONS[kind],
             args=(str(spec),),
             job_id=rq_id,
             unique=True,

@@ -113,8 +113,6 @@ class RedisServer:
         self.folder = work.redis
         self._record_file = self.folder / "server.json"
         self._process: subprocess.Popen[bytes] | None = None
-        self._client: redis.Redis | None = None
-        self._client_of: RedisAddress | None = None
 
     # --- the three verbs -------------------------------------------------------------------------------------------
 
@@ -127,7 +125,7 @@ class RedisServer:
         record = self._record()
         self._decide(record)
         if record is not None and self._serves(record):
-            self._publish(record.address)
+            _publish(record.address, self.work)
             return record.address
         if record is not None:
             self._put_down(record)
@@ -150,7 +148,6 @@ class RedisServer:
             with suppress(OSError):
                 Path(record.address.socket).unlink(missing_ok=True)
                 Path(record.address.socket).parent.rmdir()
-        self._forget_client()
 
     def pid(self) -> int | None:
         """The recorded server's pid while it lives."""
@@ -195,34 +192,23 @@ class RedisServer:
             return address.socket is not None
         return address.host == self.bind and self.port in (0, address.port)
 
-    def _answers(self, address: RedisAddress, deadline: float) -> bool:
-        """Whether it answers a ping; while it loads its append-only file, ask until `deadline` (monotonic seconds)."""
-        if self._client is None or self._client_of != address:
-            self._client, self._client_of = redis_client.client(address, seconds=2.0), address
+    def _answers(self, address: RedisAddress, deadline: float, pid: int | None = None) -> bool:
+        """Whether it answers a ping; while it loads its append-only file, ask until `deadline` (monotonic seconds).
+
+        `pid`: whether this very process answers, not another one on the same port.
+        """
         while True:
             try:
-                self._client.ping()
+                with redis_client.client(address, seconds=2.0) as client:
+                    client.ping()
+                    info: Any = {} if pid is None else client.info("server")
+                    return bool(info.get("process_id") == pid)
             except redis.BusyLoadingError:
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(0.05)
             except (redis.RedisError, OSError):
                 return False
-            else:
-                return True
-
-    def _is(self, pid: int) -> bool:
-        """Whether this very process answers, not another one on the same port."""
-        try:
-            info: Any = self._client.info("server") if self._client is not None else {}
-        except (redis.RedisError, OSError):
-            return False
-        return bool(info.get("process_id") == pid)
-
-    def _forget_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        self._client = self._client_of = None
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -238,7 +224,7 @@ class RedisServer:
             address = self._address(port, password)
             why = self._try_start(address)
             if not why:
-                self._publish(address)
+                _publish(address, self.work)
                 log.info("Redis serves at %s", address.where)
                 return address
             words = why.lower()
@@ -317,15 +303,13 @@ class RedisServer:
                     address=address,
                 )
             )
-        except (
-            BaseException
-        ):  # a full disk: the next server would share its folder with one that is not recorded
+        except BaseException:  # a full disk: the next server would share its folder with an unrecorded one
             process.kill()
             process.wait()
             raise
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
-            if self._answers(address, deadline) and self._is(process.pid):
+            if self._answers(address, deadline, process.pid):
                 return ""
             time.sleep(0.02)
         if process.poll() is None:
@@ -333,12 +317,6 @@ class RedisServer:
             process.wait()
             return f"it did not answer within {START_SECONDS:.0f} s; see {log_file}"
         return _last_words(log_file, log_start)
-
-    def _publish(self, address: RedisAddress) -> None:
-        with suppress(QueueUnavailable):
-            if redis_client.read(self.work.redis_address) == address:
-                return
-        redis_client.publish(address, self.work.redis_address)
 
     def _write_record(self, record: ServerRecord) -> None:
         write_atomic(self._record_file, record.model_dump_json(exclude_none=True).encode(), mode=0o600)
@@ -365,7 +343,7 @@ class SiteRedis:
 
         RetryError where this very address has served this work folder before: its absence will end.
         """
-        served = self._published()
+        served = _published(self.work) == self.address
         try:
             if self._client is None:
                 for warning in check(self.address):
@@ -377,17 +355,23 @@ class SiteRedis:
             raise (RetryError if served else OperatorError)(str(error)) from error
         if not served:
             self.work.redis.mkdir(mode=0o700, parents=True, exist_ok=True)
-            redis_client.publish(self.address, self.work.redis_address)
+        _publish(self.address, self.work)
         return self.address
-
-    def _published(self) -> bool:
-        """Whether this address, password included, is the one that jobs find in the work folder."""
-        with suppress(QueueUnavailable):
-            return redis_client.read(self.work.redis_address) == self.address
-        return False
 
     def stop(self) -> None:
         """Do nothing: the site stops its server."""
+
+
+def _published(work: WorkPaths) -> RedisAddress | None:
+    """The address that jobs find in the work folder, password included."""
+    with suppress(QueueUnavailable):
+        return redis_client.read(work.redis_address)
+    return None
+
+
+def _publish(address: RedisAddress, work: WorkPaths) -> None:
+    if _published(work) != address:
+        redis_client.publish(address, work.redis_address)
 
 
 def check(address: RedisAddress) -> list[str]:

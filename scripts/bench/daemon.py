@@ -30,9 +30,8 @@ from bench.harness import Options, command, option, row, spread, targets
 from bench.synthetic_run import COMMANDS, compile_all, count_commands, counted, run
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import step as machine
 from coordinator.evaluation.state import State
-from coordinator.runtime.journal import Journal, read_events
+from coordinator.runtime.journal import Journal, read_events, replayed
 from evaljobs.contract.outcomes import OUTCOME
 from evaljobs.contract.paths import EvaluationPaths, request_set_manifest
 from evaljobs.contract.specs import SPEC, RequestSetManifest, ScoreSpec
@@ -81,12 +80,7 @@ def replay(nodes: int, count: int) -> dict[str, Any]:
         journal.append(made.journal)
         journal.close()
         began, cpu = time.perf_counter(), time.process_time()
-        state: State | None = None
-        for event in read_events(path):
-            if isinstance(event, ev.Accepted):
-                state, _ = machine.start(event)
-            elif state is not None:
-                machine.step(state, SITE, event, replaying=True)
+        state = replayed(read_events(path), SITE)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         size = path.stat().st_size
     assert state is not None

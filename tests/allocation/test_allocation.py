@@ -62,7 +62,6 @@ limits = st.builds(
     max_nodes=st.none() | st.integers(1, 8),
     max_gpus=st.none() | st.integers(0, 30),
     leave_nodes_free=st.integers(0, 4),
-    partition=st.none() | st.sampled_from(["gpu", "spare"]),
 )
 
 
@@ -96,7 +95,6 @@ def test_offers_keep_every_limit(
         assert offer.gpus <= node.gpus, "what it has there may have ended and look free"
         assert more % demand.gpus_per_trial == 0
         assert offer.node not in demand.avoid
-        assert limit.partition is None or limit.partition in node.partitions
     for demand in asked:
         assert sum(more for d, _, more in given_ if d is demand) <= demand.gpus
     if limit.max_nodes is not None:
@@ -105,7 +103,7 @@ def test_offers_keep_every_limit(
         assert not fresh or len(fresh | ours) <= limit.max_nodes, "of all evaluations together"
     if limit.max_gpus is not None:
         assert sum(more for _, _, more in given_) <= max(0, limit.max_gpus - used)
-    fits = [n for n in nodes if n.usable and (limit.partition is None or limit.partition in n.partitions)]
+    fits = [n for n in nodes if n.usable]
     idle = {n.name for n in fits if n.gpus and n.gpus_free == n.gpus and not promised.get(n.name)}
     left = idle - {o.node for _, o, _ in given_}
     assert len(left) >= min(limit.leave_nodes_free, len(idle))

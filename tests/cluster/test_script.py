@@ -114,13 +114,13 @@ def test_the_arguments_say_all_that_a_job_needs() -> None:
 
 
 def test_cpu_work_goes_to_the_cpu_partition_unless_it_is_a_nodes_own() -> None:
-    options = SlurmOptions(partition="gpu", cpu_partition="cpu", gpu_request="--gpus-per-node={gpus}")
+    options = SlurmOptions(partition="gpu", cpu_partition="cpu")
     free = sbatch_arguments(Job(name="a", argv=("x",), log="/l"), options)
     holder = sbatch_arguments(Job(name="a", argv=("x",), log="/l", node="n1"), options)
     trial = sbatch_arguments(Job(name="a", argv=("x",), log="/l", gpus=1), options)
     assert "--partition=cpu" in free
     assert "--partition=gpu" in holder
-    assert {"--partition=gpu", "--gpus-per-node=1"} <= set(trial)
+    assert {"--partition=gpu", "--gres=gpu:1"} <= set(trial)
     assert not any(a.startswith(("--gres", "--gpus", "--array", "--nodelist")) for a in free)
 
 

@@ -41,15 +41,6 @@ def test_the_description_says_what_sbatch_is_told() -> None:
     assert "account" not in said
 
 
-def test_a_gpu_request_is_kept_or_refused() -> None:
-    assert (
-        description(JOB, SlurmOptions(gpu_request="--gpus-per-node=h100:{gpus}"))["gres_per_node"]
-        == "gpu:h100:2"
-    )
-    with pytest.raises(RefusedError):
-        description(JOB, SlurmOptions(gpu_request="--gpus={gpus}"))
-
-
 def test_an_array_that_waits_as_a_whole_is_all_of_its_members() -> None:
     """And a member that was split off is one."""
     fields = {

@@ -9,7 +9,7 @@ from support.simulated.failing import VAGUE, Faulty
 from support.simulated.parts import Faults, record
 from support.simulated.world import World
 
-from coordinator.evaluation.fault_attribution import (
+from coordinator.evaluation.job_ends import (
     MAX_KILLS,
     MAX_KILLS_ON_ONE_NODE,
     NODE_WORDS,
@@ -67,15 +67,15 @@ def test_a_bad_node_among_good_ones_costs_nothing(
     seed: int, nodes: int, gpus: int, error: str, faults: Faults
 ) -> None:
     """Whatever its error, each of its trials fails on a shard: every entry is scored, no shard is quarantined,
-    and where it had the time to fail again and again it rests."""
+    and where it had the time to fail again and again it is in back-off."""
     world = Faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
     world.bad = {"n0": error}
     world.run_to_scores()
     most = 3 if error == ECC else 3 * gpus
-    asides = [w for w in world.state.warnings if w.startswith("node n0 set aside")]
+    backed_off = [w for w in world.state.warnings if w.startswith("node n0 is in back-off")]
     late = 4 if faults.restart else 0  # with shards that another trial has done meanwhile
-    assert asides or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
-    assert not [w for w in world.state.warnings if "set aside" in w and "n0" not in w] or faults.restart
+    assert backed_off or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
+    assert not [w for w in world.state.warnings if "is in back-off" in w and "n0" not in w] or faults.restart
 
 
 @settings(max_examples=40)

@@ -62,7 +62,7 @@ def test_a_refusal_that_one_node_causes_is_that_nodes_alone(seed: int, purposes:
     node = world.state.nodes.by_name["n0"]
     if node.back_offs:
         assert UNFIT in node.why
-        assert any("n0 set aside" in w and UNFIT in w for w in world.state.warnings)
+        assert any("n0 is in back-off" in w and UNFIT in w for w in world.state.warnings)
     assert not any(UNFIT in w and "n1" in w for w in world.state.warnings)
 
 

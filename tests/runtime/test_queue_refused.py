@@ -13,8 +13,7 @@ from support.simulated.parts import Faults
 from support.simulated.world import World
 
 from coordinator.cluster.fake import FakeCluster
-from coordinator.evaluation.actions import EnqueueMetric
-from coordinator.evaluation.job_specs import Site, specs_of
+from coordinator.evaluation.job_specs import Site
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.journal import Journal, read_events
@@ -121,14 +120,3 @@ def test_a_trial_believed_dead_that_lives_costs_no_task_a_run(server: redis.Redi
     assert state.shards.by_name[shard].unread == 0
     assert held == [True, True, False, False, False, False], "once more while the queue is filled"
     assert shard in queue.unclaimed()
-
-
-def test_only_metric_jobs_go_to_the_metric_queue(server: redis.Redis, tmp_path: Path) -> None:
-    """A job of another kind is refused by name before its spec is written or anything is queued."""
-    running = _running(tmp_path)
-    site, jobs = running.performer.site, running.state.jobs.by_name.values()
-    (stage,) = next(specs_of(running.state, site, j) for j in jobs if j.job.purpose == "stage").values()
-    with pytest.raises(ValueError, match="stage job; metric workers run execute and score jobs"):
-        running.performer.perform(running.state, EnqueueMetric(name="misplaced", spec=stage))
-    assert not list(tmp_path.rglob("misplaced*"))
-    assert not server.keys("rq:*")

@@ -154,9 +154,9 @@ class Large:
 
     def _score(self) -> None:
         while metrics := self.taken(do.EnqueueMetric):
-            for metric in metrics:
+            for metric in (self.state.scoring.metrics[m.name] for m in metrics):
                 told: Any = {"name": metric.name, "seconds": 1}
-                if metric.spec.kind == "execute":
-                    self.outcome(Executed(task=metric.spec.task, documents=1, programs=1, **told))
+                if metric.kind == "execute":
+                    self.outcome(Executed(task=metric.task, documents=1, programs=1, **told))
                 else:
-                    self.outcome(Scored(entry=metric.spec.entry, result_file="/r", **told))
+                    self.outcome(Scored(entry=metric.entry, result_file="/r", **told))

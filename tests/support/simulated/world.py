@@ -15,7 +15,7 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
-from coordinator.evaluation.job_specs import specs_of
+from coordinator.evaluation.job_specs import metric_spec, specs_of
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.runtime import detect
@@ -44,6 +44,7 @@ class World:
         self.epoch: str | None = None
         self.claims: dict[str, str] = {}
         self.rq: set[str] = set()
+        self.specs: dict[str, Any] = {}  # of metric jobs, as they were queued
         self.given_up: dict[str, str] = {}  # metric jobs -> the queue's reason
         self.enqueued: dict[str, int] = {}
         self.outcomes: list[Any] = []
@@ -114,6 +115,9 @@ class World:
                             self.queue[shard] = (self.state.shards.by_name[shard].lane, 0.0)
             case do.EnqueueMetric():
                 self.rq.add(action.name)
+                self.specs[action.name] = metric_spec(
+                    self.state, SITE, self.state.scoring.metrics[action.name]
+                )
                 self.given_up.pop(action.name, None)
                 self.enqueued[action.name] = self.enqueued.get(action.name, 0) + 1
             case do.ReleasePrecursor():
@@ -296,7 +300,7 @@ class World:
             elif metric.kind == "execute":
                 self.leave(Executed(name=name, task=metric.task, documents=1, programs=1, seconds=1))
             else:
-                spec: Any = metric.spec
+                spec: Any = self.specs[name]
                 for task, frames in spec.frames.items():
                     planned = self.state.shards.leaves[task].planned
                     assert len(frames) == len(planned.shards), "a partial score"
