@@ -6,16 +6,12 @@ journal gives a row that says so and does not affect other rows. `coordinator.re
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from coordinator.cli.app import replay
+from coordinator.cli.evaluations import folders, replay
 from coordinator.cli.live_screen import done_shards, stage_of
 from coordinator.config.schema import Config
-from coordinator.errors import EvalspanError
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.state import HeldJob, NodeUse, State
 from coordinator.report.render import seconds
@@ -24,22 +20,6 @@ from coordinator.runtime.journal import read_events
 from coordinator.runtime.status_file import WARNINGS, Ended, Parked, read_evaluation, read_status
 from coordinator.trackers.live import failures
 from evaljobs.contract.paths import EvaluationPaths
-
-
-def folders(config: Config) -> Iterator[EvaluationPaths]:
-    """Folders of all evaluations with a journal."""
-    for journal in Path(config.work_dir).glob("*/journal.jsonl"):
-        yield EvaluationPaths(journal.parent)
-
-
-def open_states(config: Config) -> list[State]:
-    """Evaluations that have not ended, oldest first. Unreadable journals are skipped."""
-    found = []
-    for paths in folders(config):
-        if not isinstance(read_status(paths), Ended):
-            with contextlib.suppress(EvalspanError, OSError):
-                found.append(replay(list(read_events(paths.journal)), config))
-    return sorted((s for s in found if s.ended_at is None), key=lambda state: state.record.accepted_at)
 
 
 def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[dict[str, Any]]:

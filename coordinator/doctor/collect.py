@@ -25,7 +25,7 @@ from coordinator.doctor.findings import Checkup, Facts, Status, judge
 from coordinator.doctor.node_jobs import Target, survey
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.job_specs import Site
-from coordinator.intake import validate
+from coordinator.intake import from_settings, validate
 from coordinator.runtime import wiring
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
@@ -41,7 +41,7 @@ def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
     """All findings about what an evaluation needs. `most_nodes`: that are probed of each partition; 0: all."""
-    site = wiring.site_of(config)
+    site = from_settings.site_of(config)
     disk = os.statvfs(config.work_dir)
     facts = Facts(
         config=config,
@@ -176,7 +176,7 @@ def _job_kinds(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState]
 ) -> Iterator[tuple[str, tuple[Status, str, bool]]]:
     """Each kind of job but the precursor, whose refusal is a reason to host trials: as in Facts."""
-    for kind, job in validate.probes(wiring.run_options(config)).items():
+    for kind, job in validate.probes(from_settings.run_options(config)).items():
         if kind == "stage":
             continue
         try:

@@ -30,7 +30,7 @@ from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX
-from coordinator.intake import admission, sources, validate
+from coordinator.intake import admission, from_settings, sources, validate
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.runtime import wiring
@@ -163,10 +163,10 @@ class Service:
         return validate.make_record(
             notice.checkpoint,
             suite,
-            model=wiring.model_options(self.config),
-            options=wiring.run_options(self.config),
+            model=from_settings.model_options(self.config),
+            options=from_settings.run_options(self.config),
             inputs=self._inputs,
-            judge=partial(wiring.judge_options, self.config),
+            judge=partial(from_settings.judge_options, self.config),
             priority=notice.priority,
             step=notice.step,
             allow_bin=self.config.checkpoint.allow_bin,
@@ -178,7 +178,7 @@ class Service:
         key = suite.model_dump_json()
         if key not in self._made_of:
             performer = self.coordinator.performer
-            look = wiring.inputs_for(performer.site, performer.lm_eval_version)
+            look = from_settings.inputs_for(performer.site, performer.lm_eval_version)
             self._made_of[key] = look(suite, model)
         return self._made_of[key]
 

@@ -8,6 +8,7 @@ import pytest
 from coordinator.cluster import NodeState
 from coordinator.config import schema, template
 from coordinator.errors import OperatorError
+from coordinator.intake import from_settings
 from coordinator.runtime import wiring
 
 
@@ -139,7 +140,7 @@ def test_time_limits_are_slurms(text, seconds):
 )
 def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, text, policy, steals):
     """[plan] reaches the options of every evaluation."""
-    options = wiring.run_options(schema.load(toml(text), {}))
+    options = from_settings.run_options(schema.load(toml(text), {}))
     assert (options.plan_policy, options.steal) == (policy, steals)
 
 
@@ -200,5 +201,5 @@ def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
     """A short one as well, so that a holder never takes a living coordinator for dead."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
     short = toml("[stage]\nlease_seconds = 6\n")
-    assert wiring.coordinator_of(wiring.load(short, {})).pace.lease == 1.0
-    assert wiring.coordinator_of(wiring.load(toml(""), {})).pace.lease == 30.0
+    assert wiring.coordinator_of(from_settings.load(short, {})).pace.lease == 1.0
+    assert wiring.coordinator_of(from_settings.load(toml(""), {})).pace.lease == 30.0
