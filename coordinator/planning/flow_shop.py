@@ -6,17 +6,22 @@ metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import inf
 
-from coordinator.planning.batch_sums import extremes, running, seconds_of
+from coordinator.planning.batch_sums import extremes, reaching, running, seconds_of
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
 from coordinator.planning.lower_bound import lower_bound
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
-from coordinator.planning.rebalance import levelled
 from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Cut, shards_of
+
+PASSES = 3  # of levelling, over all sets
+SETS = 32
+"""Sets, the largest first, whose cuts are moved: others carry too little work."""
+CLOSE = 1e-4
+"""Lanes whose ends differ from the mean by less than this part of it end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,101 @@ class Shop:
                 done[index] = end
         jobs += [(end, self.sets[index].metric_seconds, index) for index, end in done.items()]
         return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
+
+
+def levelled(
+    sizes: Mapping[int, Sequence[tuple[int, float]]],
+    sums: Mapping[int, Sequence[float]],
+    ends: Sequence[float],
+    speeds: Sequence[float],
+    shortest: float,
+) -> dict[int, list[int]]:
+    """New ends, in batches, of the shards of those sets whose cuts move, so that lanes end together.
+
+    Each shard keeps its lane and rank; no shard falls below the `shortest` seconds.
+
+    `sizes`: set -> (lane, seconds) of its shards, by documents; `sums`: set -> running sums of its
+    batch seconds. `ends`: seconds at which each lane ends; `speeds`: seconds of work each lane does
+    a second.
+    """
+    ends = list(ends)
+    chains = {index: list(shards) for index, shards in sizes.items() if len(shards) > 1}
+    order = sorted(chains, key=lambda index: (-sums[index][-1], index))[:SETS]
+    moved: dict[int, list[int]] = {}
+    for _ in range(PASSES):
+        for index in order:
+            cuts = _recut(sums[index], _aims(chains[index], ends, speeds, shortest), shortest)
+            if cuts is None:
+                continue
+            first = 0
+            for number, stop in enumerate(cuts):
+                lane, before = chains[index][number]
+                seconds = sums[index][stop] - sums[index][first]
+                ends[lane] += (seconds - before) / speeds[lane]
+                chains[index][number] = (lane, seconds)
+                first = stop
+            moved[index] = cuts
+        if max(ends) <= (1 + CLOSE) * sum(ends) / len(ends):
+            break
+    return moved
+
+
+def _aims(
+    chain: Sequence[tuple[int, float]], ends: Sequence[float], speeds: Sequence[float], shortest: float
+) -> list[float]:
+    """Seconds that each shard should take so that this set's lanes end together, as far as it can."""
+    held: dict[int, float] = {}
+    spare: dict[int, float] = {}
+    for lane, seconds in chain:
+        held[lane] = held.get(lane, 0.0) + seconds
+        spare[lane] = spare.get(lane, 0.0) + max(0.0, seconds - shortest)
+    level = _level(spare, ends, speeds)
+    aims = []
+    for lane, seconds in chain:
+        change = max((level - ends[lane]) * speeds[lane], -spare[lane])
+        if change < 0:
+            aims.append(seconds + change * max(0.0, seconds - shortest) / spare[lane])
+        else:  # a set without seconds changes nothing
+            aims.append(seconds + (change * seconds / held[lane] if held[lane] else 0.0))
+    return aims
+
+
+def _level(spare: Mapping[int, float], ends: Sequence[float], speeds: Sequence[float]) -> float:
+    """Seconds at which lanes end that share their work, each giving at most what it can spare."""
+    earliest = sorted((ends[lane] - most / speeds[lane], lane) for lane, most in spare.items())
+    given = sum(spare.values())  # by lanes that end after the level in any case
+    work = width = 0.0
+    level = earliest[0][0]
+    for end, lane in earliest:
+        if width and end >= level:
+            break
+        given -= spare[lane]
+        work += ends[lane] * speeds[lane]
+        width += speeds[lane]
+        level = (work + given) / width
+    return level
+
+
+def _recut(sums: Sequence[float], aims: Sequence[float], shortest: float) -> list[int] | None:
+    """Ends of shards near their aims; None where batches are too coarse for that many shards."""
+    count = len(sums) - 1
+    ends: list[int] = []
+    first, goal = 0, 0.0
+    for number, aim in enumerate(aims[:-1]):
+        goal += aim
+        most = count - (len(aims) - 1 - number)
+        end = min(reaching(sums, goal, first + 1), most)
+        if end - 1 > first and goal - sums[end - 1] < sums[end] - goal:
+            end -= 1
+        if sums[end] - sums[first] < shortest and end < most:
+            end += 1
+        if end <= first or sums[end] - sums[first] < shortest * (1 - 1e-9):
+            return None
+        ends.append(end)
+        first = end
+    if sums[count] - sums[first] < shortest * (1 - 1e-9):
+        return None
+    return [*ends, count]
 
 
 def finished(shop: Shop, best: Try, floor: float) -> Plan:

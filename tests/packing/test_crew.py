@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.planning.make_plan import SLACK, Crew
 from coordinator.planning.model import Lane, WorkSet
 from coordinator.planning.planner import plan
-from coordinator.planning.worker_count import SLACK, Crew
 from tests.packing.instances import fixed, lanes, work_sets
 
 

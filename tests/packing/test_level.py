@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.planning.batch_sums import Even, running
+from coordinator.planning.flow_shop import levelled
 from coordinator.planning.planner import Lane, WorkSet, plan
-from coordinator.planning.rebalance import levelled
 
 
 @st.composite

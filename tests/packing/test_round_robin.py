@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from coordinator.planning.model import Lane, WorkSet
-from coordinator.planning.policies import PLANNERS
+from coordinator.planning.planner import PLANNERS
 from coordinator.planning.round_robin import SMALL, plan_round_robin
 from coordinator.simulation.commands import simulate_instance
 from coordinator.simulation.instance import parse_instance
