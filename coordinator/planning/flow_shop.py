@@ -13,7 +13,7 @@ from math import inf
 
 from coordinator.planning.batch_sums import extremes, reaching, running, seconds_of
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
-from coordinator.planning.lower_bound import lower_bound
+from coordinator.planning.lower_bound import bound
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
 from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Cut, shards_of
 
@@ -285,6 +285,28 @@ def finished(shop: Shop, best: Try, floor: float) -> Plan:
     )
 
 
+def end_of(
+    made: Plan, sets: Sequence[WorkSet], *, load_seconds: float, shard_overhead_seconds: float, cpu_slots: int
+) -> float:
+    """Seconds until the last metric of a plan ends on `cpu_slots` slots, with the metric seconds of `sets`.
+
+    All lanes start at once, at speed 1. Nothing is planned anew.
+    """
+    shop = Shop(
+        sets=sets,
+        lanes=[Lane(name=lane.lane, node=lane.node) for lane in made.lanes],
+        starts=[load_seconds] * len(made.lanes),
+        load=load_seconds,
+        overhead=shard_overhead_seconds,
+        cpu_slots=cpu_slots,
+    )
+    index = {work.name: number for number, work in enumerate(sets)}
+    shards = [(shard, lane) for lane, own in enumerate(made.lanes) for shard in own.shards]
+    shards.sort(key=lambda pair: pair[0].rank)
+    cuts = [(index[s.set], s.first_batch, s.end_batch, s.seconds, 0.0) for s, _ in shards]
+    return shop.placed(cuts, [lane for _, lane in shards]).makespan
+
+
 def opened(
     sets: Sequence[WorkSet],
     lanes: Sequence[Lane],
@@ -302,9 +324,7 @@ def opened(
     _check(sets)
     if shards_per_task is not None and shards_per_task < 1:
         raise ValueError("a task needs at least one shard")
-    floor = lower_bound(
-        sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
-    )
+    floor = bound(sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
     shop = Shop(
         sets=sets,
         lanes=lanes,
@@ -313,7 +333,7 @@ def opened(
         overhead=shard_overhead_seconds,
         cpu_slots=cpu_slots,
     )
-    return shop, floor
+    return shop, floor.seconds
 
 
 def _check(sets: Sequence[WorkSet]) -> None:

@@ -5,9 +5,10 @@ Rule: all that is read here goes into the `Planned` event, so a replay of the jo
 
 from __future__ import annotations
 
-import functools
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,8 +16,8 @@ from pydantic import ValidationError
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
-from coordinator.planning.model import UNLIMITED, Lane, Plan, PlannedShard, WorkSet
+from coordinator.planning.flow_shop import end_of
+from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, WorkSet
 from coordinator.planning.planner import PLANNERS
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
@@ -101,71 +102,14 @@ def _work_set(
     )
 
 
-class Crew:
-    """The metric stage of one plan, for any number of workers of `cores` slots each.
+def fewest_workers(end: Callable[[int], float], most: int) -> int:
+    """Metric workers to start with, from 1 to `most`: the fewest that end within SLACK times the end of the most.
 
-    `metric_seconds`: CPU seconds of each set's metric, in place of the set's own. Lanes start after
-    `load_seconds`.
+    `end`: number of workers -> seconds until the last metric has ended. A spare worker idles on a CPU, a missing one
+    delays the evaluation.
     """
-
-    def __init__(
-        self,
-        made: Plan,
-        sets: Sequence[WorkSet],
-        *,
-        metric_seconds: Mapping[str, float],
-        load_seconds: float,
-        shard_overhead_seconds: float,
-        cores: int,
-    ) -> None:
-        self._sets = sets
-        self._seconds = [metric_seconds[work.name] for work in sets]
-        self._cores = cores
-        index = {work.name: number for number, work in enumerate(sets)}
-        self._spans: list[tuple[float, int, float, int]] = []  # (end, set, inference seconds, batches)
-        for lane in made.lanes:
-            end = load_seconds
-            for shard in lane.shards:
-                end += shard.seconds + shard_overhead_seconds
-                batches = shard.end_batch - shard.first_batch
-                self._spans.append((end, index[shard.set], shard.seconds, batches))
-        self._gpus_end = max((span[0] for span in self._spans), default=0.0)
-        self._totals = [0.0] * len(sets)
-        for _, number, seconds, _ in self._spans:
-            self._totals[number] += seconds
-
-    def end(self, workers: int) -> float:
-        """Seconds from now until the last metric job has ended."""
-        slots = workers * self._cores
-        grain = FINEST * (sum(self._seconds) / slots + self._gpus_end)
-        jobs: list[MetricJob] = []
-        done: dict[int, float] = {}
-        for end, number, seconds, batches in self._spans:
-            work = self._sets[number]
-            if work.metric == "execute" and self._totals[number]:
-                cost = self._seconds[number] * seconds / self._totals[number]
-                at_once = min(work.metric_parallelism, slots)
-                jobs += divided(end, cost, number, at_once=at_once, documents=batches, grain=grain)
-            else:
-                done[number] = max(end, done.get(number, 0.0))
-        jobs += [(end, self._seconds[number], number) for number, end in done.items()]
-        parallelism = [work.metric_parallelism for work in self._sets]
-        return max(self._gpus_end, metrics_end(jobs, parallelism, slots))
-
-    def fewest(self, most: int) -> int:
-        """Workers to start with, from 1 to `most`: the fewest that end within SLACK times the end of the most.
-
-        A spare worker idles on a CPU, a missing one delays the evaluation.
-        """
-        enough = SLACK * self.end(most)
-        low, high = 1, most
-        while low < high:
-            middle = (low + high) // 2
-            if self.end(middle) <= enough:
-                high = middle
-            else:
-                low = middle + 1
-        return high
+    enough = SLACK * end(most)
+    return 1 + bisect_left(range(1, most), True, key=lambda workers: end(workers) <= enough)
 
 
 def make_plan(
@@ -204,17 +148,19 @@ def make_plan(
         cpu_slots=record.options.workers * record.options.worker_cpus,
         shards_per_task=record.options.shards_per_task,
     )
-    crew = functools.partial(
-        Crew,
-        made,
-        asked,
-        load_seconds=load_seconds,
-        shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
-        cores=record.options.worker_cpus,
-    )
-    late = crew(metric_seconds={task: percentile_95(one.seconds, one.sigma) for task, one in metrics.items()})
-    workers = late.fewest(record.options.workers)
-    likely = crew(metric_seconds={task: one.seconds for task, one in metrics.items()})
+
+    def end(workers: int, metric_seconds: Mapping[str, float]) -> float:
+        return end_of(
+            made,
+            [replace(work, metric_seconds=metric_seconds[work.name]) for work in asked],
+            load_seconds=load_seconds,
+            shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
+            cpu_slots=workers * record.options.worker_cpus,
+        )
+
+    late = {task: percentile_95(one.seconds, one.sigma) for task, one in metrics.items()}
+    workers = fewest_workers(lambda number: end(number, late), record.options.workers)
+    likely = end(workers, {task: one.seconds for task, one in metrics.items()})
     shards: dict[str, list[PlannedShard]] = defaultdict(list)
     for lane in made.lanes:
         for shard in lane.shards:
@@ -253,7 +199,7 @@ def make_plan(
             )
             for lane in made.lanes
         ),
-        predicted_makespan_seconds=max(made.makespan_seconds, likely.end(workers)),
+        predicted_makespan_seconds=max(made.makespan_seconds, likely),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
         # as if all priors were off together: too short a limit costs a load, too long a backfill slot
