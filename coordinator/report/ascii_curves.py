@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from coordinator.report.keys import MARK, WHAT
 from coordinator.report.learning_curves import Curve, Series
-from coordinator.report.render import seconds
+from coordinator.report.render import plain_table, seconds
 
 MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
@@ -70,18 +69,6 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
     return list(groups.values())
 
 
-def _table(title: str) -> Table:
-    """A table without lines between columns, which would take columns from figures."""
-    return Table(
-        title=title,
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
 def curve_table(series: Series, width: int) -> Table:
     """A row per curve: the last checkpoints that fit, and the change over all.
 
@@ -90,7 +77,7 @@ def curve_table(series: Series, width: int) -> Table:
     longest = max((len(c.name) for c in series.curves), default=0)
     room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
     labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
-    table = _table("Scores by step")
+    table = plain_table("Scores by step")
     table.add_column("score", overflow="fold")
     for label in labels:
         table.add_column(label, justify="right", no_wrap=True)
@@ -111,7 +98,7 @@ def curve_table(series: Series, width: int) -> Table:
 
 def cost_table(series: Series) -> Table:
     """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
-    table = _table("Checkpoints")
+    table = plain_table("Checkpoints")
     all_done = all(p.status == "done" for p in series.points)
     table.add_column("step", justify="right", no_wrap=True)
     for name in (*(() if all_done else ("status",)), "makespan", "GPU s"):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from coordinator.report.keys import MARK, WHAT, difference, keys_of
+from coordinator.report.render import plain_table
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mappi
             console.print(f"    {change}", style=style, highlight=False, markup=False)
         _show_differences(console, digests, rows)
         return
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = plain_table()
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
     for row, cell in zip(rows, cells, strict=True):
@@ -104,7 +104,7 @@ def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:
     for lane in lanes:
         names = tuple(dict.fromkeys(str(s["dataset"]) for s in lane["shards"]))
         alike.setdefault(names, []).append((int(lane["gpu"]), len(lane["shards"])))
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = plain_table()
     table.add_column("GPUs", no_wrap=True)
     table.add_column("shards each", justify="right", no_wrap=True)
     table.add_column("data sets, in order", overflow="fold")
