@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,3 +35,21 @@ EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, o
 def stdout() -> Console:
     """The console for results. rich handles NO_COLOR, pipes and narrow terminals."""
     return Console()
+
+
+def say(text: str, style: str = "", *, err: bool = False) -> None:
+    """Print text as it is: unwrapped, so that a path or an id can be copied. `err`: to standard error."""
+    Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def show_json(data: Any) -> None:
+    stdout().print_json(json.dumps(data, default=str))
+
+
+def settings_of(
+    config: Path | None, work_dir: Path | None, more: Mapping[str, object] | None = None
+) -> Config:
+    """The settings in force. `more`: dotted key -> value of another option; None: not given."""
+    from coordinator.intake.from_settings import load
+
+    return load(config, {"work_dir": work_dir, **(more or {})})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, settings_of
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     alive = WorkLock(paths.lock).held()
     state = _state_of(folder, config)
     if state is not None and (nothing := _nothing_to_do(state, command, alive=alive)):
-        _say(f"{name} {nothing}")
+        say(f"{name} {nothing}")
         return
     if alive:
         leave_command(paths, command)
-        _say(f"{command.command} of {name} is asked for")
+        say(f"{command.command} of {name} is asked for")
         return
     coordinator = coordinator_of(config)
     with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
@@ -62,17 +62,13 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         )
     ended = coordinator.running[name].state
     if command.command == "cancel":
-        _say(f"{ended.evaluation_id} is cancelled")
+        say(f"{ended.evaluation_id} is cancelled")
         return
     for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
-        _say(f"{ended.evaluation_id}: {task}: {why}")
+        say(f"{ended.evaluation_id}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(1)
-    _say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
-
-
-def _say(text: str) -> None:
-    stdout().print(text, soft_wrap=True, highlight=False, markup=False)
+    say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
@@ -128,10 +124,9 @@ def cancel(
 
     evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
     """
-    from coordinator.intake.from_settings import load
     from coordinator.runtime.operator_commands import Command
 
-    _ask(load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
+    _ask(settings_of(config, work_dir), evaluation, Command(command="cancel", reason=reason))
 
 
 @app.command()
@@ -142,10 +137,9 @@ def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = No
 
     evalspan retry step-1000-core-1a2b3c4d
     """
-    from coordinator.intake.from_settings import load
     from coordinator.runtime.operator_commands import Command
 
-    _ask(load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
+    _ask(settings_of(config, work_dir), evaluation, Command(command="retry"))
 
 
 @app.command()
@@ -171,7 +165,6 @@ def release(
     """
     from coordinator.allocation import demand
     from coordinator.cli.evaluations import open_states
-    from coordinator.intake.from_settings import load
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
     from evaljobs.contract.paths import WorkPaths
@@ -182,7 +175,7 @@ def release(
         raise OperatorError("--minutes is a number of minutes")
     if not node and not minutes:
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)
     if not WorkLock(paths.lock).held():
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
@@ -194,7 +187,7 @@ def release(
         raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
     leave_command(paths, Command(command="release", nodes=names, seconds=60 * minutes))
     for name in names:
-        stdout().print(_given_back(name, used, minutes), soft_wrap=True, highlight=False, markup=False)
+        say(_given_back(name, used, minutes))
 
 
 def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:

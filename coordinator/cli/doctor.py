@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, settings_of, stdout
 
 if TYPE_CHECKING:
     from coordinator.doctor.findings import Checkup
@@ -37,9 +37,8 @@ def doctor(
     evalspan doctor --cluster slurm --partition gpu
     """
     from coordinator.doctor import collect
-    from coordinator.intake.from_settings import load
 
-    settings = load(config, {"work_dir": work_dir, "cluster.kind": cluster, "cluster.partition": partition})
+    settings = settings_of(config, work_dir, {"cluster.kind": cluster, "cluster.partition": partition})
     made = collect.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)
     if as_json:
         stdout().print_json(made.model_dump_json())

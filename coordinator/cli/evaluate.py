@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.evaluation.records import EvaluationRecord
     from coordinator.evaluation.state import State
-    from coordinator.runtime.effects import Performer
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before the scores are printed
 
@@ -51,15 +49,15 @@ def evaluate(
     """
     from coordinator.cli.interrupt import drive
     from coordinator.cluster import ClusterError
-    from coordinator.intake.from_settings import load
+    from coordinator.intake import from_settings
     from coordinator.intake.validate import check_cluster
     from coordinator.runtime import wiring
     from coordinator.trackers.live import Exporter
 
-    settings = load(
+    settings = settings_of(
         config,
+        work_dir,
         {
-            "work_dir": work_dir,
             "cluster.kind": cluster,
             "cluster.partition": partition,
             "cluster.account": account,
@@ -68,27 +66,26 @@ def evaluate(
         },
     )
     coordinator = wiring.coordinator_of(settings)
-    performer = coordinator.performer
-    record = _record(
-        performer,
+    site = coordinator.performer.site
+    record = from_settings.record_of(
         settings,
         checkpoint,
         suite,
-        slots=slots,
-        shards=shards_per_task,
-        batch_size=batch_size,
+        from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
+        options=from_settings.run_options(settings).model_copy(
+            update={"shards_per_task": shards_per_task, "max_trials": slots}
+        ),
         step=step,
+        batch_size=batch_size,
     )
-    site = performer.site
-    known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
-    if not known:
+    paths = site.paths.evaluation(record.evaluation_id)
+    if not paths.journal.exists():
         check_suite(record, settings, suite, config=config, work_dir=work_dir)
         try:
             record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
         check_cluster(coordinator.cluster, record)
-    paths = site.paths.evaluation(record.evaluation_id)
     before = _written_at(paths.results)
     running = drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
@@ -98,37 +95,6 @@ def evaluate(
         ran=before is None or _written_at(paths.results) != before,
         as_json=as_json,
         gpu_hour_price=settings.gpu_hour_price,
-    )
-
-
-def _record(
-    performer: Performer,
-    settings: Config,
-    checkpoint: str,
-    suite: str,
-    *,
-    slots: int | None,
-    shards: int | None,
-    batch_size: str | None,
-    step: int | None,
-) -> EvaluationRecord:
-    from coordinator.intake import from_settings
-    from coordinator.intake.validate import make_record
-
-    options = from_settings.run_options(settings).model_copy(update={"shards_per_task": shards})
-    if slots is not None:
-        options = options.model_copy(update={"max_trials": slots})
-    return make_record(
-        checkpoint,
-        suite,
-        model=from_settings.model_options(settings),
-        options=options,
-        inputs=from_settings.inputs_for(performer.site, performer.lm_eval_version),
-        judge=partial(from_settings.judge_options, settings),
-        step=step,
-        allow_bin=settings.checkpoint.allow_bin,
-        convert=settings.checkpoint.convert,
-        batch_size=batch_size,
     )
 
 
@@ -169,13 +135,11 @@ def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_pric
     if not ran:
         typer.echo(nothing_run(state), err=as_json)
     if as_json:
-        stdout().print_json(json.dumps(results))
+        show_json(results)
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
         show(stdout(), report, results, gpu_hour_price, ran=ran)
-        stdout().print(
-            f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
-        )
+        say(f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}")
     if state.ending.cancelled:
         raise typer.Exit(130)
     if state.failed_entries() or state.unscored_items:
@@ -198,13 +162,12 @@ def prepare(
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    from coordinator.intake import from_settings
-    from coordinator.intake import prepare as preparing
+    from coordinator.intake import from_settings, request_sets
     from coordinator.runtime.wiring import coordinator_of
 
-    settings = from_settings.load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     performer = coordinator_of(settings).performer
-    built = preparing.prepare(
+    built = request_sets.prepare(
         suite,
         checkpoint,
         site=performer.site,
@@ -212,9 +175,7 @@ def prepare(
         inputs=from_settings.inputs_for(performer.site, performer.lm_eval_version),
     )
     if as_json:
-        stdout().print_json(json.dumps(built))
+        show_json(built)
     else:
         for entry, sets in built.items():
-            stdout().print(
-                f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}", highlight=False
-            )
+            say(f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
@@ -52,11 +52,10 @@ def report(
     evalspan report --series runs/7b --gpu-hour-price 2.10
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.intake.from_settings import load
     from coordinator.report.render import show
     from coordinator.runtime import finalize
 
-    settings = load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if series is not None or as_csv:
@@ -72,9 +71,7 @@ def report(
         json.loads(paths.results.read_text()) if paths.results.exists() else finalize.merged_results(state)
     )
     if as_json:
-        stdout().print_json(
-            json.dumps({**made.model_dump(mode="json"), "scores": results.get("results", {})})
-        )
+        show_json({**made.model_dump(mode="json"), "scores": results.get("results", {})})
     else:
         show(stdout(), made, results, settings.gpu_hour_price)
 
@@ -147,9 +144,8 @@ def export(
     evalspan export --left
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.intake.from_settings import load
 
-    settings = load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if left:
         _export_left(settings)
         return
@@ -170,7 +166,7 @@ def export(
     except OSError as error:
         raise OperatorError(f"{error.filename or out}: {error.strerror or error}") from error
     for path in written:
-        stdout().print(str(path), soft_wrap=True, highlight=False, markup=False)
+        say(str(path))
     running = len(found.points) - len(done)
     if running:
         typer.echo(f"{running} still running: export again when they have ended", err=True)

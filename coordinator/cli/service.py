@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, EVALUATION, JSON, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, EVALUATION, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -45,13 +44,12 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.live_screen import Watcher
-    from coordinator.intake.from_settings import load
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
     from coordinator.trackers.live import Exporter
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     _check_watch(settings)
     screen = Console(stderr=True)
     _log_to(screen)
@@ -136,24 +134,13 @@ def submit(
     """
     from coordinator.intake import from_settings, sources
     from coordinator.intake.resubmit import submitted
-    from coordinator.intake.validate import make_record
     from coordinator.runtime.journal import Journal, WorkLock, is_daemon
     from evaljobs.contract.paths import WorkPaths
 
-    settings = from_settings.load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
-    record = make_record(
-        checkpoint,
-        suite,
-        model=from_settings.model_options(settings),
-        options=from_settings.run_options(settings),
-        inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site)),
-        judge=partial(from_settings.judge_options, settings),
-        priority=priority,
-        step=step,
-        allow_bin=settings.checkpoint.allow_bin,
-        convert=settings.checkpoint.convert,
-    )
+    inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))
+    record = from_settings.record_of(settings, checkpoint, suite, inputs, priority=priority, step=step)
     paths = WorkPaths(settings.work_dir)
     known = None
     if Journal.begun(paths.evaluation(record.evaluation_id).journal):
@@ -166,11 +153,10 @@ def submit(
         check_suite(record, settings, suite, config=config, work_dir=work_dir)
     answer = submitted(known, priority)
     if answer.announce:
-        named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
         notice = sources.Notice(
             checkpoint=record.checkpoint.source,
             step=record.checkpoint.step,
-            suite=named,
+            suite=str(Path(suite).resolve()) if Path(suite).is_file() else suite,
             priority=priority,
             noticed_at=time.time(),
         )
@@ -184,21 +170,14 @@ def submit(
     if not is_daemon(holder) and (answer.announce or answer.again or (answer.what == "known" and not holder)):
         waits = _without_daemon(holder)
     if as_json:
-        shown = {
-            "evaluation_id": record.evaluation_id,
-            "daemon": is_daemon(holder),
-            "what": answer.what,
-            "note": answer.said,
-            "waits": waits,
-        }
-        stdout().print_json(json.dumps(shown))
+        shown = {"daemon": is_daemon(holder), "what": answer.what, "note": answer.said, "waits": waits}
+        show_json({"evaluation_id": record.evaluation_id, **shown})
         return
-    stdout().print(record.evaluation_id, soft_wrap=True, highlight=False)
-    screen = Console(stderr=True)
+    say(record.evaluation_id)
     if answer.said:
-        screen.print(answer.said, soft_wrap=True, highlight=False, markup=False)
+        say(answer.said, err=True)
     if waits:
-        screen.print(waits, style="yellow", soft_wrap=True, highlight=False, markup=False)
+        say(waits, "yellow", err=True)
 
 
 def _without_daemon(holder: str) -> str:
@@ -230,13 +209,12 @@ def status(
     from coordinator.cli.evaluations import find_folder
     from coordinator.cli.standing import rows_of
     from coordinator.intake import pending, sources
-    from coordinator.intake.from_settings import load
     from coordinator.report.render import seconds
     from coordinator.report.status_table import show_pending, show_status
     from coordinator.runtime.journal import WorkLock, is_daemon
     from evaljobs.contract.paths import WorkPaths
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)
     rows = rows_of(settings, find_folder(settings, evaluation) if evaluation else None)
     holder = WorkLock(paths.lock).holder()
@@ -256,20 +234,15 @@ def status(
             "kept_back_seconds": cordoned,
             **checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
         }
-        stdout().print_json(json.dumps(shown))
+        show_json(shown)
         return
     show_status(stdout(), rows)
     show_pending(stdout(), checkpoints, now)
     for node, left in cordoned.items():
         again = f"evalspan release {node} --minutes 0"
         said = f"{node} is cordoned: it is not taken for {seconds(left)} more (`{again}` lets it be taken)"
-        stdout().print(said, style="yellow", soft_wrap=True, highlight=False, markup=False)
-    stdout().print(
-        f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+        say(said, "yellow")
+    say(f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}")
 
 
 @app.command()
@@ -287,10 +260,9 @@ def watch(
     from coordinator.base.signals import Signals
     from coordinator.cli.evaluations import Follower, find_evaluation
     from coordinator.cli.live_screen import View, Watcher
-    from coordinator.intake.from_settings import load
     from coordinator.runtime.wiring import coordinator_of
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     performer = coordinator_of(settings).performer
     only = find_evaluation(settings, evaluation)[0].evaluation_id if evaluation else None
     follower = Follower(settings, only)
@@ -302,7 +274,7 @@ def watch(
                 break
             time.sleep(0.5)
     if not signals.received:
-        stdout().print("nothing runs (any more): `evalspan status` lists what there is", soft_wrap=True)
+        say("nothing runs (any more): `evalspan status` lists what there is")
 
 
 @app.command()
@@ -322,10 +294,9 @@ def logs(
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.intake.from_settings import load
     from coordinator.report.status_table import logs_of
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
     chosen = logs_of(state, paths, what)
     if not chosen:
@@ -334,7 +305,7 @@ def logs(
         text = file.read_text(errors="replace").splitlines()
         if what is None:
             last = text[-1] if text else "(empty)"
-            stdout().print(f"{file.name}: {last}", soft_wrap=True, markup=False, highlight=False)
+            say(f"{file.name}: {last}")
         else:
-            stdout().print(f"== {file}", style="bold", soft_wrap=True, markup=False)
-            stdout().print("\n".join(text[-lines:]), soft_wrap=True, markup=False, highlight=False)
+            say(f"== {file}", "bold")
+            say("\n".join(text[-lines:]))

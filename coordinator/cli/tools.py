@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise OperatorError(f"{path}: {error.strerror}") from error
-
-
-def _show(data: Any) -> None:
-    stdout().print_json(json.dumps(data, default=str))
 
 
 @app.command()
@@ -58,7 +54,6 @@ def plan(
 
     evalspan plan --instance instance.json --json
     """
-    from coordinator.intake.from_settings import load
     from coordinator.report.score_table import lane_table
     from coordinator.simulation import commands as packing
     from coordinator.simulation import from_suite
@@ -68,7 +63,7 @@ def plan(
     if instance is not None:
         text = _text(instance)
     else:
-        settings = load(config, {"work_dir": work_dir})
+        settings = settings_of(config, work_dir)
         text = json.dumps(
             _suite_instance(
                 settings,
@@ -87,14 +82,14 @@ def plan(
     except ValueError as error:
         raise OperatorError(f"{instance or suite}: {error}") from error
     if as_json:
-        _show(made if instance is not None else {**made, "what_if": more})
+        show_json(made if instance is not None else {**made, "what_if": more})
         return
     bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
     stdout().print(
         f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
     )
     stdout().print(lane_table(made["lanes"]))
-    stdout().print(more["sentence"])
+    say(more["sentence"])
 
 
 def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more: Any) -> dict[str, Any]:
@@ -152,7 +147,7 @@ def simulate(
     except ValueError as error:
         raise OperatorError(f"{instance}: {error}") from error
     if as_json:
-        _show(made)
+        show_json(made)
         return
     makespan = made["makespan_seconds"]
     stdout().print(
@@ -162,7 +157,7 @@ def simulate(
 
 
 @priors_app.command("show")
-def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+def priorsshow_json(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """Print observed run times, task by task.
 
     Example:
@@ -171,7 +166,7 @@ def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """
     from priors.commands import show
 
-    _show(_priors(show, config, work_dir))
+    show_json(_priors(show, config, work_dir))
 
 
 @priors_app.command("fit")
@@ -184,7 +179,7 @@ def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """
     from priors.commands import fit
 
-    _show(_priors(fit, config, work_dir))
+    show_json(_priors(fit, config, work_dir))
 
 
 @priors_app.command("import")
@@ -197,7 +192,7 @@ def priors_import(file: Path, config: CONFIG = None, work_dir: WORK_DIR = None) 
     """
     from priors.commands import import_file
 
-    _show(_priors(import_file, config, work_dir, file))
+    show_json(_priors(import_file, config, work_dir, file))
 
 
 @priors_app.command("export")
@@ -210,14 +205,13 @@ def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """
     from priors.commands import export
 
-    _show(_priors(export, config, work_dir))
+    show_json(_priors(export, config, work_dir))
 
 
 def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
-    from coordinator.intake.from_settings import load
     from evaljobs.contract.paths import WorkPaths
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     try:
         return what(WorkPaths(settings.work_dir).observations, *more)
     except (ValueError, OSError) as error:
@@ -238,10 +232,9 @@ def compare(
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.intake.from_settings import load
     from coordinator.report.score_table import comparison, show_comparison
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     columns = []
     for name in evaluations:
         state, paths, _ = find_evaluation(settings, name)
@@ -250,7 +243,7 @@ def compare(
         columns.append((state.evaluation_id, json.loads(paths.results.read_text())))
     rows = comparison([results for _, results in columns])
     if as_json:
-        _show({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
+        show_json({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
         return
     show_comparison(stdout(), [name for name, _ in columns], rows)
 
@@ -268,9 +261,9 @@ def clean(
 
     evalspan clean
     """
-    from coordinator.intake.from_settings import load, site_of
+    from coordinator.intake.from_settings import site_of
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     site = site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "clean", *(["--all"] if everything else [])]
     for root in settings.stage.roots:
@@ -278,7 +271,7 @@ def clean(
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True)
     roots = [json.loads(line) for line in done.stdout.splitlines()]
     if as_json:
-        _show({"schema_version": 1, "roots": roots})
+        show_json({"schema_version": 1, "roots": roots})
     else:
         for one in roots:
             _show_cleaned(one)
@@ -289,9 +282,6 @@ def clean(
 def _show_cleaned(one: dict[str, Any]) -> None:
     """Print what was removed, kept and skipped below one root."""
     from coordinator.report.render import size
-
-    def say(text: str, style: str = "") -> None:
-        stdout().print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
     count = len(one["removed"])
     say(f"{one['root']}: removed {count} checkpoint{'' if count == 1 else 's'}, {size(one['freed_bytes'])}")
@@ -309,9 +299,9 @@ def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = N
 
     evalspan worker --work-dir /shared/evalspan-work
     """
-    from coordinator.intake.from_settings import load, site_of
+    from coordinator.intake.from_settings import site_of
 
-    settings = load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     site = site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "worker", "--redis-file", str(site.paths.redis_address)]
     argv += ["--work-dir", site.work_dir, *context.args]
@@ -336,14 +326,13 @@ def init(
     """
     from coordinator.cluster import ClusterError
     from coordinator.config import template
-    from coordinator.intake.from_settings import load
     from coordinator.runtime.wiring import cluster_of
 
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
     with tempfile.TemporaryDirectory() as scratch:
-        settings = load(None, {"cluster.kind": kind, "work_dir": Path(scratch) / "probe"})
+        settings = settings_of(None, Path(scratch) / "probe", {"cluster.kind": kind})
         try:
             nodes = cluster_of(settings).nodes()
         except ClusterError as error:
@@ -353,4 +342,4 @@ def init(
             ) from error
     path.unlink(missing_ok=True)
     template.write_default(path, template.probe_of(kind, nodes))
-    stdout().print(f"wrote {path}", soft_wrap=True)
+    say(f"wrote {path}")

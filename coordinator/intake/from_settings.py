@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,16 +23,16 @@ from pathlib import Path
 
 import evaljobs
 import priors
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
 from coordinator.config import schema as settings_schema
 from coordinator.config.schema import Config
-from coordinator.errors import OperatorError
+from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.records import Inputs, RunOptions
-from coordinator.intake.lm_eval_version import LmEvalVersion, own_version
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
+from coordinator.intake import validate
 from coordinator.intake.source_keys import inputs_of
-from coordinator.intake.validate import check_tasks
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
@@ -193,6 +194,73 @@ def judge_options(config: Config) -> JudgeOptions | None:
     return options
 
 
+class LmEvalVersion:
+    """Asks the trial interpreter for its lm_eval version, a part of request sets' names, until it answers.
+
+    After a failure the next attempt comes `rest` seconds plus ten times the question's duration
+    later, since each attempt blocks the caller.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        *,
+        patience: float = 60.0,
+        rest: float = 20.0,
+    ) -> None:
+        self._command = command
+        self._env = env
+        self._patience = patience
+        self._rest = rest
+        self._said = ""
+        self._failed: EvalspanError | None = None
+        self._rests_until = 0.0
+
+    def __call__(self) -> str:
+        """OperatorError where there is none, RetryError where there is no answer."""
+        if self._said:
+            return self._said
+        began = time.monotonic()
+        if self._failed is not None and began < self._rests_until:
+            raise self._failed
+        try:
+            self._said = self._ask()
+        except EvalspanError as error:
+            now = time.monotonic()
+            self._failed, self._rests_until = error, now + self._rest + 10 * (now - began)
+            raise
+        return self._said
+
+    def _ask(self) -> str:
+        question = "import importlib.metadata as m; print(m.version('lm_eval'))"
+        interpreter = self._command[0]
+        try:
+            return run_command(
+                [*self._command, "-c", question], seconds=self._patience, env={**os.environ, **self._env}
+            ).strip()
+        except CommandError as error:
+            if error.timed_out:
+                raise RetryError(
+                    f"the trial interpreter {interpreter} did not say in {self._patience:g} s which lm_eval it has"
+                ) from error
+            if error.code is None:
+                raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
+            raise OperatorError(
+                f"the trial interpreter has no lm_eval ({error}): install `evalspan[hf]` there"
+            ) from error
+
+
+def own_version() -> str:
+    """lm_eval's version in the coordinator's own interpreter; OperatorError where it has none."""
+    try:
+        return importlib.metadata.version("lm_eval")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise OperatorError(
+            f"{sys.executable} has no lm_eval: install `evalspan[hf]`, or name [trial] python"
+        ) from error
+
+
 def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:
     """Says which lm_eval trials run."""
     own = config.trial.python is None and config.trial.container is None
@@ -201,4 +269,33 @@ def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:
 
 def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:
     """What finds the source keys of a suite, asking lm-eval where it must (`inputs.inputs_of`)."""
-    return lambda suite, model: inputs_of(suite, model, site, version(), partial(check_tasks, prepare=""))
+    return lambda suite, model: inputs_of(
+        suite, model, site, version(), partial(validate.check_tasks, prepare="")
+    )
+
+
+def record_of(
+    config: Config,
+    checkpoint: str,
+    suite: str,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
+    *,
+    options: RunOptions | None = None,
+    priority: int = 0,
+    step: int | None = None,
+    batch_size: str | None = None,
+) -> EvaluationRecord:
+    """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
+    return validate.make_record(
+        checkpoint,
+        suite,
+        model=model_options(config),
+        options=options or run_options(config),
+        inputs=inputs,
+        judge=partial(judge_options, config),
+        priority=priority,
+        step=step,
+        allow_bin=config.checkpoint.allow_bin,
+        convert=config.checkpoint.convert,
+        batch_size=batch_size,
+    )

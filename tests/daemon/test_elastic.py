@@ -12,7 +12,7 @@ from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.lm_eval_version import own_version
+from coordinator.intake.from_settings import own_version
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Pace

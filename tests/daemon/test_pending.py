@@ -25,8 +25,8 @@ from coordinator.cluster.fake import FakeCluster
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake import pending
-from coordinator.intake.lm_eval_version import LmEvalVersion
+from coordinator.intake import pending, validate
+from coordinator.intake.from_settings import LmEvalVersion
 from coordinator.intake.sources import FolderWatch, Notice, spool
 from coordinator.runtime import service
 from coordinator.runtime.operator_commands import Command, leave_command
@@ -113,14 +113,14 @@ def test_a_fault_of_ours_is_the_refusal_of_what_meets_it(
 ) -> None:
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
-    make = service.validate.make_record
+    make = validate.make_record
 
     def faulty(checkpoint: str, *args: object, **more: object) -> object:
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a rule of ours")
         return make(checkpoint, *args, **more)
 
-    monkeypatch.setattr(service.validate, "make_record", faulty)
+    monkeypatch.setattr(validate, "make_record", faulty)
     for name in ("bad", "good"):
         announce(ears, small(tmp_path / name))
     ears.tick()
