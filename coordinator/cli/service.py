@@ -207,10 +207,9 @@ def status(
     """
     from coordinator.allocation import cordons
     from coordinator.cli.evaluations import find_folder
-    from coordinator.cli.standing import rows_of
+    from coordinator.cli.standing import rows_of, show_pending, show_status
     from coordinator.intake import pending, sources
     from coordinator.report.render import seconds
-    from coordinator.report.status_table import show_pending, show_status
     from coordinator.runtime.journal import WorkLock, is_daemon
     from evaljobs.contract.paths import WorkPaths
 
@@ -294,7 +293,7 @@ def logs(
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.report.status_table import logs_of
+    from coordinator.cli.standing import logs_of
 
     settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
