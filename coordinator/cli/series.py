@@ -90,7 +90,7 @@ def _points(
 
 
 def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
-    from coordinator.report.ascii_curves import show_series
+    from coordinator.report.comparisons import show_series
     from coordinator.report.learning_curves import to_csv
 
     if as_csv:

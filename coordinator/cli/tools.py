@@ -54,7 +54,7 @@ def plan(
 
     evalspan plan --instance instance.json --json
     """
-    from coordinator.report.score_table import lane_table
+    from coordinator.report.comparisons import lane_table
     from coordinator.simulation import commands as packing
     from coordinator.simulation import from_suite
 
@@ -232,7 +232,7 @@ def compare(
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.report.score_table import comparison, show_comparison
+    from coordinator.report.comparisons import comparison, show_comparison
 
     settings = settings_of(config, work_dir)
     columns = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trackers.conftest import leave, point, results
 
 from coordinator.errors import OperatorError
-from coordinator.report.ascii_curves import plot
+from coordinator.report.comparisons import plot
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
 
