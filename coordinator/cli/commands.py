@@ -164,7 +164,7 @@ def release(
     evalspan release node17 --minutes 0
     """
     from coordinator.allocation import demand
-    from coordinator.cli.evaluations import open_states
+    from coordinator.cli.evaluations import Follower
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
     from evaljobs.contract.paths import WorkPaths
@@ -179,7 +179,7 @@ def release(
     paths = WorkPaths(settings.work_dir)
     if not WorkLock(paths.lock).held():
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    used = demand.uses(open_states(settings))
+    used = demand.uses(Follower(settings).states())
     if node:
         _check_node(settings, node, used)
     names = (node,) if node else demand.to_give_back(used, gpus)

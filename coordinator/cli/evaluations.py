@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.config.schema import Config
-from coordinator.errors import EvalspanError, OperatorError
+from coordinator.errors import OperatorError
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.events import Accepted, AnyEvent
 from coordinator.evaluation.job_specs import Site
@@ -58,36 +58,19 @@ def _apply(state: State, events: Iterable[AnyEvent], site: Site) -> None:
             machine.step(state, site, event, replaying=True)
 
 
-def folders(config: Config) -> Iterator[EvaluationPaths]:
-    """Folders of all evaluations with a journal."""
-    for journal in Path(config.work_dir).glob("*/journal.jsonl"):
-        yield EvaluationPaths(journal.parent)
-
-
-def open_states(config: Config) -> list[State]:
-    """Evaluations that have not ended, oldest first. Unreadable journals are skipped."""
-    found = []
-    for paths in folders(config):
-        if not isinstance(read_status(paths), Ended):
-            with contextlib.suppress(EvalspanError, OSError):
-                found.append(replay(list(read_events(paths.journal)), config))
-    return sorted((s for s in found if s.ended_at is None), key=lambda state: state.record.accepted_at)
-
-
 class Follower:
     """Follows the journals of a work folder's evaluations. Reads each line once and writes nothing."""
 
     def __init__(self, config: Config, only: str | None = None) -> None:
         """`only`: the id of one evaluation."""
-        self._root = Path(config.work_dir)
-        self._site = site_of(config)
+        self._config = config
         self._only = only
         self._read: dict[Path, tuple[State, int]] = {}  # journal -> its state, bytes read
         self._skipped: dict[Path, int] = {}  # ended or unreadable journal -> size; skipped until it grows
 
     def states(self) -> list[State]:
         """States of evaluations that have not ended, oldest first."""
-        for journal in self._root.glob(f"{self._only or '*'}/journal.jsonl"):
+        for journal in Path(self._config.work_dir).glob(f"{self._only or '*'}/journal.jsonl"):
             # storage is away for a moment, or the journal is unreadable for this user
             with contextlib.suppress(OSError, OperatorError):
                 self._look(journal, journal.stat().st_size)
@@ -109,15 +92,11 @@ class Follower:
 
     def _follow(self, journal: Path, size: int) -> None:
         known = self._read.get(journal)
-        if known is not None and size == known[1]:
-            return
         if known is None or size < known[1]:  # the writer truncated a failed write
             events, offset = events_after(journal, 0)
-            if events and isinstance(events[0], Accepted):
-                state, _ = machine.start(events[0])
-                _apply(state, events[1:], self._site)
-                self._read[journal] = state, offset
-            return
-        events, offset = events_after(journal, known[1])
-        _apply(known[0], events, self._site)
-        self._read[journal] = known[0], offset
+            if events:
+                self._read[journal] = replay(events, self._config), offset
+        elif size > known[1]:
+            events, offset = events_after(journal, known[1])
+            _apply(known[0], events, site_of(self._config))
+            self._read[journal] = known[0], offset

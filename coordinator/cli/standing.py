@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.cli.evaluations import folders, replay
+from coordinator.cli.evaluations import replay
 from coordinator.cli.live_screen import done_shards, stage_of
 from coordinator.config.schema import Config
 from coordinator.evaluation.events import Accepted
@@ -35,9 +35,8 @@ COLUMNS = ("evaluation", "stage", "shards", "trials", "scored", "age")
 
 def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[dict[str, Any]]:
     """A row for each evaluation (or for `only`), oldest first."""
-    rows = [
-        row for paths in ([only] if only else folders(config)) if (row := _row(config, paths)) is not None
-    ]
+    folders = [only] if only else [EvaluationPaths(j.parent) for j in config.work_dir.glob("*/journal.jsonl")]
+    rows = [row for paths in folders if (row := _row(config, paths)) is not None]
     return sorted(rows, key=lambda row: -row["age_seconds"])
 
 

@@ -274,11 +274,6 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def variables() -> dict[str, toml.Location]:
-    """Environment variables that set a key: EVALSPAN_WORK_DIR, EVALSPAN_CLUSTER_PARTITION …"""
-    return {PREFIX + "_".join(where).upper(): where for where, _ in _settings()}
-
-
 def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     for name, field in Config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
