@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from coordinator.allocation import demand
-from coordinator.cli.app import CONFIG, WORK_DIR, app, find_folder, replay, stdout
-from coordinator.cli.live_screen import Watcher
-from coordinator.cli.service import EVALUATION
-from coordinator.cli.standing import open_states
-from coordinator.cluster import ClusterError
-from coordinator.config.schema import Config
+from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, settings_of
 from coordinator.errors import OperatorError
-from coordinator.evaluation.state import State
-from coordinator.report.render import by_reason, seconds
-from coordinator.runtime import wiring
-from coordinator.runtime.journal import JournalError, WorkLock, read_events
-from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.operator_commands import Command, leave_command
-from coordinator.runtime.status_file import Parked, read_status
-from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+if TYPE_CHECKING:
+    from coordinator.allocation.demand import Use
+    from coordinator.config.schema import Config
+    from coordinator.evaluation.state import State
+    from coordinator.runtime.loop import Coordinator
+    from coordinator.runtime.operator_commands import Command
+    from evaljobs.contract.paths import EvaluationPaths
 
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
+    from coordinator.cli.evaluations import find_folder
+    from coordinator.cli.live_screen import Watcher
+    from coordinator.report.render import by_reason
+    from coordinator.runtime.journal import WorkLock
+    from coordinator.runtime.operator_commands import leave_command
+    from coordinator.runtime.wiring import coordinator_of
+    from evaljobs.contract.paths import WorkPaths
+
     folder = find_folder(config, evaluation)
     name = folder.root.name
     paths = WorkPaths(config.work_dir)
@@ -39,13 +40,13 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     alive = WorkLock(paths.lock).held()
     state = _state_of(folder, config)
     if state is not None and (nothing := _nothing_to_do(state, command, alive=alive)):
-        _say(f"{name} {nothing}")
+        say(f"{name} {nothing}")
         return
     if alive:
         leave_command(paths, command)
-        _say(f"{command.command} of {name} is asked for")
+        say(f"{command.command} of {name} is asked for")
         return
-    coordinator = wiring.coordinator_of(config)
+    coordinator = coordinator_of(config)
     with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:
         try:
             coordinator.revive(name)
@@ -61,17 +62,13 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         )
     ended = coordinator.running[name].state
     if command.command == "cancel":
-        _say(f"{ended.evaluation_id} is cancelled")
+        say(f"{ended.evaluation_id} is cancelled")
         return
     for task, why in by_reason({e.name: e.error for e in ended.entries if e.status == "failed"}).items():
-        _say(f"{ended.evaluation_id}: {task}: {why}")
+        say(f"{ended.evaluation_id}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(1)
-    _say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
-
-
-def _say(text: str) -> None:
-    stdout().print(text, soft_wrap=True, highlight=False, markup=False)
+    say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
@@ -79,6 +76,10 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
 
     A parked evaluation may still have jobs, and a retry may mend it.
     """
+    from coordinator.cli.evaluations import replay
+    from coordinator.runtime.journal import JournalError, read_events
+    from coordinator.runtime.status_file import Parked, read_status
+
     try:
         state = replay(list(read_events(folder.journal)), config)
     except JournalError:
@@ -123,7 +124,9 @@ def cancel(
 
     evalspan cancel step-1000-core-1a2b3c4d --reason "wrong suite"
     """
-    _ask(wiring.load(config, {"work_dir": work_dir}), evaluation, Command(command="cancel", reason=reason))
+    from coordinator.runtime.operator_commands import Command
+
+    _ask(settings_of(config, work_dir), evaluation, Command(command="cancel", reason=reason))
 
 
 @app.command()
@@ -134,7 +137,9 @@ def retry(evaluation: EVALUATION, config: CONFIG = None, work_dir: WORK_DIR = No
 
     evalspan retry step-1000-core-1a2b3c4d
     """
-    _ask(wiring.load(config, {"work_dir": work_dir}), evaluation, Command(command="retry"))
+    from coordinator.runtime.operator_commands import Command
+
+    _ask(settings_of(config, work_dir), evaluation, Command(command="retry"))
 
 
 @app.command()
@@ -158,17 +163,23 @@ def release(
 
     evalspan release node17 --minutes 0
     """
+    from coordinator.allocation import demand
+    from coordinator.cli.evaluations import Follower
+    from coordinator.runtime.journal import WorkLock
+    from coordinator.runtime.operator_commands import Command, leave_command
+    from evaljobs.contract.paths import WorkPaths
+
     if bool(node) == bool(gpus):
         raise OperatorError("name a node, or say --gpus K")
     if not math.isfinite(minutes):
         raise OperatorError("--minutes is a number of minutes")
     if not node and not minutes:
         raise OperatorError("--minutes 0 lets a node be taken again: name it")
-    settings = wiring.load(config, {"work_dir": work_dir})
+    settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)
     if not WorkLock(paths.lock).held():
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
-    used = demand.uses(open_states(settings))
+    used = demand.uses(Follower(settings).states())
     if node:
         _check_node(settings, node, used)
     names = (node,) if node else demand.to_give_back(used, gpus)
@@ -176,15 +187,20 @@ def release(
         raise OperatorError("no GPU is in use by an evaluation: there is nothing to give back")
     leave_command(paths, Command(command="release", nodes=names, seconds=60 * minutes))
     for name in names:
-        stdout().print(_given_back(name, used, minutes), soft_wrap=True, highlight=False, markup=False)
+        say(_given_back(name, used, minutes))
 
 
-def _check_node(config: Config, node: str, used: Sequence[demand.Use]) -> None:
+def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
     """Refuse a name of no evaluation's or the cluster's nodes; pass where the cluster does not answer."""
+    import difflib
+
+    from coordinator.cluster import ClusterError
+    from coordinator.runtime.wiring import cluster_of
+
     if any(use.node == node for use in used):
         return
     try:
-        known = [n.name for n in wiring.cluster_of(config).nodes()]
+        known = [n.name for n in cluster_of(config).nodes()]
     except ClusterError:
         return
     if node not in known:
@@ -192,7 +208,9 @@ def _check_node(config: Config, node: str, used: Sequence[demand.Use]) -> None:
         raise OperatorError(f"the cluster has no usable node {node!r} (nearest: {near})")
 
 
-def _given_back(node: str, used: Sequence[demand.Use], minutes: float) -> str:
+def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:
+    from coordinator.report.render import seconds
+
     if not minutes:
         return f"{node} may be taken again"
     there = [f"{u.gpus} GPUs of {u.evaluation_id}, {u.trials} trials" for u in used if u.node == node]

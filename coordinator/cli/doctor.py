@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, stdout
-from coordinator.doctor import collect
-from coordinator.doctor.findings import Checkup
-from coordinator.report.render import NARROW
-from coordinator.runtime import wiring
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, settings_of, stdout
+
+if TYPE_CHECKING:
+    from coordinator.doctor.findings import Checkup
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -40,9 +36,9 @@ def doctor(
 
     evalspan doctor --cluster slurm --partition gpu
     """
-    settings = wiring.load(
-        config, {"work_dir": work_dir, "cluster.kind": cluster, "cluster.partition": partition}
-    )
+    from coordinator.doctor import collect
+
+    settings = settings_of(config, work_dir, {"cluster.kind": cluster, "cluster.partition": partition})
     made = collect.check_up(settings, most_nodes=nodes, wait_seconds=wait, sample_mb=sample_mb)
     if as_json:
         stdout().print_json(made.model_dump_json())
@@ -54,6 +50,12 @@ def doctor(
 
 def show(made: Checkup, work_dir: Path) -> None:
     """Print the findings, as a table or (on a narrow terminal) as lines, then a summary."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from coordinator.report.render import NARROW
+
     if stdout().width < NARROW:
         for finding in made.findings:
             line = Text.assemble(

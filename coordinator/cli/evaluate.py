@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from coordinator.base.signals import Signals
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, check_suite, stdout
-from coordinator.cli.interrupt import Interrupt
-from coordinator.cli.live_screen import Watcher
-from coordinator.cluster import ClusterError
-from coordinator.config.schema import Config
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import State
-from coordinator.intake import prepare as preparing
-from coordinator.intake.resubmit import nothing_run
-from coordinator.intake.validate import check_cluster, make_record
-from coordinator.report.measurements import Report
-from coordinator.report.render import show
-from coordinator.runtime import wiring
-from coordinator.runtime.effects import Performer
-from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.operator_commands import obey_commands
-from coordinator.runtime.runner import Running
-from coordinator.trackers.live import Exporter
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
+    from coordinator.evaluation.records import EvaluationRecord
+    from coordinator.evaluation.state import State
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before the scores are printed
 
@@ -63,10 +47,17 @@ def evaluate(
 
     evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
     """
-    settings = wiring.load(
+    from coordinator.cli.interrupt import drive
+    from coordinator.cluster import ClusterError
+    from coordinator.intake import from_settings
+    from coordinator.intake.validate import check_cluster
+    from coordinator.runtime import wiring
+    from coordinator.trackers.live import Exporter
+
+    settings = settings_of(
         config,
+        work_dir,
         {
-            "work_dir": work_dir,
             "cluster.kind": cluster,
             "cluster.partition": partition,
             "cluster.account": account,
@@ -75,29 +66,28 @@ def evaluate(
         },
     )
     coordinator = wiring.coordinator_of(settings)
-    performer = coordinator.performer
-    record = _record(
-        performer,
+    site = coordinator.performer.site
+    record = from_settings.record_of(
         settings,
         checkpoint,
         suite,
-        slots=slots,
-        shards=shards_per_task,
-        batch_size=batch_size,
+        from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
+        options=from_settings.run_options(settings).model_copy(
+            update={"shards_per_task": shards_per_task, "max_trials": slots}
+        ),
         step=step,
+        batch_size=batch_size,
     )
-    site = performer.site
-    known = (site.paths.evaluation(record.evaluation_id).root / "journal.jsonl").exists()
-    if not known:
+    paths = site.paths.evaluation(record.evaluation_id)
+    if not paths.journal.exists():
         check_suite(record, settings, suite, config=config, work_dir=work_dir)
         try:
             record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
         except ClusterError as error:
             raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
         check_cluster(coordinator.cluster, record)
-    paths = site.paths.evaluation(record.evaluation_id)
     before = _written_at(paths.results)
-    running = _drive(coordinator, record, Console(stderr=as_json))
+    running = drive(coordinator, record, Console(stderr=as_json))
     Exporter(settings).finish(TRACKER_SECONDS)
     _finish(
         running.state,
@@ -108,83 +98,24 @@ def evaluate(
     )
 
 
-def _record(
-    performer: Performer,
-    settings: Config,
-    checkpoint: str,
-    suite: str,
-    *,
-    slots: int | None,
-    shards: int | None,
-    batch_size: str | None,
-    step: int | None,
-) -> EvaluationRecord:
-    options = wiring.run_options(settings).model_copy(update={"shards_per_task": shards})
-    if slots is not None:
-        options = options.model_copy(update={"max_trials": slots})
-    return make_record(
-        checkpoint,
-        suite,
-        model=wiring.model_options(settings),
-        options=options,
-        inputs=wiring.inputs_for(performer.site, performer.lm_eval_version),
-        judge=partial(wiring.judge_options, settings),
-        step=step,
-        allow_bin=settings.checkpoint.allow_bin,
-        convert=settings.checkpoint.convert,
-        batch_size=batch_size,
-    )
+def check_suite(
+    record: EvaluationRecord, settings: Config, suite: str, *, config: Path | None, work_dir: Path | None
+) -> None:
+    """Refuse a suite whose tasks or data jobs would not find.
 
-
-def _drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
-    """Run the loop until this one evaluation has ended.
-
-    Ctrl-C asks once, then cancels. SIGTERM ends this process with exit code 143; its jobs on Slurm go on.
+    `suite`, `config`, `work_dir`: as typed. Shows a spinner: at first lm-eval reads thousands of
+    files.
     """
-    with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
-        coordinator.accept_or_wait(record)
-        interrupt = Interrupt(signals, watcher, sys.stdin)
-        # An earlier run was cancelled: typing the same command again resumes it. None: not yet known.
-        cancelled_before: bool | None = None
+    from coordinator.doctor.shared_storage import check_shared
+    from coordinator.intake.from_settings import site_of
+    from coordinator.intake.validate import check_tasks, prepare_command
 
-        def tick() -> None:
-            interrupt.show(list(coordinator.running.values()), coordinator.trouble)
-            obey_commands(coordinator)
-            if interrupt.wanted() and not coordinator.running:
-                raise OperatorError(
-                    f"not resumed ({coordinator.trouble}); its jobs go on: run the same command again"
-                )
-            if interrupt.cancelled:
-                _cancel(coordinator)
-
-        def over() -> bool:
-            nonlocal cancelled_before
-            running = coordinator.running.get(record.evaluation_id)
-            if running is None:
-                if why := coordinator.lost(record.evaluation_id):
-                    raise OperatorError(f"{record.evaluation_id} was given up: {why}")
-                return False
-            if cancelled_before is None:
-                cancelled_before = bool(running.state.ending.cancelled)
-            if running.state.ended_at is None:
-                return False
-            if cancelled_before and not interrupt.cancelled:
-                with suppress(OSError):  # full disk: a later tick tries again
-                    coordinator.retry(record.evaluation_id)
-                    cancelled_before = False
-                return running.state.ended_at is not None and not cancelled_before
-            return True
-
-        coordinator.run(over, tick)
-        return coordinator.running[record.evaluation_id]
-
-
-def _cancel(coordinator: Coordinator) -> None:
-    """Each tick again, until the journal has it: the disk may be full."""
-    for evaluation_id, running in list(coordinator.running.items()):
-        if not running.state.ending.cancelled and running.state.ended_at is None:
-            with suppress(OSError):
-                coordinator.cancel(evaluation_id, "interrupted")
+    named = record.checkpoint.source
+    prepare = prepare_command(named, suite, config=config, work_dir=work_dir, convert=record.convert)
+    with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
+        files = check_tasks(record.suite, site_of(settings), prepare)
+    if settings.cluster.kind == "slurm":
+        check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
 
 
 def _written_at(file: Path) -> int | None:
@@ -196,17 +127,19 @@ def _written_at(file: Path) -> int | None:
 
 
 def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_price: float | None) -> None:
+    from coordinator.intake.resubmit import nothing_run
+    from coordinator.report.measurements import Report
+    from coordinator.report.render import show
+
     results = json.loads((root / "results.json").read_text())
     if not ran:
         typer.echo(nothing_run(state), err=as_json)
     if as_json:
-        stdout().print_json(json.dumps(results))
+        show_json(results)
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
         show(stdout(), report, results, gpu_hour_price, ran=ran)
-        stdout().print(
-            f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}", soft_wrap=True
-        )
+        say(f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}")
     if state.ending.cancelled:
         raise typer.Exit(130)
     if state.failed_entries() or state.unscored_items:
@@ -229,19 +162,20 @@ def prepare(
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
-    performer = wiring.coordinator_of(settings).performer
-    built = preparing.prepare(
+    from coordinator.intake import from_settings, request_sets
+    from coordinator.runtime.wiring import coordinator_of
+
+    settings = settings_of(config, work_dir)
+    performer = coordinator_of(settings).performer
+    built = request_sets.prepare(
         suite,
         checkpoint,
         site=performer.site,
-        model=wiring.model_options(settings),
-        inputs=wiring.inputs_for(performer.site, performer.lm_eval_version),
+        model=from_settings.model_options(settings),
+        inputs=from_settings.inputs_for(performer.site, performer.lm_eval_version),
     )
     if as_json:
-        stdout().print_json(json.dumps(built))
+        show_json(built)
     else:
         for entry, sets in built.items():
-            stdout().print(
-                f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}", highlight=False
-            )
+            say(f"{entry}: {len(sets)} request set{'s' if len(sets) != 1 else ''}")

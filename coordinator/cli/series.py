@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
-from coordinator.config.schema import Config
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.report.ascii_curves import show_series
-from coordinator.report.learning_curves import Point, Series, make_series, to_csv
-from coordinator.report.load_series import find_series, point_of
-from coordinator.report.render import show
-from coordinator.runtime import finalize, wiring
-from coordinator.trackers import TRACKERS, export_points, live, lm_eval_files
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
+    from coordinator.report.learning_curves import Point, Series
 
 EVALUATION = Annotated[
     str | None, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
@@ -54,7 +51,11 @@ def report(
 
     evalspan report --series runs/7b --gpu-hour-price 2.10
     """
-    settings = wiring.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    from coordinator.cli.evaluations import find_evaluation
+    from coordinator.report.render import show
+    from coordinator.runtime import finalize
+
+    settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if series is not None or as_csv:
@@ -70,9 +71,7 @@ def report(
         json.loads(paths.results.read_text()) if paths.results.exists() else finalize.merged_results(state)
     )
     if as_json:
-        stdout().print_json(
-            json.dumps({**made.model_dump(mode="json"), "scores": results.get("results", {})})
-        )
+        show_json({**made.model_dump(mode="json"), "scores": results.get("results", {})})
     else:
         show(stdout(), made, results, settings.gpu_hour_price)
 
@@ -80,6 +79,10 @@ def report(
 def _points(
     settings: Config, evaluation: str | None, series: str | None, suite: str | None, price: float | None
 ) -> Series:
+    from coordinator.cli.evaluations import find_evaluation
+    from coordinator.report.learning_curves import make_series
+    from coordinator.report.load_series import find_series, point_of
+
     if series is not None:
         return make_series(find_series(settings.work_dir, series, suite), price)
     state, paths, _ = find_evaluation(settings, evaluation or "")
@@ -87,6 +90,9 @@ def _points(
 
 
 def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
+    from coordinator.report.comparisons import show_series
+    from coordinator.report.learning_curves import to_csv
+
     if as_csv:
         sys.stdout.write(to_csv(series))
     elif as_json:
@@ -96,6 +102,8 @@ def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
 
 
 def _export_left(settings: Config) -> None:
+    from coordinator.trackers import live
+
     job = live.job_of(settings)
     if not job.targets:
         raise OperatorError("the settings name no tracker: set one in [trackers] of evalspan.toml")
@@ -135,7 +143,9 @@ def export(
 
     evalspan export --left
     """
-    settings = wiring.load(config, {"work_dir": work_dir, "gpu_hour_price": gpu_hour_price})
+    from coordinator.cli.evaluations import find_evaluation
+
+    settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if left:
         _export_left(settings)
         return
@@ -156,7 +166,7 @@ def export(
     except OSError as error:
         raise OperatorError(f"{error.filename or out}: {error.strerror or error}") from error
     for path in written:
-        stdout().print(str(path), soft_wrap=True, highlight=False, markup=False)
+        say(str(path))
     running = len(found.points) - len(done)
     if running:
         typer.echo(f"{running} still running: export again when they have ended", err=True)
@@ -166,6 +176,9 @@ def _write(
     settings: Config, to: str, out: Path, found: Series, done: list[Point], run: str | None, project: str
 ) -> list[Path]:
     """Files and folders written below `out`."""
+    from coordinator.report.learning_curves import to_csv
+    from coordinator.trackers import TRACKERS, export_points, lm_eval_files
+
     out.mkdir(parents=True, exist_ok=True)
     if to == "lm-eval":
         return [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]

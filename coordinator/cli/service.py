@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.highlighter import NullHighlighter
-from rich.logging import RichHandler
 
-from coordinator.allocation import cordons
-from coordinator.base.isolate import LoopGuard
-from coordinator.base.signals import Signals
-from coordinator.cli.app import (
-    CONFIG,
-    JSON,
-    WORK_DIR,
-    Follower,
-    app,
-    check_suite,
-    find_evaluation,
-    find_folder,
-    stdout,
-)
-from coordinator.cli.live_screen import View, Watcher
-from coordinator.cli.standing import rows_of
-from coordinator.config.schema import Config
+from coordinator.cli.app import CONFIG, EVALUATION, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
-from coordinator.intake import admission, pending, sources
-from coordinator.intake.resubmit import submitted
-from coordinator.intake.sources import Notice
-from coordinator.intake.suites import load_suite
-from coordinator.intake.validate import judge_for, make_record
-from coordinator.report.render import seconds
-from coordinator.report.status_table import logs_of, show_pending, show_status
-from coordinator.runtime import wiring
-from coordinator.runtime.journal import DAEMON, Journal, WorkLock, is_daemon
-from coordinator.runtime.operator_commands import Command, leave_command
-from coordinator.runtime.service import Service
-from coordinator.trackers.live import Exporter
-from evaljobs.contract.paths import WorkPaths
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
 
 log = logging.getLogger(__name__)
-EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
 
 
 @app.command()
@@ -71,11 +40,21 @@ def daemon(
 
     evalspan daemon --until-idle --work-dir /shared/evalspan-work
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
+    from contextlib import ExitStack
+
+    from coordinator.base.isolate import LoopGuard
+    from coordinator.base.signals import Signals
+    from coordinator.cli.live_screen import Watcher
+    from coordinator.runtime.journal import DAEMON
+    from coordinator.runtime.service import Service
+    from coordinator.runtime.wiring import coordinator_of
+    from coordinator.trackers.live import Exporter
+
+    settings = settings_of(config, work_dir)
     _check_watch(settings)
     screen = Console(stderr=True)
     _log_to(screen)
-    coordinator = wiring.coordinator_of(settings)
+    coordinator = coordinator_of(settings)
     service = Service(coordinator, settings)
     exporter = Exporter(settings)
     with ExitStack() as stack:
@@ -112,9 +91,14 @@ def daemon(
 
 def _check_watch(settings: Config) -> None:
     """Refuse at the start a [watch] suite that does not load or lacks its judge."""
+    from coordinator.intake.admission import suite_files
+    from coordinator.intake.from_settings import judge_options
+    from coordinator.intake.suites import load_suite
+    from coordinator.intake.validate import judge_for
+
     watch = settings.watch
-    for suite in dict.fromkeys((*filter(None, [watch.suite]), *admission.suite_files(watch).values())):
-        judge_for(load_suite(suite), partial(wiring.judge_options, settings))
+    for suite in dict.fromkeys((*filter(None, [watch.suite]), *suite_files(watch).values())):
+        judge_for(load_suite(suite), partial(judge_options, settings))
     if watch.suite is None and watch.folders:
         raise OperatorError(
             "[watch] folders are set without [watch] suite: name the suite for what appears there"
@@ -123,6 +107,9 @@ def _check_watch(settings: Config) -> None:
 
 def _log_to(screen: Console) -> None:
     """On a terminal the log goes above the live screen; elsewhere, lines with their time."""
+    from rich.highlighter import NullHighlighter
+    from rich.logging import RichHandler
+
     if screen.is_terminal and not screen.is_dumb_terminal:
         handler = RichHandler(console=screen, show_path=False, markup=False, highlighter=NullHighlighter())
         logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
@@ -146,59 +133,52 @@ def submit(
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
-    site = wiring.site_of(settings)
-    record = make_record(
-        checkpoint,
-        suite,
-        model=wiring.model_options(settings),
-        options=wiring.run_options(settings),
-        inputs=wiring.inputs_for(site, wiring.lm_eval_version(settings, site)),
-        judge=partial(wiring.judge_options, settings),
-        priority=priority,
-        step=step,
-        allow_bin=settings.checkpoint.allow_bin,
-        convert=settings.checkpoint.convert,
-    )
+    from coordinator.intake import from_settings, sources
+    from coordinator.intake.resubmit import submitted
+    from coordinator.runtime.journal import Journal, WorkLock, is_daemon
+    from evaljobs.contract.paths import WorkPaths
+
+    settings = settings_of(config, work_dir)
+    site = from_settings.site_of(settings)
+    inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))
+    record = from_settings.record_of(settings, checkpoint, suite, inputs, priority=priority, step=step)
     paths = WorkPaths(settings.work_dir)
     known = None
     if Journal.begun(paths.evaluation(record.evaluation_id).journal):
+        from coordinator.cli.evaluations import find_evaluation
+
         known, _, _ = find_evaluation(settings, record.evaluation_id)
     else:
+        from coordinator.cli.evaluate import check_suite
+
         check_suite(record, settings, suite, config=config, work_dir=work_dir)
     answer = submitted(known, priority)
     if answer.announce:
-        named = str(Path(suite).resolve()) if Path(suite).is_file() else suite
-        notice = Notice(
+        notice = sources.Notice(
             checkpoint=record.checkpoint.source,
             step=record.checkpoint.step,
-            suite=named,
+            suite=str(Path(suite).resolve()) if Path(suite).is_file() else suite,
             priority=priority,
             noticed_at=time.time(),
         )
         sources.submit(paths, notice)
     if answer.again:
+        from coordinator.runtime.operator_commands import Command, leave_command
+
         leave_command(paths, Command(command="retry", evaluation_id=record.evaluation_id))
     holder = WorkLock(paths.lock).holder()
     waits = ""
     if not is_daemon(holder) and (answer.announce or answer.again or (answer.what == "known" and not holder)):
         waits = _without_daemon(holder)
     if as_json:
-        shown = {
-            "evaluation_id": record.evaluation_id,
-            "daemon": is_daemon(holder),
-            "what": answer.what,
-            "note": answer.said,
-            "waits": waits,
-        }
-        stdout().print_json(json.dumps(shown))
+        shown = {"daemon": is_daemon(holder), "what": answer.what, "note": answer.said, "waits": waits}
+        show_json({"evaluation_id": record.evaluation_id, **shown})
         return
-    stdout().print(record.evaluation_id, soft_wrap=True, highlight=False)
-    screen = Console(stderr=True)
+    say(record.evaluation_id)
     if answer.said:
-        screen.print(answer.said, soft_wrap=True, highlight=False, markup=False)
+        say(answer.said, err=True)
     if waits:
-        screen.print(waits, style="yellow", soft_wrap=True, highlight=False, markup=False)
+        say(waits, "yellow", err=True)
 
 
 def _without_daemon(holder: str) -> str:
@@ -226,7 +206,15 @@ def status(
 
     evalspan status step-1000-core-1a2b3c4d --json
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
+    from coordinator.allocation import cordons
+    from coordinator.cli.evaluations import find_folder
+    from coordinator.cli.standing import rows_of, show_pending, show_status
+    from coordinator.intake import pending, sources
+    from coordinator.report.render import seconds
+    from coordinator.runtime.journal import WorkLock, is_daemon
+    from evaljobs.contract.paths import WorkPaths
+
+    settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)
     rows = rows_of(settings, find_folder(settings, evaluation) if evaluation else None)
     holder = WorkLock(paths.lock).holder()
@@ -246,20 +234,15 @@ def status(
             "kept_back_seconds": cordoned,
             **checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
         }
-        stdout().print_json(json.dumps(shown))
+        show_json(shown)
         return
     show_status(stdout(), rows)
     show_pending(stdout(), checkpoints, now)
     for node, left in cordoned.items():
         again = f"evalspan release {node} --minutes 0"
         said = f"{node} is cordoned: it is not taken for {seconds(left)} more (`{again}` lets it be taken)"
-        stdout().print(said, style="yellow", soft_wrap=True, highlight=False, markup=False)
-    stdout().print(
-        f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+        say(said, "yellow")
+    say(f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}")
 
 
 @app.command()
@@ -274,8 +257,13 @@ def watch(
 
     evalspan watch
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
-    performer = wiring.coordinator_of(settings).performer
+    from coordinator.base.signals import Signals
+    from coordinator.cli.evaluations import Follower, find_evaluation
+    from coordinator.cli.live_screen import View, Watcher
+    from coordinator.runtime.wiring import coordinator_of
+
+    settings = settings_of(config, work_dir)
+    performer = coordinator_of(settings).performer
     only = find_evaluation(settings, evaluation)[0].evaluation_id if evaluation else None
     follower = Follower(settings, only)
     with Signals() as signals, Watcher(stdout()) as watcher:
@@ -286,7 +274,7 @@ def watch(
                 break
             time.sleep(0.5)
     if not signals.received:
-        stdout().print("nothing runs (any more): `evalspan status` lists what there is", soft_wrap=True)
+        say("nothing runs (any more): `evalspan status` lists what there is")
 
 
 @app.command()
@@ -305,7 +293,10 @@ def logs(
 
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
+    from coordinator.cli.evaluations import find_evaluation
+    from coordinator.cli.standing import logs_of
+
+    settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)
     chosen = logs_of(state, paths, what)
     if not chosen:
@@ -314,7 +305,7 @@ def logs(
         text = file.read_text(errors="replace").splitlines()
         if what is None:
             last = text[-1] if text else "(empty)"
-            stdout().print(f"{file.name}: {last}", soft_wrap=True, markup=False, highlight=False)
+            say(f"{file.name}: {last}")
         else:
-            stdout().print(f"== {file}", style="bold", soft_wrap=True, markup=False)
-            stdout().print("\n".join(text[-lines:]), soft_wrap=True, markup=False, highlight=False)
+            say(f"== {file}", "bold")
+            say("\n".join(text[-lines:]))

@@ -9,27 +9,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, find_evaluation, stdout
-from coordinator.cluster import ClusterError
-from coordinator.config import schema as settings_schema
-from coordinator.config import template
-from coordinator.config.schema import Config
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
-from coordinator.intake import request_sets
-from coordinator.intake.checkpoint import inspect
-from coordinator.intake.suites import load_suite
-from coordinator.report.render import size
-from coordinator.report.score_table import comparison, lane_table, show_comparison
-from coordinator.runtime import wiring
-from coordinator.simulation import commands as packing
-from coordinator.simulation import from_suite
-from evaljobs.contract.paths import WorkPaths
-from priors import commands as prior_commands
-from priors.table import read as read_observations
+
+if TYPE_CHECKING:
+    from coordinator.config.schema import Config
 
 priors_app = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
 app.add_typer(priors_app, name="priors")
@@ -40,10 +28,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise OperatorError(f"{path}: {error.strerror}") from error
-
-
-def _show(data: Any) -> None:
-    stdout().print_json(json.dumps(data, default=str))
 
 
 @app.command()
@@ -70,12 +54,16 @@ def plan(
 
     evalspan plan --instance instance.json --json
     """
+    from coordinator.report.comparisons import lane_table
+    from coordinator.simulation import commands as packing
+    from coordinator.simulation import from_suite
+
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
     if instance is not None:
         text = _text(instance)
     else:
-        settings = wiring.load(config, {"work_dir": work_dir})
+        settings = settings_of(config, work_dir)
         text = json.dumps(
             _suite_instance(
                 settings,
@@ -94,31 +82,39 @@ def plan(
     except ValueError as error:
         raise OperatorError(f"{instance or suite}: {error}") from error
     if as_json:
-        _show(made if instance is not None else {**made, "what_if": more})
+        show_json(made if instance is not None else {**made, "what_if": more})
         return
     bound, makespan = made["lower_bound_seconds"], made["planned_makespan_seconds"]
     stdout().print(
         f"planned makespan {makespan:.1f} s, lower bound {bound:.1f} s, ratio {makespan / bound:.4f}"
     )
     stdout().print(lane_table(made["lanes"]))
-    stdout().print(more["sentence"])
+    say(more["sentence"])
 
 
 def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more: Any) -> dict[str, Any]:
+    from coordinator.intake import from_settings, request_sets
+    from coordinator.intake.checkpoint import inspect
+    from coordinator.intake.suites import load_suite
+    from coordinator.runtime.wiring import coordinator_of
+    from coordinator.simulation import from_suite
+    from evaljobs.contract.paths import WorkPaths
+    from priors.table import read
+
     loaded = load_suite(name)
     sets: dict[str, dict[str, str]] = {}
     if tokenizer is not None:
-        performer = wiring.coordinator_of(settings).performer
+        performer = coordinator_of(settings).performer
         checkpoint = inspect(tokenizer, allow_bin=True, step=None)
-        model = wiring.model_options(settings)
-        inputs = wiring.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
+        model = from_settings.model_options(settings)
+        inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         for index, task in enumerate(loaded.tasks):
             folder = request_sets.folder_name(loaded, index, checkpoint, model, inputs)
             found = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
             if found is not None:
                 sets[task.name] = found
     try:
-        history = read_observations(WorkPaths(settings.work_dir).observations)
+        history = read(WorkPaths(settings.work_dir).observations)
         return from_suite.instance(loaded, sets, history, **more)
     except ValueError as error:
         raise OperatorError(str(error)) from error
@@ -144,12 +140,14 @@ def simulate(
 
     evalspan simulate --instance instance.json --policy per-dataset --sigma 0.3
     """
+    from coordinator.simulation import commands as packing
+
     try:
         made = packing.simulate_instance(_text(instance), policy, sigma, seeds)
     except ValueError as error:
         raise OperatorError(f"{instance}: {error}") from error
     if as_json:
-        _show(made)
+        show_json(made)
         return
     makespan = made["makespan_seconds"]
     stdout().print(
@@ -159,14 +157,16 @@ def simulate(
 
 
 @priors_app.command("show")
-def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+def priorsshow_json(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """Print observed run times, task by task.
 
     Example:
 
     evalspan priors show
     """
-    _show(_priors(prior_commands.show, config, work_dir))
+    from priors.commands import show
+
+    show_json(_priors(show, config, work_dir))
 
 
 @priors_app.command("fit")
@@ -177,7 +177,9 @@ def priors_fit(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
     evalspan priors fit
     """
-    _show(_priors(prior_commands.fit, config, work_dir))
+    from priors.commands import fit
+
+    show_json(_priors(fit, config, work_dir))
 
 
 @priors_app.command("import")
@@ -188,7 +190,9 @@ def priors_import(file: Path, config: CONFIG = None, work_dir: WORK_DIR = None) 
 
     evalspan priors import other-work/priors/observations.jsonl
     """
-    _show(_priors(prior_commands.import_file, config, work_dir, file))
+    from priors.commands import import_file
+
+    show_json(_priors(import_file, config, work_dir, file))
 
 
 @priors_app.command("export")
@@ -199,11 +203,15 @@ def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
     evalspan priors export
     """
-    _show(_priors(prior_commands.export, config, work_dir))
+    from priors.commands import export
+
+    show_json(_priors(export, config, work_dir))
 
 
 def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
-    settings = wiring.load(config, {"work_dir": work_dir})
+    from evaljobs.contract.paths import WorkPaths
+
+    settings = settings_of(config, work_dir)
     try:
         return what(WorkPaths(settings.work_dir).observations, *more)
     except (ValueError, OSError) as error:
@@ -223,7 +231,10 @@ def compare(
 
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
+    from coordinator.cli.evaluations import find_evaluation
+    from coordinator.report.comparisons import comparison, show_comparison
+
+    settings = settings_of(config, work_dir)
     columns = []
     for name in evaluations:
         state, paths, _ = find_evaluation(settings, name)
@@ -232,7 +243,7 @@ def compare(
         columns.append((state.evaluation_id, json.loads(paths.results.read_text())))
     rows = comparison([results for _, results in columns])
     if as_json:
-        _show({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
+        show_json({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
         return
     show_comparison(stdout(), [name for name, _ in columns], rows)
 
@@ -250,15 +261,17 @@ def clean(
 
     evalspan clean
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
-    site = wiring.site_of(settings)
+    from coordinator.intake.from_settings import site_of
+
+    settings = settings_of(config, work_dir)
+    site = site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "clean", *(["--all"] if everything else [])]
     for root in settings.stage.roots:
         argv += ["--root", root]
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True)
     roots = [json.loads(line) for line in done.stdout.splitlines()]
     if as_json:
-        _show({"schema_version": 1, "roots": roots})
+        show_json({"schema_version": 1, "roots": roots})
     else:
         for one in roots:
             _show_cleaned(one)
@@ -268,9 +281,7 @@ def clean(
 
 def _show_cleaned(one: dict[str, Any]) -> None:
     """Print what was removed, kept and skipped below one root."""
-
-    def say(text: str, style: str = "") -> None:
-        stdout().print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+    from coordinator.report.render import size
 
     count = len(one["removed"])
     say(f"{one['root']}: removed {count} checkpoint{'' if count == 1 else 's'}, {size(one['freed_bytes'])}")
@@ -288,8 +299,10 @@ def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = N
 
     evalspan worker --work-dir /shared/evalspan-work
     """
-    settings = wiring.load(config, {"work_dir": work_dir})
-    site = wiring.site_of(settings)
+    from coordinator.intake.from_settings import site_of
+
+    settings = settings_of(config, work_dir)
+    site = site_of(settings)
     argv = [*site.worker_command, "-m", "evaljobs", "worker", "--redis-file", str(site.paths.redis_address)]
     argv += ["--work-dir", site.work_dir, *context.args]
     raise typer.Exit(subprocess.run(argv, check=False, env=dict(os.environ)).returncode)
@@ -297,7 +310,7 @@ def worker(context: typer.Context, config: CONFIG = None, work_dir: WORK_DIR = N
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(settings_schema.FILE_NAME),
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("evalspan.toml"),
     force: Annotated[bool, typer.Option(help="Overwrite what is there.")] = False,
     cluster: Annotated[
         Literal["local", "slurm"] | None, typer.Option(help="Default: slurm where its commands are.")
@@ -311,13 +324,17 @@ def init(
 
     evalspan init --cluster local
     """
+    from coordinator.cluster import ClusterError
+    from coordinator.config import template
+    from coordinator.runtime.wiring import cluster_of
+
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
     with tempfile.TemporaryDirectory() as scratch:
-        settings = wiring.load(None, {"cluster.kind": kind, "work_dir": Path(scratch) / "probe"})
+        settings = settings_of(None, Path(scratch) / "probe", {"cluster.kind": kind})
         try:
-            nodes = wiring.cluster_of(settings).nodes()
+            nodes = cluster_of(settings).nodes()
         except ClusterError as error:
             raise OperatorError(
                 f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
@@ -325,4 +342,4 @@ def init(
             ) from error
     path.unlink(missing_ok=True)
     template.write_default(path, template.probe_of(kind, nodes))
-    stdout().print(f"wrote {path}", soft_wrap=True)
+    say(f"wrote {path}")

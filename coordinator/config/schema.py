@@ -2,7 +2,7 @@
 
 Rule: the command line overrides the environment, the environment the file, the file the defaults
 below. The file is read strictly. No other module of the coordinator reads settings from the
-environment.
+environment. `template.py` says what each setting means, for the file that `evalspan init` writes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,6 @@ from evaljobs.contract.specs import Record
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
-# settings of earlier versions: what the complaint says in place of a list of keys
-GONE: dict[toml.Location, str] = {
-    ("stage", "requests_mb"): "nodes read request sets through their page cache: delete the setting",
-    ("stage", "linger_seconds"): "[stage] prefetch stages the next checkpoint early: delete the setting",
-}
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -69,17 +64,15 @@ class ClusterConfig(Record):
     """Where jobs run and as whom."""
 
     kind: Literal["local", "slurm"] = "local"
-    api: Literal["cli", "pyslurm"] = "cli"  # pyslurm needs the `slurm` extra and Slurm 25.11
+    api: Literal["cli", "pyslurm"] = "cli"
     partition: str | None = None  # for jobs with GPUs; None: the site's default
     cpu_partition: str | None = None  # for jobs without; None: `partition`
     account: str | None = None
     qos: str | None = None
     nice: Count | None = None  # users can only lower their priority
     reservation: str | None = None
-    extra_args: tuple[str, ...] = ()  # for every sbatch, e.g. "--constraint=a100"
-    poll_seconds: Annotated[float, Field(ge=1)] = (
-        10.0  # seconds between two listings of Slurm's jobs; of its nodes: 1.5 times that
-    )
+    extra_args: tuple[str, ...] = ()
+    poll_seconds: Annotated[float, Field(ge=1)] = 10.0
     slots: Positive | None = None  # local: trials at once; None: one per GPU, or two CPU slots
 
 
@@ -87,20 +80,17 @@ class TrialConfig(Record):
     """How a trial loads the model, and what it asks of a node."""
 
     python: str | None = None  # interpreter of builds, precursors and trials; None: the coordinator's own
-    prologue: str | None = None  # shell lines before it, e.g. "module load cuda"
-    container: str | None = None  # command in front of it, e.g. "apptainer exec --nv image.sif"
+    prologue: str | None = None
+    container: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     engine: str = "hf"  # lm-eval's model name: hf, vllm, sglang
-    model_args: dict[str, Any] = Field(
-        default_factory=dict
-    )  # lm-eval's --model_args less path and batch size
+    model_args: dict[str, Any] = Field(default_factory=dict)  # less path and batch size
     gpus_per_trial: Count = 1
     cpus: Positive = 1
     memory_mb: Positive = 4096
     threads: Positive | None = None
     device: str | None = None
     time_limit: TimeLimit = "4:00:00"
-    # seconds without progress, load included, after which a trial is ended and another gets its shard
     hung_seconds: Annotated[float, Field(gt=0)] = 900.0
     # seconds that a trial waits for Redis; a requeued coordinator is away for Slurm's cred_expire (120 s)
     redis_patience_seconds: Annotated[float, Field(ge=0)] = 600.0
@@ -113,7 +103,6 @@ class TrialConfig(Record):
 class PlanConfig(Record):
     """Which shards run where, in which order."""
 
-    # "round-robin": sets sorted by prior, dealt round-robin to trials (Hu et al., NSDI 2024, section 6.2)
     policy: Literal["evalspan", "round-robin"] = "evalspan"
     steal: bool | None = None  # a trial without shards takes another's; None: with policy "evalspan" alone
 
@@ -125,14 +114,12 @@ class PlanConfig(Record):
 class StageConfig(Record):
     """Weights in node memory."""
 
-    enabled: bool = True  # false: trials read the checkpoint from storage
-    # true: one job per node stages and hosts trials (private /dev/shm, exclusive nodes); "auto": by rules
+    enabled: bool = True
     host_trials: bool | Literal["auto"] = "auto"
     roots: Annotated[tuple[str, ...], Field(min_length=1)] = ("/dev/shm",)
     # seconds, renewed six times per lease; longer than any delay of the coordinator, e.g. by Slurm
     lease_seconds: Annotated[float, Field(ge=1)] = 900.0
     readers: Positive = 16
-    # share of a node's free memory that the next checkpoint may take while its GPUs are busy; 0: none
     prefetch: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
@@ -157,21 +144,21 @@ class MetricConfig(Record):
     memory_mb: Positive = 4096
     bootstrap_iters: Count = 100_000  # lm-eval's default
     item_seconds: Annotated[float, Field(gt=0)] = 60.0
-    allow_unsafe: bool = False  # run generated programs even where no sandbox can be made
+    allow_unsafe: bool = False
 
 
 class JudgeConfig(Record):
     """The judge model, behind an OpenAI-compatible endpoint. Caps hold for all workers together."""
 
-    url: str | None = None  # up to and without "/chat/completions"
+    url: str | None = None
     model: str | None = None
-    api_key_env: str | None = None  # name of the variable that holds the key
-    api_key_file: Place | None = None  # mode 0600
+    api_key_env: str | None = None
+    api_key_file: Place | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    max_tokens: Positive = 2048  # per answer
+    max_tokens: Positive = 2048
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
     requests_per_minute: Positive | None = None
-    max_cost: Annotated[float, Field(gt=0)] | None = None  # per evaluation, in the currency of the prices
+    max_cost: Annotated[float, Field(gt=0)] | None = None
     price_per_million_prompt_tokens: Annotated[float, Field(ge=0)] | None = None
     price_per_million_completion_tokens: Annotated[float, Field(ge=0)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
@@ -187,10 +174,10 @@ class KeepEvery(Record):
 class WatchConfig(Record):
     """Where checkpoints appear, and what a notice may name."""
 
-    folders: tuple[Place, ...] = ()  # listed every second
-    roots: tuple[Place, ...] = ()  # announced checkpoints lie below these or `folders`
-    suite: str | None = None  # for checkpoints announced without one
-    suites: tuple[Place, ...] = ()  # files that a notice may name, besides the shipped suites
+    folders: tuple[Place, ...] = ()
+    roots: tuple[Place, ...] = ()
+    suite: str | None = None
+    suites: tuple[Place, ...] = ()
 
 
 class BorrowConfig(Record):
@@ -199,16 +186,14 @@ class BorrowConfig(Record):
     max_nodes: Positive | None = None
     max_gpus: Positive | None = None
     leave_nodes_free: Count = 0
-    best_effort: str | None = (
-        None  # partitions whose jobs may be preempted, for nodes that `cluster.partition` lacks
-    )
-    best_effort_qos: str | None = None  # for jobs there; None: `cluster.qos`
+    best_effort: str | None = None
+    best_effort_qos: str | None = None
 
 
 class CheckpointConfig(Record):
     """Which checkpoints are evaluated, and how they are read."""
 
-    allow_bin: bool = False  # pickled weights run code when they are loaded
+    allow_bin: bool = False
     # command that makes a Hugging Face folder {dst} from training's own format {src}; run without a shell
     convert: Annotated[str, AfterValidator(_conversion)] | None = None
     convert_memory_mb: Positive | None = None
@@ -239,10 +224,7 @@ class Config(Record):
     borrow: BorrowConfig = BorrowConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()
-    gpu_hour_price: Annotated[float, Field(ge=0)] | None = (
-        None  # in any currency, for costs in reports and trackers
-    )
-    # which waiting checkpoints to evaluate: "all", the "latest" of a series, or every k-th and the latest
+    gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
     backlog: Literal["all", "latest"] | KeepEvery = "all"
 
 
@@ -260,7 +242,7 @@ def load(
     where: toml.Where = lambda _location: "the defaults"  # noqa: E731 (replaced just below)
     if file is not None:
         data, text = toml.read(file)
-        toml.check(Config, data, toml.in_file(file, text), GONE)
+        toml.check(Config, data, toml.in_file(file, text))
         data = _absolute(data, file.parent)
         where = toml.in_file(file, text)
     said: dict[toml.Location, str] = {}
@@ -271,7 +253,7 @@ def load(
         if value is not None:
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
-    checked = toml.check(Config, data, lambda location: said.get(location) or where(location), GONE)
+    checked = toml.check(Config, data, lambda location: said.get(location) or where(location))
     return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
 
 
@@ -292,11 +274,6 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def variables() -> dict[str, toml.Location]:
-    """Environment variables that set a key: EVALSPAN_WORK_DIR, EVALSPAN_CLUSTER_PARTITION …"""
-    return {PREFIX + "_".join(where).upper(): where for where, _ in _settings()}
-
-
 def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     for name, field in Config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
@@ -311,10 +288,6 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Locatio
         variable = PREFIX + "_".join(location).upper()
         if environ.get(variable):
             yield location, variable, _value(environ[variable], field)
-    for gone in GONE:
-        variable = PREFIX + "_".join(map(str, gone)).upper()
-        if environ.get(variable):
-            yield gone, variable, environ[variable]
 
 
 def _value(text: str, field: FieldInfo) -> object:

@@ -36,18 +36,13 @@ def read(path: Path) -> tuple[dict[str, Any], str]:
         raise OperatorError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def check(
-    model: type[Model], data: Mapping[str, Any], where: Where, gone: Mapping[Location, str] | None = None
-) -> Model:
-    """`data` as a `model`. OperatorError names the first error and, by `where`, the value's source.
-
-    `gone` maps keys of earlier versions to what replaces them.
-    """
+def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
+    """`data` as a `model`. OperatorError names the first error and, by `where`, the value's source."""
     try:
         # JSON mode is strict on types yet takes TOML's lists for tuples and text for paths.
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise OperatorError(_complaint(model, data, error, where, gone or {})) from error
+        raise OperatorError(_complaint(model, data, error, where)) from error
 
 
 def line_of(text: str, location: Location) -> int | None:
@@ -80,13 +75,7 @@ def in_file(path: Path, text: str) -> Where:
     return where
 
 
-def _complaint(
-    model: type[BaseModel],
-    data: Mapping[str, Any],
-    error: ValidationError,
-    where: Where,
-    gone: Mapping[Location, str],
-) -> str:
+def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: ValidationError, where: Where) -> str:
     faults: dict[Location, list[tuple[str, Any]]] = {}
     missing: set[Location] = set()
     for fault in error.errors(include_url=False):
@@ -102,8 +91,7 @@ def _complaint(
     if location in missing:
         text = f"{owner} needs the key {key!r}"
     elif kind == "extra_forbidden":
-        instead = gone.get(location) or _instead(str(key), _fields(model, location[:-1]))
-        text = f"{owner} has no key {key!r}; {instead}"
+        text = f"{owner} has no key {key!r}; {_instead(str(key), _fields(model, location[:-1]))}"
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
         text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"

@@ -14,10 +14,10 @@ import os
 import platform
 import secrets
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, NodeState, slurm_rules
 from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.config.schema import Config
@@ -25,7 +25,7 @@ from coordinator.doctor.findings import Checkup, Facts, Status, judge
 from coordinator.doctor.node_jobs import Target, survey
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.job_specs import Site
-from coordinator.intake import validate
+from coordinator.intake import from_settings, validate
 from coordinator.runtime import wiring
 from coordinator.services import redis_server
 from coordinator.services.redis_server import RedisServer, local_address_towards
@@ -41,7 +41,7 @@ def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
     """All findings about what an evaluation needs. `most_nodes`: that are probed of each partition; 0: all."""
-    site = wiring.site_of(config)
+    site = from_settings.site_of(config)
     disk = os.statvfs(config.work_dir)
     facts = Facts(
         config=config,
@@ -94,17 +94,6 @@ def _cluster(config: Config, folder: Path) -> Cluster:
     return wiring.cluster_of(config)
 
 
-def _run(argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """(standard output, why the command failed); one of the two is empty."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds, check=False, env=env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", str(error)
-    if done.returncode != 0:
-        return "", (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return done.stdout, ""
-
-
 def ask_interpreter(facts: Facts, site: Site) -> None:
     """Versions in the trials' interpreter, and whether it can import the engine."""
     question = (
@@ -113,8 +102,11 @@ def ask_interpreter(facts: Facts, site: Site) -> None:
         "print('\\n' + json.dumps([found, found['lm_eval'] and engine_trouble(sys.argv[1]) or '']))"
     )
     argv = [*site.trial_command, "-c", question, facts.config.trial.engine]
-    printed, facts.interpreter_error = _run(argv, INTERPRETER_SECONDS, {**os.environ, **site.trial_env})
-    if not facts.interpreter_error:
+    try:
+        printed = run_command(argv, seconds=INTERPRETER_SECONDS, env={**os.environ, **site.trial_env})
+    except CommandError as error:
+        facts.interpreter_error = str(error)
+    else:
         facts.versions, facts.engine_trouble = json.loads(printed.strip().splitlines()[-1])
 
 
@@ -163,7 +155,10 @@ def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> No
     if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
         user = f"user={getpass.getuser()}"
         argv = ["sacctmgr", "-nP", "show", "assoc", user, "format=MaxSubmitJobs,MaxJobs"]
-        facts.associations, _ = _run(argv, SACCTMGR_SECONDS)
+        try:
+            facts.associations = run_command(argv, seconds=SACCTMGR_SECONDS)
+        except CommandError:
+            facts.associations = ""  # accounting is there and does not answer
     facts.job_kinds = dict(_job_kinds(config, cluster, nodes))
     with contextlib.suppress(ClusterError):
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
@@ -176,7 +171,7 @@ def _job_kinds(
     config: Config, cluster: Cluster, nodes: Sequence[NodeState]
 ) -> Iterator[tuple[str, tuple[Status, str, bool]]]:
     """Each kind of job but the precursor, whose refusal is a reason to host trials: as in Facts."""
-    for kind, job in validate.probes(wiring.run_options(config)).items():
+    for kind, job in validate.probes(from_settings.run_options(config)).items():
         if kind == "stage":
             continue
         try:

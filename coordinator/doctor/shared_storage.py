@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import subprocess
 from collections.abc import Iterable, Sequence
 from glob import has_magic
 from pathlib import Path
 
+from coordinator.base.run_command import CommandError, run_command
 from coordinator.doctor.findings import SHARED_FS
 from coordinator.errors import OperatorError
 from evaljobs.staging.capacity import MEMORY_FS, fs_type
@@ -68,7 +68,6 @@ def _loopback(address: str) -> bool:
 def _addresses() -> list[str]:
     """Addresses of the cluster's nodes; empty where Slurm does not say."""
     try:
-        done = subprocess.run(ADDRESSES, capture_output=True, text=True, timeout=SINFO_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return run_command(ADDRESSES, seconds=SINFO_SECONDS).split()
+    except CommandError:
         return []
-    return done.stdout.split() if done.returncode == 0 else []

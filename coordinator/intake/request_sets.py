@@ -1,4 +1,4 @@
-"""Finds request sets on disk: the lookup digest of a suite entry, and whether a whole set is there.
+"""Finds request sets on disk, by the lookup digest of a suite entry, and builds those of `evalspan prepare`.
 
 Rule: the digest covers all inputs that decide a prompt or a token and are visible without a build:
 the entry, the suite's settings, its source key (`intake.source_keys`), tokenizer and config bytes,
@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
+from coordinator.intake.checkpoint import inspect
+from coordinator.intake.suites import load_suite
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
+    BuildSpec,
     CheckpointSpec,
     EntryManifest,
     ModelOptions,
@@ -70,3 +79,67 @@ def found(folder: Path, batch_size: int | str) -> dict[str, str] | None:
         if isinstance(batch_size, int) and not batch_index_file(place, batch_size).exists():
             return None
     return sets
+
+
+def prepare(
+    suite_name: str,
+    tokenizer: str,
+    *,
+    site: Site,
+    model: ModelOptions,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
+) -> dict[str, dict[str, str]]:
+    """Build a suite's request sets here and online, for `evalspan prepare`, by the same build as a job.
+
+    Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
+    """
+    suite = load_suite(suite_name)
+    checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
+    made_of = inputs(suite, model)
+    sets: dict[str, dict[str, str]] = {}
+    for index, task in enumerate(suite.tasks):
+        name = folder_name(suite, index, checkpoint, model, made_of)
+        folder = site.paths.request_sets / name
+        there = found(folder, suite.batch_size)
+        if there is None:
+            spec = BuildSpec(
+                name=f"prepare-{index}",
+                evaluation_dir=None,
+                suite=suite,
+                entry=index,
+                batch_size=suite.batch_size,
+                model_dir=checkpoint.source,
+                model=model,
+                out_dir=str(folder),
+                offline=False,
+                source=made_of.entries[index].files,
+            )
+            _build(spec, site)
+            folder = _as_looked_up(folder, folder_name(suite, index, checkpoint, model, inputs(suite, model)))
+            there = found(folder, suite.batch_size)
+        if there is None:
+            raise OperatorError(
+                f"{task.name} was built, but {folder} does not hold it: is the work folder shared?"
+            )
+        sets[task.name] = there
+    return sets
+
+
+def _as_looked_up(folder: Path, name: str) -> Path:
+    """The folder where an evaluation looks: a data set has a revision only after its fetch."""
+    place = folder.with_name(name)
+    if place != folder and not place.exists():
+        folder.rename(place)
+    return place
+
+
+def _build(spec: BuildSpec, site: Site) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", dir=site.work_dir) as file:
+        file.write(spec.model_dump_json())
+        file.flush()
+        argv = [*site.trial_command, "-m", "evaljobs", "build", file.name]
+        try:
+            run_command(argv, env={**os.environ, **site.trial_env})
+        except CommandError as error:
+            name = spec.suite.tasks[spec.entry].name
+            raise OperatorError(f"{name} could not be built: {error}") from error

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import redis
 from pydantic import ValidationError
 
 from coordinator.base.isolate import LoopGuard
@@ -31,7 +30,6 @@ from coordinator.intake.checkpoint import step_of
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import Record
 from evaljobs.contract.storage import FrameError, read_plain, write_atomic
-from evaljobs.queue.redis_client import QueueUnavailable, connect
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +146,11 @@ def _printable(value: object) -> str:
 
 def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
     """Notices of the Redis stream, first an earlier daemon's unacknowledged ones. None if away."""
+    # `submit` runs once a checkpoint and never reads the stream: importing redis takes a third of a second
+    import redis  # noqa: PLC0415
+
+    from evaljobs.queue.redis_client import QueueUnavailable, connect  # noqa: PLC0415
+
     try:
         client = connect(paths.redis_address)
         with contextlib.suppress(redis.ResponseError):  # BUSYGROUP: the group exists
@@ -159,19 +162,16 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
                 entries += rows
     except (redis.RedisError, OSError, QueueUnavailable):
         return
-    for entry_id, fields in entries:
-        key = f"stream/{entry_id!r}"
-        notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
-        yield Delivery(key, notice, _acknowledge(client, entry_id), wrong=wrong)
 
-
-def _acknowledge(client: Any, entry_id: Any) -> Callable[[], None]:
-    def acknowledge() -> None:
+    def acknowledge(entry_id: Any) -> None:
         with contextlib.suppress(redis.RedisError):
             client.xack(STREAM, GROUP, entry_id)
             client.xdel(STREAM, entry_id)
 
-    return acknowledge
+    for entry_id, fields in entries:
+        key = f"stream/{entry_id!r}"
+        notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
+        yield Delivery(key, notice, partial(acknowledge, entry_id), wrong=wrong)
 
 
 class FolderWatch:

@@ -7,6 +7,7 @@ Rule: input that will fail is refused in one line, before anything is written or
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,7 +111,7 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     if suite.apply_chat_template:
         argv.append("--chat")
     try:
-        told = run_command(argv, seconds=TASKS_SECONDS, env=_environment(site))
+        told = run_command(argv, seconds=TASKS_SECONDS, env={**os.environ, **site.trial_env})
     except CommandError as error:
         if error.code is None:
             raise OperatorError(f"the trial interpreter {site.trial_command[0]} {error}") from error
@@ -146,12 +147,6 @@ def prepare_command(
     words += ["--config", str(config)] if config is not None else []
     words += ["--work-dir", str(work_dir)] if work_dir is not None else []
     return shlex.join(words)
-
-
-def _environment(site: Site) -> dict[str, str]:
-    import os  # noqa: PLC0415 (the one place that reads the environment here)
-
-    return {**os.environ, **site.trial_env}
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:

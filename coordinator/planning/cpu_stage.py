@@ -2,7 +2,7 @@
 
 An `execute` metric is divisible by document: a shard's work becomes several jobs, as many as its
 set may run at once. Rule: a job starts when it is ready, a slot is free and its set runs fewer jobs
-than its limit. A job that waits for its own set holds no slot. Called by `planner`, `worker_count`
+than its limit. A job that waits for its own set holds no slot. Called by `flow_shop`, `make_plan`
 and the simulator.
 """
 

@@ -6,17 +6,22 @@ metrics end. Called by `planner` (evalspan's own policy) and `round_robin` (the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import inf
 
-from coordinator.planning.batch_sums import extremes, running, seconds_of
+from coordinator.planning.batch_sums import extremes, reaching, running, seconds_of
 from coordinator.planning.cpu_stage import FINEST, MetricJob, divided, metrics_end
-from coordinator.planning.lower_bound import lower_bound
+from coordinator.planning.lower_bound import bound
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
-from coordinator.planning.rebalance import levelled
 from coordinator.planning.shard_sizes import OVERHEAD_SHARE, Cut, shards_of
+
+PASSES = 3  # of levelling, over all sets
+SETS = 32
+"""Sets, the largest first, whose cuts are moved: others carry too little work."""
+CLOSE = 1e-4
+"""Lanes whose ends differ from the mean by less than this part of it end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,101 @@ class Shop:
         return metrics_end(jobs, [work.metric_parallelism for work in self.sets], self.cpu_slots)
 
 
+def levelled(
+    sizes: Mapping[int, Sequence[tuple[int, float]]],
+    sums: Mapping[int, Sequence[float]],
+    ends: Sequence[float],
+    speeds: Sequence[float],
+    shortest: float,
+) -> dict[int, list[int]]:
+    """New ends, in batches, of the shards of those sets whose cuts move, so that lanes end together.
+
+    Each shard keeps its lane and rank; no shard falls below the `shortest` seconds.
+
+    `sizes`: set -> (lane, seconds) of its shards, by documents; `sums`: set -> running sums of its
+    batch seconds. `ends`: seconds at which each lane ends; `speeds`: seconds of work each lane does
+    a second.
+    """
+    ends = list(ends)
+    chains = {index: list(shards) for index, shards in sizes.items() if len(shards) > 1}
+    order = sorted(chains, key=lambda index: (-sums[index][-1], index))[:SETS]
+    moved: dict[int, list[int]] = {}
+    for _ in range(PASSES):
+        for index in order:
+            cuts = _recut(sums[index], _aims(chains[index], ends, speeds, shortest), shortest)
+            if cuts is None:
+                continue
+            first = 0
+            for number, stop in enumerate(cuts):
+                lane, before = chains[index][number]
+                seconds = sums[index][stop] - sums[index][first]
+                ends[lane] += (seconds - before) / speeds[lane]
+                chains[index][number] = (lane, seconds)
+                first = stop
+            moved[index] = cuts
+        if max(ends) <= (1 + CLOSE) * sum(ends) / len(ends):
+            break
+    return moved
+
+
+def _aims(
+    chain: Sequence[tuple[int, float]], ends: Sequence[float], speeds: Sequence[float], shortest: float
+) -> list[float]:
+    """Seconds that each shard should take so that this set's lanes end together, as far as it can."""
+    held: dict[int, float] = {}
+    spare: dict[int, float] = {}
+    for lane, seconds in chain:
+        held[lane] = held.get(lane, 0.0) + seconds
+        spare[lane] = spare.get(lane, 0.0) + max(0.0, seconds - shortest)
+    level = _level(spare, ends, speeds)
+    aims = []
+    for lane, seconds in chain:
+        change = max((level - ends[lane]) * speeds[lane], -spare[lane])
+        if change < 0:
+            aims.append(seconds + change * max(0.0, seconds - shortest) / spare[lane])
+        else:  # a set without seconds changes nothing
+            aims.append(seconds + (change * seconds / held[lane] if held[lane] else 0.0))
+    return aims
+
+
+def _level(spare: Mapping[int, float], ends: Sequence[float], speeds: Sequence[float]) -> float:
+    """Seconds at which lanes end that share their work, each giving at most what it can spare."""
+    earliest = sorted((ends[lane] - most / speeds[lane], lane) for lane, most in spare.items())
+    given = sum(spare.values())  # by lanes that end after the level in any case
+    work = width = 0.0
+    level = earliest[0][0]
+    for end, lane in earliest:
+        if width and end >= level:
+            break
+        given -= spare[lane]
+        work += ends[lane] * speeds[lane]
+        width += speeds[lane]
+        level = (work + given) / width
+    return level
+
+
+def _recut(sums: Sequence[float], aims: Sequence[float], shortest: float) -> list[int] | None:
+    """Ends of shards near their aims; None where batches are too coarse for that many shards."""
+    count = len(sums) - 1
+    ends: list[int] = []
+    first, goal = 0, 0.0
+    for number, aim in enumerate(aims[:-1]):
+        goal += aim
+        most = count - (len(aims) - 1 - number)
+        end = min(reaching(sums, goal, first + 1), most)
+        if end - 1 > first and goal - sums[end - 1] < sums[end] - goal:
+            end -= 1
+        if sums[end] - sums[first] < shortest and end < most:
+            end += 1
+        if end <= first or sums[end] - sums[first] < shortest * (1 - 1e-9):
+            return None
+        ends.append(end)
+        first = end
+    if sums[count] - sums[first] < shortest * (1 - 1e-9):
+        return None
+    return [*ends, count]
+
+
 def finished(shop: Shop, best: Try, floor: float) -> Plan:
     """The plan that a try stands for; `floor`: the lower bound of the problem, seconds."""
     shards: list[list[PlannedShard]] = [[] for _ in shop.lanes]
@@ -185,6 +285,28 @@ def finished(shop: Shop, best: Try, floor: float) -> Plan:
     )
 
 
+def end_of(
+    made: Plan, sets: Sequence[WorkSet], *, load_seconds: float, shard_overhead_seconds: float, cpu_slots: int
+) -> float:
+    """Seconds until the last metric of a plan ends on `cpu_slots` slots, with the metric seconds of `sets`.
+
+    All lanes start at once, at speed 1. Nothing is planned anew.
+    """
+    shop = Shop(
+        sets=sets,
+        lanes=[Lane(name=lane.lane, node=lane.node) for lane in made.lanes],
+        starts=[load_seconds] * len(made.lanes),
+        load=load_seconds,
+        overhead=shard_overhead_seconds,
+        cpu_slots=cpu_slots,
+    )
+    index = {work.name: number for number, work in enumerate(sets)}
+    shards = [(shard, lane) for lane, own in enumerate(made.lanes) for shard in own.shards]
+    shards.sort(key=lambda pair: pair[0].rank)
+    cuts = [(index[s.set], s.first_batch, s.end_batch, s.seconds, 0.0) for s, _ in shards]
+    return shop.placed(cuts, [lane for _, lane in shards]).makespan
+
+
 def opened(
     sets: Sequence[WorkSet],
     lanes: Sequence[Lane],
@@ -202,9 +324,7 @@ def opened(
     _check(sets)
     if shards_per_task is not None and shards_per_task < 1:
         raise ValueError("a task needs at least one shard")
-    floor = lower_bound(
-        sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
-    )
+    floor = bound(sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
     shop = Shop(
         sets=sets,
         lanes=lanes,
@@ -213,7 +333,7 @@ def opened(
         overhead=shard_overhead_seconds,
         cpu_slots=cpu_slots,
     )
-    return shop, floor
+    return shop, floor.seconds
 
 
 def _check(sets: Sequence[WorkSet]) -> None:

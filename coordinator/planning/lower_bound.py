@@ -126,20 +126,6 @@ def bound(
     return bound_of(sizes, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds)
 
 
-def lower_bound(
-    sets: Sequence[WorkSet],
-    lanes: Sequence[Lane],
-    *,
-    load_seconds: float,
-    cpu_slots: int,
-    stage_seconds: float = 0.0,
-) -> float:
-    """Seconds from now that no schedule beats."""
-    return bound(
-        sets, lanes, load_seconds=load_seconds, cpu_slots=cpu_slots, stage_seconds=stage_seconds
-    ).seconds
-
-
 def measured_lower_bound(
     sets: Sequence[MeasuredSet], *, gpus: int, cpu_slots: int, load_seconds: float, before_seconds: float
 ) -> float:

@@ -5,9 +5,10 @@ Rule: all that is read here goes into the `Planned` event, so a replay of the jo
 
 from __future__ import annotations
 
-import functools
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,9 +16,9 @@ from pydantic import ValidationError
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.planning.model import UNLIMITED, Lane, PlannedShard, WorkSet
-from coordinator.planning.policies import PLANNERS
-from coordinator.planning.worker_count import Crew
+from coordinator.planning.flow_shop import end_of
+from coordinator.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, WorkSet
+from coordinator.planning.planner import PLANNERS
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.paths import batch_index_file, request_set_manifest
 from evaljobs.contract.specs import BatchIndex, RequestSetManifest
@@ -38,6 +39,7 @@ SHARD_OVERHEAD_SECONDS = 0.02
 """Seconds between two shards of a trial: claim, read, dump, fsync. Measured on a local disk: 0.005 s (32
 trials on 2 cores, 95th percentile 0.013); shared storage takes longer. It decides how finely a short run
 is cut, and so the cost of a prior that is off by 10x."""
+SLACK = 1.02  # longest accepted end of the metrics, as a factor of the end with the most workers
 BYTES_PER_PARAMETER = 2  # of bf16 and fp16, the usual formats of checkpoints
 
 
@@ -100,6 +102,47 @@ def _work_set(
     )
 
 
+def _leaf(
+    manifest: RequestSetManifest,
+    index: BatchIndex,
+    shards: Iterable[PlannedShard],
+    *,
+    entry: int,
+    folder: str,
+    work: WorkSet,
+) -> PlannedLeaf:
+    own = sorted(shards, key=lambda s: s.first_batch)
+    batches = [index.documents[s.first_batch : s.end_batch] for s in own] if manifest.executes else []
+    return PlannedLeaf(
+        task=manifest.task,
+        entry=entry,
+        key=manifest.key,
+        folder=folder,
+        executes=manifest.executes,
+        sampled=manifest.sampled,
+        documents=manifest.documents,
+        shards=tuple(str(ShardId(manifest.task, s.first_batch, s.end_batch)) for s in own),
+        shard_documents=tuple(tuple(sorted({d for b in its for d in b})) for its in batches),
+        executes_at_once=0 if work.metric_parallelism == UNLIMITED else work.metric_parallelism,
+        metric_seconds=work.metric_seconds,
+    )
+
+
+def _lane(lane: LanePlan) -> PlannedLane:
+    shards = ((str(ShardId(s.set, s.first_batch, s.end_batch)), s.rank, s.seconds) for s in lane.shards)
+    return PlannedLane(lane=lane.lane, node=lane.node, shards=tuple(shards))
+
+
+def fewest_workers(end: Callable[[int], float], most: int) -> int:
+    """Metric workers to start with, from 1 to `most`: the fewest that end within SLACK times the end of the most.
+
+    `end`: number of workers -> seconds until the last metric has ended. A spare worker idles on a CPU, a missing one
+    delays the evaluation.
+    """
+    enough = SLACK * end(most)
+    return 1 + bisect_left(range(1, most), True, key=lambda workers: end(workers) <= enough)
+
+
 def make_plan(
     record: EvaluationRecord, wanted: MakePlan, observations: Path, hardware: str, now: float
 ) -> Planned:
@@ -108,93 +151,59 @@ def make_plan(
         history = Learnt(read_observations(observations))
     except ValueError as error:
         raise PlanningError(f"{error}; move {observations} away to plan without it") from error
+    options, size = record.options, record.checkpoint.bytes
     entry_of = {task: entry for entry, folders in wanted.sets.items() for task in folders}
     folder_of = {task: folder for folders in wanted.sets.values() for task, folder in folders.items()}
     sets = read_sets(folder_of, wanted.batch_size)
-    metrics = {
-        task: predict_metric(task, manifest.documents, manifest.executes, history)
-        for task, (manifest, _) in sets.items()
-    }
-    work = {
-        task: _work_set(
-            record,
-            *found,
-            hardware=hardware,
-            history=history,
-            metric=metrics[task],
-            judged=record.suite.tasks[entry_of[task]].judge,
+    work: dict[str, WorkSet] = {}
+    late: dict[str, float] = {}  # CPU seconds of each metric at a high percentile
+    for task, (manifest, index) in sets.items():
+        metric = predict_metric(task, manifest.documents, manifest.executes, history)
+        judged = record.suite.tasks[entry_of[task]].judge
+        work[task] = _work_set(
+            record, manifest, index, hardware=hardware, history=history, metric=metric, judged=judged
         )
-        for task, found in sets.items()
-    }
-    load_seconds = predict_load(record.checkpoint.bytes, hardware, history)
+        late[task] = percentile_95(metric.seconds, metric.sigma)
+    load_seconds = predict_load(size, hardware, history)
     asked = [work[task] for task, (_, index) in sets.items() if index.requests]
-    made = PLANNERS[record.options.plan_policy](
+    made = PLANNERS[options.plan_policy](
         asked,
         [Lane(name=lane, node=node) for lane, node in wanted.lanes],
         load_seconds=load_seconds,
         shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
-        cpu_slots=record.options.workers * record.options.worker_cpus,
-        shards_per_task=record.options.shards_per_task,
+        cpu_slots=options.workers * options.worker_cpus,
+        shards_per_task=options.shards_per_task,
     )
-    crew = functools.partial(
-        Crew,
-        made,
-        asked,
-        load_seconds=load_seconds,
-        shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
-        cores=record.options.worker_cpus,
-    )
-    late = crew(metric_seconds={task: percentile_95(one.seconds, one.sigma) for task, one in metrics.items()})
-    workers = late.fewest(record.options.workers)
-    likely = crew(metric_seconds={task: one.seconds for task, one in metrics.items()})
+
+    def end(workers: int, sets: Sequence[WorkSet]) -> float:
+        return end_of(
+            made,
+            sets,
+            load_seconds=load_seconds,
+            shard_overhead_seconds=SHARD_OVERHEAD_SECONDS,
+            cpu_slots=workers * options.worker_cpus,
+        )
+
+    slow = [replace(one, metric_seconds=late[one.name]) for one in asked]
+    workers = fewest_workers(lambda number: end(number, slow), options.workers)
     shards: dict[str, list[PlannedShard]] = defaultdict(list)
     for lane in made.lanes:
         for shard in lane.shards:
             shards[shard.set].append(shard)
-    leaves = []
-    for task, (manifest, index) in sets.items():
-        own = sorted(shards[task], key=lambda s: s.first_batch)
-        leaves.append(
-            PlannedLeaf(
-                task=task,
-                entry=entry_of[task],
-                key=manifest.key,
-                folder=folder_of[task],
-                executes=manifest.executes,
-                sampled=manifest.sampled,
-                documents=manifest.documents,
-                shards=tuple(str(ShardId(task, s.first_batch, s.end_batch)) for s in own),
-                shard_documents=tuple(_documents(index, s) for s in own) if manifest.executes else (),
-                executes_at_once=0
-                if work[task].metric_parallelism == UNLIMITED
-                else work[task].metric_parallelism,
-                metric_seconds=metrics[task].seconds,
-            )
-        )
     return Planned(
         at=now,
         batch_size=wanted.batch_size,
-        leaves=tuple(leaves),
-        lanes=tuple(
-            PlannedLane(
-                lane=lane.lane,
-                node=lane.node,
-                shards=tuple(
-                    (str(ShardId(s.set, s.first_batch, s.end_batch)), s.rank, s.seconds) for s in lane.shards
-                ),
-            )
-            for lane in made.lanes
+        leaves=tuple(
+            _leaf(*found, shards[task], entry=entry_of[task], folder=folder_of[task], work=work[task])
+            for task, found in sets.items()
         ),
-        predicted_makespan_seconds=max(made.makespan_seconds, likely.end(workers)),
+        lanes=tuple(map(_lane, made.lanes)),
+        predicted_makespan_seconds=max(made.makespan_seconds, end(workers, asked)),
         lower_bound_seconds=made.lower_bound_seconds,
         gpu_seconds=made.gpu_seconds,
         # as if all priors were off together: too short a limit costs a load, too long a backfill slot
         work_seconds_95=sum(percentile_95(sum(one.batch_seconds), one.sigma) for one in work.values()),
-        load_seconds_95=load_percentile_95(record.checkpoint.bytes, hardware, history),
+        load_seconds_95=load_percentile_95(size, hardware, history),
         workers=workers,
         sigma=max((one.sigma for one in work.values()), default=0.0),
     )
-
-
-def _documents(index: BatchIndex, shard: PlannedShard) -> tuple[int, ...]:
-    return tuple(sorted({d for b in index.documents[shard.first_batch : shard.end_batch] for d in b}))

@@ -9,11 +9,12 @@ simulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from coordinator.planning.flow_shop import Shop, Try, finished, opened
 from coordinator.planning.model import Lane, LanePlan, Plan, PlannedShard, WorkSet
+from coordinator.planning.round_robin import plan_round_robin
 from coordinator.planning.shard_sizes import (
     LONGEST,
     Cut,
@@ -24,7 +25,7 @@ from coordinator.planning.shard_sizes import (
     sizes_for,
 )
 
-__all__ = ["Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
+__all__ = ["PLANNERS", "Lane", "LanePlan", "Plan", "PlannedShard", "WorkSet", "plan"]
 
 URGENT = (0.01, 0.002, 0.05, 1.0, 0.0)
 """A tail longer than this part of the horizon makes a shard urgent; tried in this order."""
@@ -215,3 +216,7 @@ def _aims(shop: Shop, index: int, sizes: Sizes, ahead: float | None) -> tuple[fl
     # a score waits for its set's last shard: all lanes share it, no shard longer than the run so far
     limit = max(sizes.shortest, (ahead + total) / shop.width)
     return limit, limit
+
+
+PLANNERS: Mapping[str, Callable[..., Plan]] = {"evalspan": plan, "round-robin": plan_round_robin}
+"""Policies by the name that `[plan] policy` gives them; evaluations and simulations call the same ones."""

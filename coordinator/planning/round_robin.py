@@ -3,7 +3,7 @@
 Rule: large sets are broken down and small ones batched by their prior; long CPU metrics go first, then long inference;
 the sorted queue is dealt round-robin to the trials. Where the paper leaves something open, the choice that is faster
 for the policy is taken: each lane is one trial, so a lane loads the model once.
-Called through `policies.PLANNERS`, by `make_plan` for a real evaluation and by the simulator.
+Called through `planner.PLANNERS`, by `make_plan` for a real evaluation and by the simulator.
 """
 
 from __future__ import annotations

@@ -62,6 +62,11 @@ class Point(Record):
     scores: tuple[ScoreValue, ...] = ()
 
     @property
+    def ended_at(self) -> float:
+        """Unix seconds of the last score."""
+        return self.accepted_at + (self.makespan_seconds or 0.0)
+
+    @property
     def label(self) -> str:
         return str(self.step) if self.step is not None else self.checkpoint.rstrip("/").rsplit("/", 1)[-1]
 
@@ -112,15 +117,6 @@ class Series(Record):
     curves: tuple[Curve, ...]
     gpu_hour_price: float | None = None
 
-    @property
-    def gpu_seconds(self) -> float:
-        return sum(p.gpu_seconds or 0.0 for p in self.points)
-
-    @property
-    def cost(self) -> float | None:
-        known = [p.cost for p in self.points if p.cost is not None]
-        return sum(known) if known else None
-
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
     """The numbers in lm-eval's results, in its order; aliases and texts are left out."""
@@ -154,7 +150,9 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
     latest: dict[tuple[str, str], Point] = {}
     for point in sorted(points, key=lambda p: p.accepted_at):
         latest[point.suite, point.checkpoint] = point
-    ordered = sorted(latest.values(), key=_order)
+    ordered = sorted(
+        latest.values(), key=lambda p: (p.suite, p.step is None, float(p.step or 0), p.accepted_at)
+    )
     if gpu_hour_price is not None:
         ordered = [
             p.model_copy(update={"cost": p.gpu_seconds / 3600 * gpu_hour_price})
@@ -162,19 +160,12 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
             else p
             for p in ordered
         ]
-    return Series(points=tuple(ordered), curves=_curves(ordered), gpu_hour_price=gpu_hour_price)
-
-
-def _order(point: Point) -> tuple[str, bool, float, float]:
-    return (point.suite, point.step is None, float(point.step or 0), point.accepted_at)
-
-
-def _curves(points: Iterable[Point]) -> tuple[Curve, ...]:
     rows: dict[tuple[str, str], list[tuple[Point, ScoreValue]]] = defaultdict(list)
-    for point in points:
+    for point in ordered:
         for score in point.scores:
             rows[point.suite, score.name].append((point, score))
-    return tuple(_curve(suite, row) for (suite, _), row in rows.items())
+    curves = tuple(_curve(suite, row) for (suite, _), row in rows.items())
+    return Series(points=tuple(ordered), curves=curves, gpu_hour_price=gpu_hour_price)
 
 
 def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:

@@ -52,49 +52,50 @@ def size(value: int) -> str:
     return f"{number:.2f} TB"
 
 
-def _score(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def score_table(results: Mapping[str, Any]) -> Table:
-    """lm-eval's results as rows: task, filter, metric, value and standard error; groups last."""
-    table = Table(
-        title="Scores",
+def plain_table(title: str | None = None) -> Table:
+    """A table without lines between columns, which would take columns from figures."""
+    return Table(
+        title=title,
         title_justify="left",
         header_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
+
+
+def _score(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def score_table(results: Mapping[str, Any]) -> Table:
+    """lm-eval's results as rows: task, filter, metric, value and standard error; groups last."""
+    table = plain_table("Scores")
     for name in ("task", "n", "filter", "metric"):
         justify: JustifyMethod = "right" if name == "n" else "left"
         table.add_column(name, no_wrap=name != "task", justify=justify, overflow="fold")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("± stderr", justify="right", no_wrap=True)
-    samples = results.get("n-samples", {})
-    for part in ("results", "groups"):
-        for task, values in results.get(part, {}).items():
-            if part == "groups" or task not in results.get("groups", {}):
-                _score_rows(table, task, values, samples.get(task, {}).get("effective"))
+    before = ""
+    for task, which, metric, value, error in _scores(results):
+        count = results.get("n-samples", {}).get(task, {}).get("effective")
+        head = ("", "") if task == before else (task, "" if count is None else str(count))
+        table.add_row(*head, which, metric, value, error or "-")
+        before = task
     return table
 
 
-def _score_rows(table: Table, task: str, values: Mapping[str, Any], count: int | None) -> None:
-    first = True
-    for key, value in values.items():
-        metric, _, which = key.partition(",")
-        if not which or metric.endswith("_stderr"):
-            continue
-        error = values.get(f"{metric}_stderr,{which}")
-        table.add_row(
-            task if first else "",
-            "" if count is None or not first else str(count),
-            "" if which == "none" else which,
-            metric,
-            _score(value),
-            _score(error) if isinstance(error, float) else "-",
-        )
-        first = False
+def _scores(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """(task, filter, metric, value, standard error) as shown, groups last; no filter or error: ""."""
+    groups = results.get("groups", {})
+    alone = {task: values for task, values in results.get("results", {}).items() if task not in groups}
+    for task, values in (alone | groups).items():
+        for key, value in values.items():
+            metric, _, which = key.partition(",")
+            if which and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{which}")
+                shown = _score(error) if isinstance(error, float) else ""
+                yield task, "" if which == "none" else which, metric, _score(value), shown
 
 
 def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool = True) -> Table:
@@ -162,14 +163,7 @@ def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
 
 def gpu_table(report: Report) -> Table:
     """A row per trial: seconds that its GPUs were held, by cause."""
-    table = Table(
-        title="GPUs (slots) by cause",
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = plain_table("GPUs (slots) by cause")
     table.add_column("trial", overflow="fold")
     for name in ("held", "infer", "import", "load", "warm", "dump", "wait", "other", "shards"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -212,17 +206,9 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
 def score_lines(results: Mapping[str, Any]) -> Text:
     """The score table for a narrow terminal: a line per score, so that no figure is cut."""
     text = Text("Scores\n", style="bold")
-    for part in ("results", "groups"):
-        for task, values in results.get(part, {}).items():
-            if part == "results" and task in results.get("groups", {}):
-                continue
-            for key, value in values.items():
-                metric, _, which = key.partition(",")
-                if which and not metric.endswith("_stderr"):
-                    error = values.get(f"{metric}_stderr,{which}")
-                    name = f"{task} {metric}" + ("" if which == "none" else f",{which}")
-                    more = f" ± {_score(error)}" if isinstance(error, float) else ""
-                    text.append(f"{name}\n    {_score(value)}{more}\n", style="default")
+    for task, which, metric, value, error in _scores(results):
+        name = f"{task} {metric}" + (f",{which}" if which else "")
+        text.append(f"{name}\n    {value}{f' ± {error}' if error else ''}\n", style="default")
     return text
 
 

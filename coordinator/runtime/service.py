@@ -30,7 +30,7 @@ from coordinator.errors import EvalspanError
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX
-from coordinator.intake import admission, sources, validate
+from coordinator.intake import admission, from_settings, sources
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
 from coordinator.runtime import wiring
@@ -160,17 +160,8 @@ class Service:
             suite = admission.admitted_suite(suite, watch, self._suite_files)
         if not each.own:
             admission.check_place(notice.checkpoint, watch)
-        return validate.make_record(
-            notice.checkpoint,
-            suite,
-            model=wiring.model_options(self.config),
-            options=wiring.run_options(self.config),
-            inputs=self._inputs,
-            judge=partial(wiring.judge_options, self.config),
-            priority=notice.priority,
-            step=notice.step,
-            allow_bin=self.config.checkpoint.allow_bin,
-            convert=self.config.checkpoint.convert,
+        return from_settings.record_of(
+            self.config, notice.checkpoint, suite, self._inputs, priority=notice.priority, step=notice.step
         )
 
     def _inputs(self, suite: SuiteSpec, model: ModelOptions) -> Inputs:
@@ -178,7 +169,7 @@ class Service:
         key = suite.model_dump_json()
         if key not in self._made_of:
             performer = self.coordinator.performer
-            look = wiring.inputs_for(performer.site, performer.lm_eval_version)
+            look = from_settings.inputs_for(performer.site, performer.lm_eval_version)
             self._made_of[key] = look(suite, model)
         return self._made_of[key]
 

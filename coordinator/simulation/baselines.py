@@ -119,9 +119,8 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """`pieces`: (piece, end of its inference). Seconds from the start."""
+    """One job: its end in seconds from the start, and the seconds that its GPU was held and inferred."""
 
-    pieces: tuple[tuple[Piece, float], ...]
     end: float
     held: float
     busy: float
@@ -242,16 +241,11 @@ class _Floor:
         return None
 
     def _infer(self, job: int, now: float) -> None:
-        pieces = []
-        busy = 0.0
-        for piece in self.tasks[job]:
-            index = self.truth.index[piece.dataset]
-            seconds = self.truth.gpu(index, piece.start_doc, piece.end_doc)
-            busy += seconds
-            now += seconds
-            pieces.append((piece, now))
-        self.ended[job] = Ended(pieces=tuple(pieces), end=now, held=now - self.began[job], busy=busy)
-        self._push(now, "inferred" if self.costs.metric_slots else "ends", job)
+        index = self.truth.index
+        busy = sum(self.truth.gpu(index[p.dataset], p.start_doc, p.end_doc) for p in self.tasks[job])
+        end = now + busy
+        self.ended[job] = Ended(end=end, held=end - self.began[job], busy=busy)
+        self._push(end, "inferred" if self.costs.metric_slots else "ends", job)
 
     def _score(self, now: float) -> None:
         """Start metrics of waiting jobs on free slots."""

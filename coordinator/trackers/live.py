@@ -136,14 +136,10 @@ def _export(work: Path, target: Target, points: Iterable[Point], ages: Mapping[s
         if not left:
             continue
         for evaluation_id in left:
-            _write_note(
-                work, evaluation_id, target.tracker, Exported(results=ages[evaluation_id], error=CUT_SHORT)
-            )
+            _write_note(work, target, evaluation_id, ages[evaluation_id], CUT_SHORT)
         error = _try(target, group)
         for evaluation_id in left:
-            _write_note(
-                work, evaluation_id, target.tracker, Exported(results=ages[evaluation_id], error=error)
-            )
+            _write_note(work, target, evaluation_id, ages[evaluation_id], error)
         if error is not None:
             errors.append(f"{target.tracker}: {run}: {error}")
     return errors
@@ -171,9 +167,10 @@ def _has(work: Path, evaluation_id: str, tracker: str, age: int) -> bool:
     return export is not None and export.error is None and export.results == age
 
 
-def _write_note(work: Path, evaluation_id: str, tracker: str, export: Exported) -> None:
+def _write_note(work: Path, target: Target, evaluation_id: str, age: int, error: str | None) -> None:
     paths = EvaluationPaths(work / evaluation_id)
-    note = Note(trackers={**read_note(paths).trackers, tracker: export})
+    export = Exported(results=age, error=error)
+    note = Note(trackers={**read_note(paths).trackers, target.tracker: export})
     write_atomic(paths.root / NOTE, note.model_dump_json(indent=1).encode())
 
 

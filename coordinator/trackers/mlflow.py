@@ -30,7 +30,7 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:
     run_id = _run(client, experiment_id, run)
     there: dict[str, set[int]] = {}
     for step, point in steps_of(points):
-        ended = int((point.accepted_at + (point.makespan_seconds or 0.0)) * 1000)
+        ended = int(point.ended_at * 1000)
         fresh = []
         for name, value in values_of(point).items():
             key = re.sub(r"[^A-Za-z0-9_\-. /]", "-", name)

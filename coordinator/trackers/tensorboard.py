@@ -27,7 +27,7 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:  
     events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "tensorboard")
     folder = out / slug(run)
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {step: (_ended(point), _rounded(values_of(point))) for step, point in steps_of(points)}
+    wanted = {step: (point.ended_at, _rounded(values_of(point))) for step, point in steps_of(points)}
     there: set[int] = set()
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         held = [
@@ -47,11 +47,6 @@ def write(points: Sequence[Point], out: Path, run: str, project: str) -> Path:  
             file.unlink(missing_ok=True)
     _write(folder, _events({step: wanted[step] for step in sorted(wanted.keys() - there)}))
     return folder
-
-
-def _ended(point: Point) -> float:
-    """Unix seconds at which the point's evaluation ended."""
-    return point.accepted_at + (point.makespan_seconds or 0.0)
 
 
 def _rounded(values: Mapping[str, float]) -> Values:

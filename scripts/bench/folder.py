@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.portfolio import INSTANCE, Portfolio, Set
-from coordinator.intake import request_sets
+from coordinator.intake import from_settings, request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.sources import Notice, submit
 from coordinator.intake.suites import load_suite
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER
-from coordinator.runtime import wiring
 from evaljobs.contract.paths import (
     WorkPaths,
     batch_file,
@@ -189,9 +188,16 @@ def main(root: Path, given: dict[str, Any]) -> None:
         for one in sets
     }
     (root / "bench.json").write_text(json.dumps({"storage_seconds": storage, "metrics": metrics}))
-    settings = wiring.load(config, {})
-    site, suite, model = wiring.site_of(settings), load_suite(suite_file), wiring.model_options(settings)
-    paths, inputs = site.paths, wiring.inputs_for(site, wiring.lm_eval_version(settings, site))(suite, model)
+    settings = from_settings.load(config, {})
+    site, suite, model = (
+        from_settings.site_of(settings),
+        load_suite(suite_file),
+        from_settings.model_options(settings),
+    )
+    paths, inputs = (
+        site.paths,
+        from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))(suite, model),
+    )
     first = root / "checkpoints" / "step-0"
     checkpoint = write_checkpoint(first, megabytes)
     for index, one in enumerate(sets):

@@ -267,6 +267,37 @@ def test_tab_completes_commands(site, shell):
     assert {"report", "retry", "release"} <= set(re.findall(r"[a-z]+", done.stdout))
 
 
+HEAVY = ("coordinator.runtime", "lm_eval", "pyslurm", "redis", "requests", "rq", "torch")
+LOADED = f"""
+import sys
+from coordinator.cli import app
+for words in {[(), *ALL]}:
+    app([*words, "--help"], standalone_mode=False)
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+
+
+def test_help_loads_no_client_and_no_coordinator():
+    """Of evalspan and of each command: only what a person waits for."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-200:] + done.stderr[-2000:]
+    assert "evalspan release node17" in done.stdout
+
+
+def test_a_submission_loads_no_client(tmp_path, tiny_model_dir):
+    """Training calls it for each checkpoint."""
+    body = (
+        "import sys\nfrom coordinator.cli import app\n"
+        f"app({['submit', str(tiny_model_dir), '--suite', 'quickstart', '--json']}, standalone_mode=False)\n"
+        f"print([name for name in {HEAVY[1:]} if name in sys.modules])"
+    )
+    env = {**os.environ, "EVALSPAN_WORK_DIR": str(tmp_path / "w")}
+    done = subprocess.run(
+        [sys.executable, "-c", body], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-200:] + done.stderr[-2000:]
+
+
 def test_clean_tells_people_in_words_and_programs_in_json(site):
     """An empty root: nothing removed, in a line or as versioned JSON of every root."""
     root = site / "memory"

@@ -125,7 +125,7 @@ def test_a_trial_that_outlives_its_limit_hands_its_shards_back(
     least as long, never for more than the settings allow."""
     world = World(seed, Faults(overrun=overrun, slow_outcome=late))
     world.run()
-    assert not [text for text in world.state.warnings if "set aside" in text and "TIMEOUT" in text]
+    assert not [text for text in world.state.warnings if "is in back-off" in text and "TIMEOUT" in text]
     assert not world.memory
     if late and world.state.ending.reason:
         return

@@ -23,8 +23,8 @@ from coordinator.base.isolate import LoopGuard
 from coordinator.cli import app
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.errors import OperatorError, RetryError
-from coordinator.intake import pending
-from coordinator.intake.lm_eval_version import LmEvalVersion
+from coordinator.intake import pending, validate
+from coordinator.intake.from_settings import LmEvalVersion
 from coordinator.intake.sources import FolderWatch
 from coordinator.runtime import service
 from coordinator.runtime.operator_commands import Command, leave_command
@@ -72,14 +72,14 @@ def test_a_bug_in_our_code_refuses_the_checkpoint_that_meets_it(
 ) -> None:
     """With its traceback in the log; the next daemon does not meet it again."""
     ears = daemon(tmp_path / "work")
-    make = service.validate.make_record
+    make = validate.make_record
 
     def faulty(checkpoint: str, *args: object, **more: object) -> object:
         if checkpoint.endswith("bad"):
             raise ZeroDivisionError("a faulty rule")
         return make(checkpoint, *args, **more)
 
-    monkeypatch.setattr(service.validate, "make_record", faulty)
+    monkeypatch.setattr(validate, "make_record", faulty)
     for name in ("bad", "good"):
         announce(ears, small(tmp_path / name))
     ears.tick()

@@ -15,8 +15,8 @@ from support.exactness import pipeline
 from coordinator.config.schema import Config, JudgeConfig
 from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
+from coordinator.intake.from_settings import judge_options
 from coordinator.intake.validate import judge_for
-from coordinator.runtime.wiring import judge_options
 from evaljobs.contract.outcomes import Executed, Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.problems import alike, fixed, lanes, work_sets
 
+from coordinator.planning.flow_shop import end_of
+from coordinator.planning.make_plan import SLACK, fewest_workers
 from coordinator.planning.model import WorkSet
 from coordinator.planning.planner import plan
-from coordinator.planning.worker_count import SLACK, Crew
 
 
 def crew_of(sets, on, *, most, cores=1, factor=1.0, load_seconds=0.0, shard_overhead_seconds=0.05):
     costs = {"load_seconds": load_seconds, "shard_overhead_seconds": shard_overhead_seconds}
     made = plan(sets, on, cpu_slots=most * cores, **costs)
-    seconds = {work.name: factor * work.metric_seconds for work in sets}
-    return made, Crew(made, sets, metric_seconds=seconds, cores=cores, **costs)
+    scaled = [replace(work, metric_seconds=factor * work.metric_seconds) for work in sets]
+    return made, lambda workers: end_of(made, scaled, cpu_slots=workers * cores, **costs)
 
 
 @settings(max_examples=80)
 @given(sets=work_sets(), on=lanes(), costs=fixed, most=st.integers(1, 40), cores=st.sampled_from([1, 4]))
 def test_no_worker_is_spared_that_would_end_it_sooner(sets, on, costs, most, cores) -> None:
     """The workers chosen, from 1 to the most, end within the slack of what the most would."""
-    _, crew = crew_of(sets, on, most=most, cores=cores, load_seconds=costs["load_seconds"])
-    chosen = crew.fewest(most)
+    _, end = crew_of(sets, on, most=most, cores=cores, load_seconds=costs["load_seconds"])
+    chosen = fewest_workers(end, most)
     assert 1 <= chosen <= most
-    assert crew.end(chosen) <= SLACK * crew.end(most) + 1e-9
+    assert end(chosen) <= SLACK * end(most) + 1e-9
 
 
 @settings(max_examples=40)
 @given(sets=work_sets(), on=lanes(), most=st.integers(1, 40))
 def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
     """Nothing to compute: one worker, and the end is the GPUs'."""
-    _, crew = crew_of(sets, on, most=most, factor=0.0)
-    assert crew.fewest(most) == 1
-    assert crew.end(1) == crew.end(most)
+    _, end = crew_of(sets, on, most=most, factor=0.0)
+    assert fewest_workers(end, most) == 1
+    assert end(1) == end(most)
 
 
 @settings(max_examples=40)
@@ -42,13 +45,13 @@ def test_without_metric_seconds_one_worker_is_enough(sets, on, most) -> None:
 def test_the_end_is_the_planners(sets, costs, slots) -> None:
     """On lanes that are free at once, it predicts what the planner does."""
     known = {name: costs[name] for name in ("load_seconds", "shard_overhead_seconds")}
-    made, crew = crew_of(sets, alike(3), most=slots, **known)
-    assert abs(crew.end(slots) - made.makespan_seconds) <= 0.02 * made.makespan_seconds + 1e-6
+    made, end = crew_of(sets, alike(3), most=slots, **known)
+    assert abs(end(slots) - made.makespan_seconds) <= 0.02 * made.makespan_seconds + 1e-6
 
 
 def test_long_programs_get_many_workers_and_short_ones_few() -> None:
     """600 CPU seconds behind 100 s of GPU: the work asks for several; 6 CPU seconds for one."""
     long = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=600.0, metric="execute")]
     short = [WorkSet(name="x", batch_seconds=[1.0] * 100, metric_seconds=6.0, metric="execute")]
-    assert crew_of(long, alike(1), most=16)[1].fewest(16) >= 6
-    assert crew_of(short, alike(1), most=16)[1].fewest(16) == 1
+    assert fewest_workers(crew_of(long, alike(1), most=16)[1], 16) >= 6
+    assert fewest_workers(crew_of(short, alike(1), most=16)[1], 16) == 1

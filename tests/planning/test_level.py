@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.problems import alike
 
 from coordinator.planning.batch_sums import Even, running
+from coordinator.planning.flow_shop import levelled
 from coordinator.planning.planner import WorkSet, plan
-from coordinator.planning.rebalance import levelled
 
 
 @st.composite

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from coordinator.cli.standing import failed_jobs, show_pending, show_status
 from coordinator.intake import pending
-from coordinator.report.status_table import failed_jobs, show_pending, show_status
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 

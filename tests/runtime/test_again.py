@@ -15,6 +15,7 @@ from coordinator.cli import app
 from coordinator.cli.commands import _nothing_to_do
 from coordinator.config.schema import Config, WatchConfig
 from coordinator.evaluation.state import EntryState, Phase, State
+from coordinator.intake import from_settings
 from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
 from coordinator.runtime import service, wiring
@@ -124,14 +125,14 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     (tmp_path / "python").write_text(TRIAL)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "evalspan.toml").write_text(f'[trial]\npython = "{tmp_path}/python"\n')
-    config = wiring.load(None, {})
+    config = from_settings.load(None, {})
     coordinator = wiring.coordinator_of(config)
     record = make_record(
         str(place),
         SUITE,
-        model=wiring.model_options(config),
-        options=wiring.run_options(config),
-        inputs=wiring.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
+        model=from_settings.model_options(config),
+        options=from_settings.run_options(config),
+        inputs=from_settings.inputs_for(coordinator.performer.site, coordinator.performer.lm_eval_version),
     )
     with coordinator.in_charge():
         running = coordinator.accept(record)

@@ -13,7 +13,7 @@ from support.with_root import fill, no_room_for_an_event
 
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
-from coordinator.runtime import wiring
+from coordinator.intake import from_settings
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 
@@ -87,5 +87,5 @@ def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> No
         for number in range(10_000):
             (disk / str(number)).touch()
     with pytest.raises(OperatorError, match="cannot be written"):
-        wiring.load(None, {"work_dir": disk / "new"})
-    assert wiring.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"
+        from_settings.load(None, {"work_dir": disk / "new"})
+    assert from_settings.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"

@@ -15,9 +15,9 @@ from support.with_root import as_user
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.cli.evaluate import _record
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
+from coordinator.intake.from_settings import inputs_for, record_of
 from coordinator.intake.sources import Notice, spool, submit
 from coordinator.runtime import service
 from coordinator.runtime.journal import DAEMON, WorkLock
@@ -113,9 +113,8 @@ def test_the_step_is_the_same_however_a_checkpoint_comes(
     performer = daemon(tmp_path / "work").coordinator.performer
     for path in (str(place), "latest"):
         settings = Config(work_dir=tmp_path / "work")
-        record = _record(
-            performer, settings, path, SUITE, slots=None, shards=None, batch_size=None, step=said
-        )
+        inputs = inputs_for(performer.site, performer.lm_eval_version)
+        record = record_of(settings, path, SUITE, inputs, step=said)
         assert record.checkpoint.step == step
     told("submit", "latest", "--suite", SUITE, *option)
     ears = daemon(tmp_path / "work")

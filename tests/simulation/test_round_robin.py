@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from support.problems import fixed, lanes, work_sets
 
 from coordinator.planning.model import Lane, WorkSet
-from coordinator.planning.policies import PLANNERS
+from coordinator.planning.planner import PLANNERS
 from coordinator.planning.round_robin import SMALL, plan_round_robin
 from coordinator.simulation.commands import simulate_instance
 from coordinator.simulation.instance import parse_instance

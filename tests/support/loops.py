@@ -10,7 +10,7 @@ from coordinator.allocation.allocate import Limits
 from coordinator.cluster.fake import FakeCluster
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.intake.lm_eval_version import own_version
+from coordinator.intake.from_settings import own_version
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Pace

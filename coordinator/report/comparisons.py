@@ -1,21 +1,21 @@
-"""Learning curves in a terminal: a plot, a table of scores and a table of costs. For `report --series`.
+"""Scores of several evaluations in a terminal: learning curves, `compare`, and the lanes of `plan`.
 
-Rule: ASCII only, so that a pipe, a log file and a terminal without UTF-8 show the same. Output fits
-the given width; the only arithmetic is that of drawing.
+Rule: ASCII only, so that a pipe, a log file and a terminal without UTF-8 show the same. Figures are
+never cut: where columns do not fit, a row becomes lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.report.keys import MARK, WHAT
-from coordinator.report.learning_curves import Curve, Series
-from coordinator.report.render import seconds
+from coordinator.report.keys import MARK, WHAT, difference, keys_of
+from coordinator.report.learning_curves import Curve, Series, is_regression, scores_of
+from coordinator.report.render import plain_table, seconds
 
 MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
@@ -70,18 +70,6 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
     return list(groups.values())
 
 
-def _table(title: str) -> Table:
-    """A table without lines between columns, which would take columns from figures."""
-    return Table(
-        title=title,
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
 def curve_table(series: Series, width: int) -> Table:
     """A row per curve: the last checkpoints that fit, and the change over all.
 
@@ -90,7 +78,7 @@ def curve_table(series: Series, width: int) -> Table:
     longest = max((len(c.name) for c in series.curves), default=0)
     room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
     labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
-    table = _table("Scores by step")
+    table = plain_table("Scores by step")
     table.add_column("score", overflow="fold")
     for label in labels:
         table.add_column(label, justify="right", no_wrap=True)
@@ -111,7 +99,7 @@ def curve_table(series: Series, width: int) -> Table:
 
 def cost_table(series: Series) -> Table:
     """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
-    table = _table("Checkpoints")
+    table = plain_table("Checkpoints")
     all_done = all(p.status == "done" for p in series.points)
     table.add_column("step", justify="right", no_wrap=True)
     for name in (*(() if all_done else ("status",)), "makespan", "GPU s"):
@@ -166,3 +154,110 @@ def show_series(console: Console, series: Series) -> None:
                 )
     _show_differences(console, series)
     console.print(cost_table(series))
+
+
+def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per task and metric of `results.json` columns: each one's value, last minus first, "real drop?".
+
+    A drop is real as on a learning curve, and only where requests and scoring are the same.
+    `differs`: how each evaluation differs from the first ("requests" or "score").
+    """
+    scores = [{(s.task, f"{s.metric},{s.filter}"): s for s in scores_of(column)} for column in columns]
+    names = dict.fromkeys(name for column in scores for name in column)
+    tasks = list(dict.fromkeys(task for task, _ in names))
+    rows = []
+    for task, metric in sorted(names, key=lambda name: tasks.index(name[0])):
+        found = [column.get((task, metric)) for column in scores]
+        first, last = found[0], found[-1]
+        keys = [keys_of(column, task) for column in columns]
+        differs = [difference(keys[0], key) for key in keys]
+        change, regressed = None, False
+        if first is not None and last is not None:
+            change = last.value - first.value
+            regressed = not differs[-1] and is_regression(first.value, first.stderr, last)
+        rows.append(
+            {
+                "task": task,
+                "metric": metric,
+                "values": [None if score is None else score.value for score in found],
+                "change": change,
+                "regressed": regressed,
+                "differs": differs,
+            }
+        )
+    return rows
+
+
+def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a row per score: a column per evaluation (the digest of its id), and the change overall."""
+    digests = [name.rsplit("-", 1)[-1] for name in names]
+    cells = [_cells(row) for row in rows]
+    heads = ("task", "metric", *digests, "change")
+    widths = [max(len(c[i]) for c in [*cells, heads]) for i in range(len(heads))]
+    if sum(widths) + 2 * len(widths) + 2 > console.width:
+        for row, (task, metric, *values, change) in zip(rows, cells, strict=True):
+            style = "red" if row["regressed"] else ""
+            console.print(f"{task} {metric}", style=style, soft_wrap=True, highlight=False, markup=False)
+            console.print(f"    {' -> '.join(values)}", style=style, highlight=False, markup=False)
+            console.print(f"    {change}", style=style, highlight=False, markup=False)
+        _show_columns_that_differ(console, digests, rows)
+        return
+    table = plain_table()
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
+    for row, cell in zip(rows, cells, strict=True):
+        table.add_row(*cell, style="red" if row["regressed"] else "")
+    console.print(table)
+    _show_columns_that_differ(console, digests, rows)
+
+
+def _show_columns_that_differ(
+    console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print a line per evaluation and kind of difference from the first one: the tasks concerned."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, what in zip(names, row["differs"], strict=True):
+            tasks = alike.setdefault((name, what), []) if what else []
+            if row["task"] not in tasks:
+                tasks.append(row["task"])
+    for (name, what), tasks in alike.items():
+        text = f"{MARK} in {name} {', '.join(tasks)} {WHAT[what]} than in {names[0]}: not comparable"
+        console.print(text, style="yellow", highlight=False, markup=False)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    marks = [MARK if what else "" for what in row["differs"]]
+    values = ["-" if v is None else f"{v:.4f}{mark}" for v, mark in zip(row["values"], marks, strict=True)]
+    change = "-" if row["change"] is None else f"{row['change']:+.4f}"
+    return row["task"], row["metric"], *values, change + (" !" if row["regressed"] else "")
+
+
+def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:
+    """A row per group of GPUs that run the same data sets, with each GPU's number of shards."""
+    alike: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for lane in lanes:
+        names = tuple(dict.fromkeys(str(s["dataset"]) for s in lane["shards"]))
+        alike.setdefault(names, []).append((int(lane["gpu"]), len(lane["shards"])))
+    table = plain_table()
+    table.add_column("GPUs", no_wrap=True)
+    table.add_column("shards each", justify="right", no_wrap=True)
+    table.add_column("data sets, in order", overflow="fold")
+    for names, members in alike.items():
+        counts = sorted({count for _, count in members})
+        each = str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        table.add_row(_ranges([gpu for gpu, _ in members]), each, ", ".join(names[:8]) + more)
+    return table
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-2,5 of 0, 1, 2 and 5."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    ranges = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ",".join(ranges[:4]) + (",..." if len(ranges) > 4 else "")

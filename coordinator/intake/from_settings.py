@@ -1,0 +1,301 @@
+"""What the settings say of an evaluation: its site, its model and run options, its judge.
+
+Rule: defaults that depend on this machine are made here and in `coordinator.runtime.wiring`. Called by the commands
+and the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import logging
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import evaljobs
+import priors
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.cluster.local import gpu_names
+from coordinator.cluster.slurm_rules import FEW_WORKERS
+from coordinator.config import schema as settings_schema
+from coordinator.config.schema import Config
+from coordinator.errors import EvalspanError, OperatorError, RetryError
+from coordinator.evaluation.job_specs import Site
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
+from coordinator.intake import validate
+from coordinator.intake.source_keys import inputs_of
+from evaljobs.contract.paths import WorkPaths
+from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
+from evaljobs.errors import JobError
+
+log = logging.getLogger(__name__)
+
+LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
+
+
+def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """The settings in force: file, environment, command line. The work folder is made and checked."""
+    config = settings_schema.load(path, os.environ, overrides)
+    work = config.work_dir
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        probe = work / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT} and WorkPaths(work).lock.exists():
+            # it was in use before: the loop waits for room
+            log.warning("the work folder %s: %s", work, error.strerror)
+            return config
+        raise OperatorError(
+            f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
+        ) from error
+    return config
+
+
+def _python(config: Config) -> str:
+    return config.trial.python or sys.executable
+
+
+def _command(config: Config) -> tuple[str, ...]:
+    """The command of the trial interpreter: the site's prologue, the container, python."""
+    command = (*shlex.split(config.trial.container or ""), _python(config))
+    if config.trial.prologue:
+        return ("bash", "-c", f'{config.trial.prologue.strip()}\nexec "$@"', "bash", *command)
+    return command
+
+
+def site_of(config: Config) -> Site:
+    """Where jobs run."""
+    env = dict(config.trial.env)
+    if config.trial.python or config.trial.container:
+        env["PYTHONPATH"] = os.pathsep.join(
+            [str(_code_folder(config)), *filter(None, [env.get("PYTHONPATH")])]
+        )
+    # two trials on a node must not each start a thread per core of it
+    env.setdefault("OMP_NUM_THREADS", str(_threads(config) or config.trial.cpus))
+    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return Site(
+        work_dir=str(config.work_dir),
+        trial_command=_command(config),
+        worker_command=(sys.executable,),
+        trial_env=env,
+        stage_roots=config.stage.roots,
+        redis_patience_seconds=config.trial.redis_patience_seconds,
+        lease_seconds=config.stage.lease_seconds,
+        readers=config.stage.readers,
+        prefetch=config.stage.prefetch,
+    )
+
+
+def _code_folder(config: Config) -> Path:
+    """A copy of the node-side packages, for an interpreter without them; made once a version."""
+    version = importlib.metadata.version("evalspan")
+    folder = WorkPaths(config.work_dir).cache / f"code-{version}"
+    for package in (evaljobs, priors):
+        source = Path(str(package.__file__)).parent
+        target = folder / source.name
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=folder) as scratch:
+                made = Path(scratch) / source.name
+                shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__"))
+                with contextlib.suppress(OSError):  # another process was first
+                    made.rename(target)
+    return folder
+
+
+def _threads(config: Config) -> int | None:
+    """CPU threads of a trial: said, or this machine's cores shared by the slots; on a GPU, torch's own default."""
+    if config.trial.threads is not None:
+        return config.trial.threads
+    if config.cluster.kind == "local" and not gpu_names():
+        return max(1, (os.cpu_count() or 1) // slots(config))
+    return None
+
+
+def slots(config: Config) -> int:
+    return config.cluster.slots or min(LOCAL_CPU_SLOTS, os.cpu_count() or 1)
+
+
+def model_options(config: Config) -> ModelOptions:
+    return ModelOptions(
+        engine=config.trial.engine,
+        model_args=config.trial.model_args,
+        device=config.trial.device,
+        threads=_threads(config),
+    )
+
+
+def run_options(config: Config) -> RunOptions:
+    local = config.cluster.kind == "local"
+    return RunOptions(
+        gpus_per_trial=config.trial.gpus_per_trial,
+        trial_cpus=config.trial.cpus,
+        trial_memory_mb=config.trial.memory_mb,
+        trial_time_limit_seconds=config.trial.time_limit_seconds,
+        max_nodes=config.borrow.max_nodes,
+        convert_memory_mb=config.checkpoint.convert_memory_mb,
+        build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
+        workers=1 if local else config.metric.workers or FEW_WORKERS,
+        worker_cpus=config.metric.cpus,
+        worker_memory_mb=config.metric.memory_mb,
+        plan_policy=config.plan.policy,
+        steal=config.plan.steals,
+        stage=config.stage.enabled,
+        host_trials=config.stage.host_trials is True,
+        allow_unsafe=config.metric.allow_unsafe,
+        bootstrap_iters=config.metric.bootstrap_iters,
+        item_seconds=config.metric.item_seconds,
+    )
+
+
+def judge_options(config: Config) -> JudgeOptions | None:
+    """The judge of the settings, None without one. OperatorError where the settings are incomplete.
+
+    The key is only checked here: jobs read it themselves.
+    """
+    section = config.judge
+    if section.url is None:
+        return None
+    parts = urllib.parse.urlsplit(section.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise OperatorError(
+            "[judge] url is an http:// or https:// address without ?query, e.g. https://HOST/v1"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise OperatorError("[judge] url holds a password: name the key by api_key_env or api_key_file")
+    if section.model is None:
+        raise OperatorError("[judge] has a url and no model: say which model judges")
+    if section.api_key_env is not None and section.api_key_file is not None:
+        raise OperatorError("[judge] has api_key_env and api_key_file: keep one of them")
+    prices = (section.price_per_million_prompt_tokens, section.price_per_million_completion_tokens)
+    if section.max_cost is not None and None in prices:
+        raise OperatorError(
+            "[judge] max_cost needs price_per_million_prompt_tokens and price_per_million_completion_tokens"
+        )
+    known = section.model_dump(exclude_none=True) | {"url": section.url.rstrip("/")}
+    options = JudgeOptions.model_validate(known)
+    from evaljobs.judges.endpoint import read_key  # noqa: PLC0415 (requests: a fifth of a second for each command)
+
+    try:
+        read_key(options)
+    except JobError as error:
+        raise OperatorError(str(error)) from error
+    return options
+
+
+class LmEvalVersion:
+    """Asks the trial interpreter for its lm_eval version, a part of request sets' names, until it answers.
+
+    After a failure the next attempt comes `rest` seconds plus ten times the question's duration
+    later, since each attempt blocks the caller.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        *,
+        patience: float = 60.0,
+        rest: float = 20.0,
+    ) -> None:
+        self._command = command
+        self._env = env
+        self._patience = patience
+        self._rest = rest
+        self._said = ""
+        self._failed: EvalspanError | None = None
+        self._rests_until = 0.0
+
+    def __call__(self) -> str:
+        """OperatorError where there is none, RetryError where there is no answer."""
+        if self._said:
+            return self._said
+        began = time.monotonic()
+        if self._failed is not None and began < self._rests_until:
+            raise self._failed
+        try:
+            self._said = self._ask()
+        except EvalspanError as error:
+            now = time.monotonic()
+            self._failed, self._rests_until = error, now + self._rest + 10 * (now - began)
+            raise
+        return self._said
+
+    def _ask(self) -> str:
+        question = "import importlib.metadata as m; print(m.version('lm_eval'))"
+        interpreter = self._command[0]
+        try:
+            return run_command(
+                [*self._command, "-c", question], seconds=self._patience, env={**os.environ, **self._env}
+            ).strip()
+        except CommandError as error:
+            if error.timed_out:
+                raise RetryError(
+                    f"the trial interpreter {interpreter} did not say in {self._patience:g} s which lm_eval it has"
+                ) from error
+            if error.code is None:
+                raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
+            raise OperatorError(
+                f"the trial interpreter has no lm_eval ({error}): install `evalspan[hf]` there"
+            ) from error
+
+
+def own_version() -> str:
+    """lm_eval's version in the coordinator's own interpreter; OperatorError where it has none."""
+    try:
+        return importlib.metadata.version("lm_eval")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise OperatorError(
+            f"{sys.executable} has no lm_eval: install `evalspan[hf]`, or name [trial] python"
+        ) from error
+
+
+def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:
+    """Says which lm_eval trials run."""
+    own = config.trial.python is None and config.trial.container is None
+    return own_version if own else LmEvalVersion(site.trial_command, site.trial_env)
+
+
+def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:
+    """What finds the source keys of a suite, asking lm-eval where it must (`inputs.inputs_of`)."""
+    return lambda suite, model: inputs_of(
+        suite, model, site, version(), partial(validate.check_tasks, prepare="")
+    )
+
+
+def record_of(
+    config: Config,
+    checkpoint: str,
+    suite: str,
+    inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
+    *,
+    options: RunOptions | None = None,
+    priority: int = 0,
+    step: int | None = None,
+    batch_size: str | None = None,
+) -> EvaluationRecord:
+    """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
+    return validate.make_record(
+        checkpoint,
+        suite,
+        model=model_options(config),
+        options=options or run_options(config),
+        inputs=inputs,
+        judge=partial(judge_options, config),
+        priority=priority,
+        step=step,
+        allow_bin=config.checkpoint.allow_bin,
+        convert=config.checkpoint.convert,
+        batch_size=batch_size,
+    )
