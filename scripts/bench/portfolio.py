@@ -97,10 +97,9 @@ class Portfolio:
     # --- what others would run -----------------------------------------------------------------------------------
 
     def _sources(self) -> list[baselines.Source]:
-        labels = {one.name: known(one.name) for one in self.instance.datasets}
         return [
             baselines.Source(
-                name=one.name, docs=one.docs, labels=row.labels if (row := labels[one.name]) else 0
+                name=one.name, docs=one.docs, labels=row.labels if (row := known(one.name)) else 0
             )
             for one in self.instance.datasets
         ]

@@ -66,9 +66,9 @@ print(time.perf_counter() - a)
 """
 
 
-def make(folder: Path, size: int, shards: int) -> CheckpointSpec:
-    """A sharded checkpoint of `size` bytes; each MiB of it is different."""
-    folder.mkdir()
+def make_checkpoint(folder: Path, size: int, shards: int = 1) -> CheckpointSpec:
+    """A checkpoint of `size` bytes of weights; each MiB of it is different."""
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     (folder / "tokenizer.json").write_text("{}")
     each, index = size // shards, {}
@@ -228,7 +228,10 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     ):
         scratch, root = Path(storage), Path(memory)
         bench = Bench(
-            scratch, root, make(scratch / "model", int(options.gb * 1e9), options.shards), options.rounds
+            scratch,
+            root,
+            make_checkpoint(scratch / "model", int(options.gb * 1e9), options.shards),
+            options.rounds,
         )
         rates = bench.rates()
         slow = bench.latency()
