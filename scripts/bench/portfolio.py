@@ -2,7 +2,6 @@
 
 Rule: one truth for every runner: a set's seconds are drawn around its prior by the simulator's own `Truth`, along its
 documents, so they are the same however the set is cut.
-It does not know: Slurm, files, processes.
 """
 
 from __future__ import annotations

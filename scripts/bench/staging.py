@@ -1,9 +1,8 @@
 """Ratios of staging on this machine, all in one run: against cp, dd and parallel cp, and behind latency.
 
 Rule: ways alternate within a round and the best round of each counts, so that a busy machine slows them alike. The
-source is in the page cache; the targets are fresh tmpfs pages. Rates are bytes a second.
-
-It does not know: your storage. The latency rows add 5 ms to each block read, for one stream and for ours alike.
+source is in the page cache; the targets are fresh tmpfs pages. Rates are bytes a second. The latency rows stand for slow
+storage: they add 5 ms to each block read, for one stream and for evalspan's readers alike.
 """
 
 from __future__ import annotations
