@@ -27,7 +27,7 @@ from dev_cluster.testing import wait_until
 from support.simulated.large import SITE, Large, plain_step
 
 from bench.harness import Options, command, option, row, spread, targets
-from bench.synthetic_run import COMMANDS, compile_all, count_commands, counted, run
+from bench.synthetic_run import COMMANDS, count_commands, counted, run
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation.state import State
@@ -162,7 +162,6 @@ def scale(options: Options) -> dict[str, Any]:
 
     Counted on disk after the run: the score jobs' specs name the records, and the records name their documents.
     """
-    compile_all()
     keep: Path | None = options.keep
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

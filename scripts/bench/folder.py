@@ -11,7 +11,6 @@ history that says how long those took. All checkpoints have one tokenizer, so th
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.portfolio import INSTANCE, Portfolio, Set
+from bench.staging import make_checkpoint
 from coordinator.intake import from_settings, request_sets
 from coordinator.intake.checkpoint import inspect
 from coordinator.intake.sources import Notice, submit
@@ -32,7 +32,7 @@ from evaljobs.contract.paths import (
     entry_manifest,
     request_set_manifest,
 )
-from evaljobs.contract.specs import BatchIndex, CheckpointSpec, EntryManifest, Record, RequestSetManifest
+from evaljobs.contract.specs import BatchIndex, EntryManifest, Record, RequestSetManifest
 from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval.batches import Batch, Piece, encode_batch
 from priors.table import Observation, append
@@ -83,18 +83,6 @@ def draw(tasks: int, batches: int, seconds: float, seed: int) -> list[Set]:
         )
 
     return [drawn(index) for index in range(tasks)]
-
-
-def write_checkpoint(folder: Path, megabytes: int) -> CheckpointSpec:
-    """A checkpoint as the precursor takes it: weights of so many MB, a config, a tokenizer."""
-    folder.mkdir(parents=True)
-    size = megabytes << 20
-    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    weights = len(header).to_bytes(8, "little") + header + os.urandom(1 << 20) * megabytes
-    (folder / "model.safetensors").write_bytes(weights)
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    (folder / "tokenizer.json").write_text("{}")
-    return inspect(folder)
 
 
 def write_set(one: Set, folder: Path) -> None:
@@ -179,27 +167,21 @@ def main(root: Path, given: dict[str, Any]) -> None:
     words = {"engine": ENGINE, "load": load, "borrow": borrow, "suite": suite_file}
     config.write_text(CONFIG.format(workers=given.get("workers", 1), poll=given.get("poll", 1.0), **words))
     metrics = {
-        one.name: {
-            "seconds": one.metric_seconds,
-            "docs": len(one.seconds),
-            "executes": one.executes,
-            "alone": one.alone,
+        s.name: {
+            "seconds": s.metric_seconds,
+            "docs": len(s.seconds),
+            "executes": s.executes,
+            "alone": s.alone,
         }
-        for one in sets
+        for s in sets
     }
     (root / "bench.json").write_text(json.dumps({"storage_seconds": storage, "metrics": metrics}))
     settings = from_settings.load(config, {})
-    site, suite, model = (
-        from_settings.site_of(settings),
-        load_suite(suite_file),
-        from_settings.model_options(settings),
-    )
-    paths, inputs = (
-        site.paths,
-        from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))(suite, model),
-    )
+    site, suite = from_settings.site_of(settings), load_suite(suite_file)
+    model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
+    paths, inputs = site.paths, from_settings.inputs_for(site, version)(suite, model)
     first = root / "checkpoints" / "step-0"
-    checkpoint = write_checkpoint(first, megabytes)
+    checkpoint = make_checkpoint(first, megabytes << 20)
     for index, one in enumerate(sets):
         name = request_sets.folder_name(suite, index, checkpoint, model, inputs)
         write_set(one, paths.request_sets / name)
@@ -207,7 +189,7 @@ def main(root: Path, given: dict[str, Any]) -> None:
     for number in range(given.get("evaluations", 1)):
         place = first.with_name(f"step-{number}")
         if number:
-            write_checkpoint(place, megabytes)
+            make_checkpoint(place, megabytes << 20)
         source = inspect(place).source
         notice = Notice(checkpoint=source, step=number, suite=str(suite_file), noticed_at=time.time())
         submit(WorkPaths(settings.work_dir), notice)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Options, command, option, spread
+from bench.harness import Options, command, option, row, spread, targets
 
 IMPORT = """
 import sys, time
@@ -92,7 +92,6 @@ def _disk_full(folder: Path, calls: int) -> dict[str, Any] | None:
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
     imports = spread([float(_python(IMPORT)) for _ in range(7)])
-    found: dict[str, Any] = {"schema_version": 1, "calls": options.calls, "import_ms": imports}
     with tempfile.TemporaryDirectory() as scratch, socket.socket() as silent:
         root = Path(scratch)
         silent.bind(("127.0.0.1", 0))
@@ -107,9 +106,12 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
             "redis_slow": "slow",
             "work_folder_is_a_file": "file",
         }
-        found["notify"] = {what: _case(root / folder, options.calls) for what, folder in folders.items()}
-        found["notify"]["disk_full"] = _disk_full(root / "full", options.calls)
-    return found, True
+        notify: dict[str, Any] = {
+            what: _case(root / folder, options.calls) for what, folder in folders.items()
+        }
+        notify["disk_full"] = _disk_full(root / "full", options.calls)
+    rows = [row("import, median ms", imports["median"], 20.0)]
+    return targets(rows, calls=options.calls, import_ms=imports, notify=notify)
 
 
 if __name__ == "__main__":

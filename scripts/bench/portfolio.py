@@ -2,7 +2,6 @@
 
 Rule: one truth for every runner: a set's seconds are drawn around its prior by the simulator's own `Truth`, along its
 documents, so they are the same however the set is cut.
-It does not know: Slurm, files, processes.
 """
 
 from __future__ import annotations
@@ -97,10 +96,9 @@ class Portfolio:
     # --- what others would run -----------------------------------------------------------------------------------
 
     def _sources(self) -> list[baselines.Source]:
-        labels = {one.name: known(one.name) for one in self.instance.datasets}
         return [
             baselines.Source(
-                name=one.name, docs=one.docs, labels=row.labels if (row := labels[one.name]) else 0
+                name=one.name, docs=one.docs, labels=row.labels if (row := known(one.name)) else 0
             )
             for one in self.instance.datasets
         ]

@@ -24,7 +24,7 @@ from dev_cluster.api import Cluster, dev_cluster
 
 from bench.harness import Options, RunError, command, option, row, say, targets
 from bench.portfolio import INSTANCE, Portfolio
-from bench.synthetic_run import compile_all, run
+from bench.synthetic_run import run
 from coordinator.simulation.baselines import SUBMIT_SECONDS
 
 NODES, GPUS, CPU_NODES = 4, 8, 2
@@ -138,7 +138,6 @@ def judged(measured: dict[str, Any], bound: float) -> list[dict[str, Any]]:
 
 
 def measure(options: Options) -> tuple[dict[str, Any], bool]:
-    compile_all()
     drawn = {"scale": options.scale, "sigma": options.sigma, "seed": options.seed}
     portfolio = Portfolio(INSTANCE.read_text(), **drawn)
     bound = portfolio.bound()

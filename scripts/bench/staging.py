@@ -1,9 +1,8 @@
 """Ratios of staging on this machine, all in one run: against cp, dd and parallel cp, and behind latency.
 
 Rule: ways alternate within a round and the best round of each counts, so that a busy machine slows them alike. The
-source is in the page cache; the targets are fresh tmpfs pages. Rates are bytes a second.
-
-It does not know: your storage. The latency rows add 5 ms to each block read, for one stream and for ours alike.
+source is in the page cache; the targets are fresh tmpfs pages. Rates are bytes a second. The latency rows stand for slow
+storage: they add 5 ms to each block read, for one stream and for evalspan's readers alike.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ print(time.perf_counter() - a)
 """
 
 
-def make(folder: Path, size: int, shards: int) -> CheckpointSpec:
-    """A sharded checkpoint of `size` bytes; each MiB of it is different."""
-    folder.mkdir()
+def make_checkpoint(folder: Path, size: int, shards: int = 1) -> CheckpointSpec:
+    """A checkpoint of `size` bytes of weights; each MiB of it is different."""
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     (folder / "tokenizer.json").write_text("{}")
     each, index = size // shards, {}
@@ -228,7 +227,10 @@ def measure(options: Options) -> tuple[dict[str, Any], bool]:
     ):
         scratch, root = Path(storage), Path(memory)
         bench = Bench(
-            scratch, root, make(scratch / "model", int(options.gb * 1e9), options.shards), options.rounds
+            scratch,
+            root,
+            make_checkpoint(scratch / "model", int(options.gb * 1e9), options.shards),
+            options.rounds,
         )
         rates = bench.rates()
         slow = bench.latency()

@@ -18,7 +18,7 @@ from bench.harness import ROOT, RunError
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
 
 
-def compile_all() -> None:
+def _compile_all() -> None:
     """Else each job would compile what it imports, as a user who cannot keep it."""
     for part in ("coordinator", "evaljobs", "priors", "scripts/bench"):
         compileall.compile_dir(ROOT / part, quiet=2)
@@ -48,7 +48,8 @@ def run(
 
     `settings`: what bench.folder takes. `slow`: "NODE/GPU:TIMES". `log`: where the daemon's log goes. Errors: RunError.
     """
-    folder = Path(cluster.user_dir) / name
+    _compile_all()
+    folder = cluster.user_dir / name
     cluster.run_as_user(["mkdir", "-p", str(folder / "bin")], check=True)
     site = Site(cluster=cluster, folder=folder, work=folder / "work")
     count_commands(site)

@@ -256,7 +256,7 @@ def _one_kill(site: Coordinator, supervisor: int, kind: str, dice: random.Random
             taken_at = time.monotonic()
         if not kind.startswith("redis"):  # each job that was struck has its outcome
             return not left
-        with suppress(QueueUnavailable):  # the new server knows each job, or the job has its outcome
+        with suppress(QueueUnavailable):  # the new server lists each job, or the job has its outcome
             return left <= set(site.queue.known())
         return False
 

@@ -28,13 +28,11 @@ TASKS: dict[str, dict[str, int]] = {"toy_choice": {}, "toy_sums": {"limit": 24},
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the sites of a campaign share. `model`: of all evaluations, beside it there is room for others; `small`: a
-    small file system that user and nodes see.
-    """
+    """What the sites of a campaign share."""
 
     cluster: Cluster
-    model: Path
-    small: Path
+    model: Path  # in a temporary folder that takes further models
+    small: Path  # a small file system that user and nodes see
 
     def mend(self, *states: str) -> None:
         """Bring back the nodes that a fault took down."""

@@ -33,7 +33,6 @@ class Cluster:
         self.name = spec.name
         self.warnings = record.warnings
         self.dir = record.root  # `log/` in it has the daemons' logs
-        self.conf_path = layout.slurm_conf  # to name in SLURM_CONF
         self.nodes = spec.node_names  # GPU nodes (n1, …), then CPU nodes (c1, …)
         self.gpu_nodes, self.cpu_nodes = spec.gpu_node_names, spec.cpu_node_names
         self.user = record.user  # the ordinary user who submits

@@ -26,6 +26,7 @@ from dev_cluster.spec import ClusterSpec, DevClusterError, Layout, is_below
 REPO = Path(__file__).resolve().parents[2]
 DEFAULT_HOME = Path("/var/tmp/evalspan-dev")
 DEFAULT_USER = "evalspan-test"
+PARTS = ("munged", "login", "slurmctld")
 SUBMIT_RULE = Path(__file__).with_name("job_submit.lua")
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
 TOOLS = dict.fromkeys(("slurmctld", "slurmd", "sbatch", "munged"), PACKAGES)
@@ -151,22 +152,16 @@ def _site(request: Request, root: Path) -> tuple[Path, Path, tuple[Exposure, ...
     repo = request.repo.resolve()
     venv = _venv(request.venv, repo)
     shown = {"repo": repo} | ({} if venv is None else {"venv": venv})
-    exposures = [Exposure(source=path.resolve(), target=path.resolve()) for path in request.expose]
-    exposures.append(Exposure(source=root, target=root))
+    exposures = [Exposure(source=path, target=path) for path in (*map(Path.resolve, request.expose), root)]
     places = dict(shown)
     if request.spec.private_shm:
         # A job's private /tmp covers a clone there, so it is shown at a second place.
-        for key, path in shown.items():
-            if any(is_below(path, place) for place in PRIVATE):
-                places[key] = Layout(root=root).site / key
+        hidden = [key for key, path in shown.items() if any(is_below(path, place) for place in PRIVATE)]
+        places |= {key: Layout(root).site / key for key in hidden}
     exposures += [Exposure(source=shown[key], target=places[key]) for key in shown]
     if venv is None:
-        return (
-            Path("/usr/bin/python3"),
-            places["repo"],
-            tuple(exposures),
-            ("no venv: jobs get /usr/bin/python3 (--venv DIR)",),
-        )
+        warning = "no venv: jobs get /usr/bin/python3 (--venv DIR)"
+        return Path("/usr/bin/python3"), places["repo"], tuple(exposures), (warning,)
     # The interpreter prints its own prefix: those of pyenv, uv, conda and Debian all differ.
     base = subprocess.run(
         [venv / "bin" / "python", "-c", "import sys; print(sys.base_prefix)"],
@@ -329,21 +324,17 @@ def user_env(record: Record) -> dict[str, str]:
 def status(record: Record) -> dict[str, Any]:
     """What runs of the cluster, for people and for `--json`."""
     states = node_states(record)
-    parts = {part: daemons.running(record, part) for part in ("munged", "login", "slurmctld")}
-    nodes = []
-    for offset, name in enumerate(record.spec.node_names, start=1):
-        gpus = record.spec.gpus if name in record.spec.gpu_node_names else 0
-        booted, slurmd = daemons.running(record, name), daemons.slurmd(record, name)
-        nodes.append(
-            {
-                "name": name,
-                "state": states.get(name, "unknown"),
-                "gpus": gpus,
-                "port": record.base_port + offset,
-                "pid": booted.pid if booted else None,
-                "slurmd": slurmd.pid if slurmd else None,
-            }
-        )
+    nodes = [
+        {
+            "name": name,
+            "state": states.get(name, "unknown"),
+            "gpus": record.spec.gpus if name in record.spec.gpu_node_names else 0,
+            "port": record.base_port + offset,
+            "pid": _pid(daemons.running(record, name)),
+            "slurmd": _pid(daemons.slurmd(record, name)),
+        }
+        for offset, name in enumerate(record.spec.node_names, start=1)
+    ]
     return {
         "name": record.spec.name,
         "dir": str(record.root),
@@ -354,10 +345,14 @@ def status(record: Record) -> dict[str, Any]:
         "python": str(record.python),
         "repo": str(record.repo),
         "port": record.base_port,
-        "processes": {part: proc.pid if proc else None for part, proc in parts.items()},
+        "processes": {part: _pid(daemons.running(record, part)) for part in PARTS},
         "nodes": nodes,
         "warnings": list(record.warnings),
     }
+
+
+def _pid(proc: procs.Proc | None) -> int | None:
+    return proc.pid if proc is not None else None
 
 
 def down(record: Record) -> None:

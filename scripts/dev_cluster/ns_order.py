@@ -1,12 +1,10 @@
 """On which CPU to make a node's mount namespace, so that its jobs can have namespaces of their own.
 
 job_container/tmpfs keeps a job's namespace by a bind mount of /proc/PID/ns/mnt. Linux refuses that (EINVAL) unless the
-mounter's namespace has the lower id, which once meant: is older. Since 6.18 each CPU hands out ids from a batch of its own,
-so a younger namespace made on another CPU may have the lower id, and every so often a job could not start. A node made on
-the CPU that is at the lowest id has a lower one than any namespace that comes later, for new batches are always higher:
-unless that CPU's batch ran out (of 4096, for namespaces of all kinds) after it was asked, so the outcome is looked at.
-
-Rule: asks the kernel and decides; where it does not tell ids, they are in order and no CPU is preferred.
+mounter's namespace has the lower id. Before 6.18 the older one had it. Since then each CPU takes ids from a batch of its
+own (4096, for namespaces of all kinds), new batches are always higher, and now and then a job could not start. A node made
+on the CPU that is at the lowest id comes before all later namespaces, unless that batch ended just then: `comes_first`
+checks. Rule: a kernel that does not show ids numbers them in order, and no CPU is preferred.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a development cluster is, as plain values.
 
-Rule: pure. Knows nothing of processes, ports in use or the file system.
+Rule: pure; processes, ports in use and the file system are looked at elsewhere.
 """
 
 from __future__ import annotations
