@@ -196,8 +196,11 @@ def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
 
 def main(config: dict[str, Any]) -> None:
     """Isolate the process and serve until the supervisor closes its socket."""
-    job = socket.socket(fileno=config["job_fd"])
-    verdict = socket.socket(fileno=config["verdict_fd"])
+    given = (config["job_fd"], config["verdict_fd"])
+    # dup takes the lowest numbers: later processes close what they must not have below 256
+    job, verdict = (socket.socket(fileno=os.dup(fd)) for fd in given)
+    for fd in given:
+        os.close(fd)
     if config["numpy"]:
         sys.meta_path.insert(0, NumpyFinder(config["numpy"]["init"]))
     try:
