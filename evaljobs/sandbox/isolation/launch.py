@@ -127,7 +127,8 @@ def build_root(readable: list[str]) -> None:
     for folder in ("/proc", "/tmp"):
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
-    kernel.mount_proc()
+    # All of /proc: a program's own namespace may mount another only where this one is not restricted.
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.call("umount2", b"/old", kernel.MNT_DETACH)
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
