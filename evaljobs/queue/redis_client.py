@@ -194,50 +194,43 @@ def once_more(effect: Callable[[], T], reconnect: Callable[[], object]) -> T:
 def explain(error: Exception, where: str) -> str:
     """One line: what Redis at `where` did, and what to do next."""
     text = str(error)
-    for kinds, marks, words in _CAUSES:
-        if isinstance(error, kinds) or any(mark in text for mark in marks):
+    for signs, words in _CAUSES:
+        if any(sign in text if isinstance(sign, str) else isinstance(error, sign) for sign in signs):
             return f"Redis at {where} {words}".format(text=text)
     return f"Redis at {where}: {text}"
 
 
-# (error classes, marks in the text, message): the first match counts. Marks are needed because
+# (error classes and marks in the text, message): the first match counts. Marks are needed because
 # errors from scripts and pipelines may lose their class.
-_CAUSES: tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], str], ...] = (
+_CAUSES: tuple[tuple[tuple[type[Exception] | str, ...], str], ...] = (
     (
-        (),
         ("NOAUTH", "Authentication required"),
         f"needs a password: give redis.username and redis.password_file ({DOCS})",
     ),
     (
-        (redis.AuthenticationError,),
-        ("WRONGPASS",),
+        (redis.AuthenticationError, "WRONGPASS"),
         f"refuses our user or password: {{text}} Correct redis.username and redis.password_file ({DOCS})",
     ),
     (
-        (redis.exceptions.NoPermissionError,),
-        ("NOPERM",),
+        (redis.exceptions.NoPermissionError, "NOPERM"),
         f"does not let our user do what is needed: {{text}}; {DOCS} for the ACL",
     ),
-    ((redis.exceptions.OutOfMemoryError,), ("OOM command",), "is full: raise its maxmemory ({text})"),
-    ((redis.exceptions.ReadOnlyError,), ("READONLY",), "is a read-only replica: give the primary's address"),
+    ((redis.exceptions.OutOfMemoryError, "OOM command"), "is full: raise its maxmemory ({text})"),
+    ((redis.exceptions.ReadOnlyError, "READONLY"), "is a read-only replica: give the primary's address"),
     (
-        (),
         ("CERTIFICATE_VERIFY_FAILED",),
         "shows a certificate that we cannot verify: give redis.ca_file, and in redis.url the name that it is for ({text})",
     ),
     (
-        (),
         ("CERTIFICATE_REQUIRED", "certificate required", "EOF occurred in violation of protocol"),
         "ends the TLS connection: does it ask for a certificate (redis.cert_file, redis.key_file)? ({text})",
     ),
     (
         (redis.TimeoutError,),
-        (),
         "does not answer in time: is it there, and does a firewall let us through? ({text})",
     ),
     (
         (redis.ConnectionError, OSError),
-        (),
         "cannot be reached: does it run there, and is its address right? ({text})",
     ),
 )

@@ -50,10 +50,11 @@ class CodeEval:
         places = ((task, number) for task, texts in enumerate(candidates) for number in range(len(texts)))
         for (task, number), program in zip(places, programs, strict=True):
             verdict = verdicts[program.id]
+            words = {"pass": "passed", "timeout": "timed out"}
             record = {
                 "task_id": task,
                 "passed": verdict.verdict == "pass",
-                "result": result_text(verdict),
+                "result": words.get(verdict.verdict, f"failed: {verdict.reason or verdict.verdict}"),
                 "completion_id": number,
             }
             results[task].append((number, record))
@@ -106,13 +107,6 @@ def with_prompt(program: Program, prompt: str | None) -> Program:
         test=test,
         entry_point=entry_point,
     )
-
-
-def result_text(verdict: Verdict) -> str:
-    """A verdict in code_eval's words: "passed", "timed out" or "failed: …"."""
-    if verdict.verdict == "pass":
-        return "passed"
-    return "timed out" if verdict.verdict == "timeout" else f"failed: {verdict.reason or verdict.verdict}"
 
 
 def pass_at_k(results: CodeEvalResults, k: Sequence[int]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
             fields[key] = value
         elif isinstance(value, list) and kind.endswith("texts") and all(isinstance(v, str) for v in value):
             fields[key] = tuple(value)
-        elif type(value) in (int, float) and kind == "a number":
+        elif isinstance(value, int | float) and kind == "a number" and not isinstance(value, bool):
             fields[key] = int(value) if key == "memory_mib" else float(value)
         elif value is not None:
             raise TypeError(f"{key} must be {kind}")

@@ -179,7 +179,8 @@ class _Crew:
             while True:
                 buffer = self.buffers.get()
                 with self.lock:
-                    ticket = None if self._ending() else next(self.tickets, None)
+                    ending = self.error is not None or self.stop.is_set()
+                    ticket = None if ending else next(self.tickets, None)
                 if ticket is None:
                     self.buffers.put(buffer)  # so that the next reader that waits for a buffer ends, too
                     return
@@ -189,9 +190,6 @@ class _Crew:
         except BaseException as error:  # noqa: BLE001 (carried to the caller's thread)
             self.error = self.error or error
             self.buffers.put(mmap.mmap(-1, mmap.PAGESIZE))  # so that a reader that waits for a buffer ends
-
-    def _ending(self) -> bool:
-        return self.error is not None or self.stop.is_set()
 
     def _block(self, file: _File, index: int, buffer: mmap.mmap) -> bool:
         """Copy one block; whether its read waited for storage, and not for the processor."""

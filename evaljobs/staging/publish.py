@@ -44,7 +44,7 @@ def verify_slot(slot: Slot, checkpoint: CheckpointSpec, *, readers: int) -> list
     """Names of published files that differ from what was copied or announced. Reads every byte."""
     try:
         rows = json.loads((slot.path / MANIFEST).read_bytes())["files"]
-        if set(rows) != {f.name for f in checkpoint.files}:
+        if not isinstance(rows, dict) or set(rows) != {f.name for f in checkpoint.files}:
             return [MANIFEST]
     except (OSError, ValueError, LookupError, TypeError):
         return [MANIFEST]

@@ -276,24 +276,18 @@ def reading(model_path: str | Path, *, wait_seconds: float = 0.0) -> Iterator[No
 def _reader_lock(slot: Path) -> int | None:
     """A shared lock on a whole copy; None where there is none (yet)."""
     path = slot / READERS_LOCK
-    try:
+    with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
         lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
+        undo.callback(os.close, lock)
+        found = os.fstat(lock)
         if (
-            os.fstat(lock).st_uid == os.geteuid()
+            found.st_uid == os.geteuid()
             and try_flock(lock, shared=True)
-            and os.path.samestat(os.fstat(lock), path.stat(follow_symlinks=False))
+            and os.path.samestat(found, path.stat(follow_symlinks=False))
             and (slot / MANIFEST).exists()
         ):
-            kept, lock = lock, -1
-            return kept
-    except FileNotFoundError:
-        return None
-    finally:
-        if lock >= 0:
-            os.close(lock)
+            undo.pop_all()
+            return lock
     return None
 
 

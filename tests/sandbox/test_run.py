@@ -244,6 +244,20 @@ def _children() -> set[str]:
     return found
 
 
+def test_a_program_has_no_descriptor_of_its_lane(level: str) -> None:
+    """Whatever the numbers of the supervisor's own: with many open, a lane's sockets have high ones."""
+    code = (
+        "import os\ndef f():\n    found = []\n    for fd in range(4, 5000):\n        try: os.fstat(fd)\n"
+        "        except OSError: continue\n        found.append(fd)\n    return found\n"
+    )
+    with contextlib.ExitStack() as many:
+        for _ in range(500):
+            many.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        program = Program(id="fds", code=code, test="assert f() == [], f()", timeout_seconds=20.0)
+        (verdict,) = run_programs([program], level=Level(level))
+    assert (verdict.verdict, verdict.reason) == ("pass", "")
+
+
 def test_plain_rlimits_are_refused() -> None:
     """Without allow_unsafe the last level raises before anything runs."""
     with pytest.raises(SandboxUnavailableError, match="allow-unsafe"):

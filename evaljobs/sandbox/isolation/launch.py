@@ -127,7 +127,8 @@ def build_root(readable: list[str]) -> None:
     for folder in ("/proc", "/tmp"):
         os.makedirs(folder, exist_ok=True)
     os.symlink("/tmp", "/dev/shm")
-    kernel.mount_proc()
+    # All of /proc: a program's own namespace may mount another only where this one is not restricted.
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.call("umount2", b"/old", kernel.MNT_DETACH)
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
@@ -196,8 +197,11 @@ def enter_box(level: str, numpy: dict[str, Any] | None) -> list[str]:
 
 def main(config: dict[str, Any]) -> None:
     """Isolate the process and serve until the supervisor closes its socket."""
-    job = socket.socket(fileno=config["job_fd"])
-    verdict = socket.socket(fileno=config["verdict_fd"])
+    given = (config["job_fd"], config["verdict_fd"])
+    # dup takes the lowest numbers: later processes close what they must not have below 256
+    job, verdict = (socket.socket(fileno=os.dup(fd)) for fd in given)
+    for fd in given:
+        os.close(fd)
     if config["numpy"]:
         sys.meta_path.insert(0, NumpyFinder(config["numpy"]["init"]))
     try:

@@ -28,8 +28,8 @@ import time
 from typing import Any, Final
 
 from evaljobs.sandbox.isolation import kernel
-from evaljobs.sandbox.rpc import candidate
-from evaljobs.sandbox.rpc.judge import DONE, READ, Judge, serve
+from evaljobs.sandbox.rpc import candidate, checker
+from evaljobs.sandbox.rpc.frames import receive_exactly
 
 HEADER: Final = struct.Struct("!IIII")  # bytes of the body, timeout in ms, address space in MiB, flags
 STDIO: Final = 1  # flag: the program reads standard input and its output is compared
@@ -76,7 +76,7 @@ class Zygote:
         self._level = level
         self._job = job
         self._verdict = verdict
-        self._judge: Judge | None = None
+        self._judge: tuple[int, socket.socket] | None = None  # the checker's process, the socket to it
         self._private = level == "namespaces"
         self._ruleset = kernel.landlock_ruleset(readable, ["/dev/null"]) if level == "landlock" else None
         self._filter = kernel.seccomp_program(pid=1, metadata=True) if self._private else None
@@ -97,19 +97,14 @@ class Zygote:
         gc.freeze()
 
     def serve(self) -> None:
-        """Run jobs until the supervisor closes its socket."""
-        while True:
-            head = b""
-            while len(head) < HEADER.size:
-                part = self._job.recv(HEADER.size - len(head))
-                if not part:
-                    os._exit(0)
-                head += part
+        """Run jobs until the supervisor closes its socket, then end this process."""
+        while (head := receive_exactly(self._job, HEADER.size)) is not None:
             length, timeout_ms, memory_mib, flags = HEADER.unpack(head)
             if flags & NUMPY:
                 with contextlib.suppress(ImportError):
                     __import__("numpy")
             self._run(length, timeout_ms / 1000, memory_mib << 20, flags)
+        os._exit(0)
 
     def _run(self, length: int, timeout: float, memory: int, flags: int) -> None:
         ours, theirs = socket.socketpair()
@@ -118,32 +113,33 @@ class Zygote:
         if subject == 0:
             self._become_candidate(theirs, output_write, timeout, memory)
         theirs.close()
-        judge = self._judge = self._judge or self._new_judge()
-        judge.give(length, ours, output_read)
+        judge, control = self._judge = self._judge or self._new_judge()
+        fds = [ours.fileno(), *([output_read] if output_read >= 0 else [])]
+        socket.send_fds(control, [checker.LENGTH.pack(length)], fds)
         ours.close()
         for fd in (output_read, output_write):
             if fd >= 0:
                 os.close(fd)
-        end = self._watch(judge, subject, timeout)
+        end = self._watch(judge, control, subject, timeout)
         self._verdict.send(json.dumps(end).encode())
 
-    def _watch(self, judge: Judge, subject: int, timeout: float) -> dict[str, Any]:
+    def _watch(self, judge: int, control: socket.socket, subject: int, timeout: float) -> dict[str, Any]:
         """Wait for the checker's end or the deadline, then end and reap both.
 
         Time that the two were runnable without a core is added, up to once the timeout, so that a
         loaded node does not fail honest programs.
         """
-        if judge.receive() != READ:  # the checker has read its job: the clock starts
+        if _message(control) != checker.READ:  # the checker has read its job: the clock starts
             os._exit(3)  # the job socket is out of step: the supervisor starts another lane
         start = time.monotonic()
         poller = select.poll()
-        poller.register(judge.control, select.POLLIN)
+        poller.register(control, select.POLLIN)
         poller.register(self._job, select.POLLHUP)
         timed_out, grace = True, 0.0
         while True:
             left = start + timeout + grace - time.monotonic()
             if left <= 0:
-                starved = min(_starved(judge.pid, subject), timeout)
+                starved = min(_starved(judge, subject), timeout)
                 if starved - grace < _GRACE_STEP:
                     break
                 grace = starved
@@ -151,7 +147,7 @@ class Zygote:
             events = dict(poller.poll(left * 1000 + 1))
             if self._job.fileno() in events:
                 os._exit(0)  # the supervisor has ended; the kernel ends the rest
-            if judge.control.fileno() in events:
+            if control.fileno() in events:
                 timed_out = False
                 break
         early, status = os.waitpid(subject, os.WNOHANG)
@@ -159,9 +155,10 @@ class Zygote:
             os.kill(subject, signal.SIGKILL)
             os.waitpid(subject, 0)
         if timed_out:
-            os.kill(judge.pid, signal.SIGKILL)
-        if timed_out or judge.receive() != DONE:
-            judge.close()
+            os.kill(judge, signal.SIGKILL)
+        if timed_out or _message(control) != checker.DONE:
+            control.close()
+            os.waitpid(judge, 0)
             self._judge = None
         seconds = time.monotonic() - start
         return {
@@ -173,12 +170,12 @@ class Zygote:
 
     # --- the two children
 
-    def _new_judge(self) -> Judge:
+    def _new_judge(self) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid:
             theirs.close()
-            return Judge(pid, ours)
+            return pid, ours
         try:
             ours.close()
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -186,7 +183,7 @@ class Zygote:
             gc.enable()
             self._enter_landlock()
             self._install_filter()
-            serve(theirs, self._job, self._verdict)
+            checker.serve(theirs, self._job, self._verdict)
         finally:
             os._exit(0)
 
@@ -246,6 +243,14 @@ def read_text(path: str) -> str:
     """A small file."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
+
+
+def _message(control: socket.socket) -> bytes:
+    """The checker's next message, one byte; empty if its process has ended."""
+    try:
+        return control.recv(1)
+    except OSError:
+        return b""
 
 
 def _starved(*pids: int) -> float:

@@ -42,7 +42,11 @@ class Agent:
         self._encoder = codec.Encoder(self._make_handle)
         self._decoder = codec.Decoder(self._from_handle)
         self._globals: dict[str, Any] = {}
-        self._program = {"load": self._load, "in_process": self._in_process, "main": _run_main}
+        self._program: dict[str, Callable[..., Any]] = {
+            "load": self._load,
+            "in_process": self._in_process,
+            "main": _run_main,
+        }
         for name in ("exit", "quit"):  # as the site module, which is not loaded, would set them
             setattr(builtins, name, sys.exit)
 

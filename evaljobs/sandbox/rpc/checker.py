@@ -2,21 +2,91 @@
 
 Rule: a verdict rests on what the test concludes from data. The program's names are handles in the
 test, which call the program over the codec. No object, exit status, output or file of the program
-decides, except standard output where that is its answer. Called from `judge`; another process ends
-this one at the deadline.
+decides, except standard output where that is its answer. And no sample can change how a later one
+is judged: this process ends after a job that reached its deadline, sent an invalid answer, ran out
+of memory, grew or left threads, and after a test that may have changed the interpreter. Programs'
+processes are not its children, so they inherit no test. Started by `zygote`.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import random
+import resource
 import socket
+import struct
 import sys
 from typing import Any, Final
 
-from evaljobs.sandbox.rpc import names
+from evaljobs.sandbox.rpc import codec, names
+from evaljobs.sandbox.rpc.frames import receive_exactly
 from evaljobs.sandbox.rpc.link import SHORT, CandidateExitError, FaultError, Link, Outcome
 
 MAX_OUTPUT: Final = 16 << 20  # most bytes of standard output that are read
+# Messages to the zygote: job read; verdict sent; verdict sent, and this process ends.
+READ, DONE, WORN = b"r", b"d", b"w"
+LENGTH: Final = struct.Struct("!I")
+_JOBS: Final = 200  # most jobs of one process
+_GROWN_KIB: Final = 300 << 10
+# A test with one of these texts may change the interpreter that runs it.
+_TRACES: Final = (
+    *("sys", "os.", "environ", "builtins", "setattr", "__", "signal", "thread", "gc.", "mock", "warnings"),
+    *("open(", "decimal", "locale", "numpy", "import_module"),
+)
+
+
+# --- one job after another ----------------------------------------------------------------------------------------
+
+
+def serve(control: socket.socket, job: socket.socket, verdict: socket.socket) -> None:
+    """Judge jobs until this process is worn, or until the supervisor or zygote ends.
+
+    Each message on `control` announces a job: LENGTH, with the descriptors of its program's channel
+    and output. The answers are READ, then DONE or WORN.
+    """
+    state = random.getstate()
+    for left in range(_JOBS - 1, -1, -1):
+        length, fds, _, _ = socket.recv_fds(control, LENGTH.size, 2)
+        body = receive_exactly(job, *LENGTH.unpack(length)) if fds else None
+        if body is None:
+            return
+        control.send(READ)
+        outcome, worn = _judge(body, fds)
+        del body
+        random.setstate(state)
+        verdict.send(json.dumps({"verdict": outcome[0], "reason": outcome[1][:400]}).encode())
+        if worn or not left:
+            control.send(WORN)
+            return
+        control.send(DONE)
+
+
+def _judge(body: bytes, fds: list[int]) -> tuple[Outcome, bool]:
+    """Verdict and reason, and whether this process is worn."""
+    try:
+        task: dict[str, Any] = json.loads(body)
+        with socket.socket(fileno=fds[0]) as channel:
+            outcome = judge(task, channel, fds[1] if len(fds) > 1 else None)
+    except MemoryError:
+        return ("memory", "out of memory in the checker"), True
+    except BaseException as error:  # noqa: BLE001  (its end is a verdict, whatever it is)
+        return ("crash", f"the checker failed: {type(error).__name__}"), True
+    finally:
+        for fd in fds[1:]:
+            os.close(fd)
+        codec.forget()
+    return outcome, outcome[0] not in ("pass", "fail") or _is_worn(task)
+
+
+def _is_worn(task: dict[str, Any]) -> bool:
+    text = task.get("test", "") + task.get("setup", "")
+    if any(word in text for word in _TRACES):
+        return True
+    if len(sys._current_frames()) > 1 or sys.gettrace() is not None:  # noqa: SLF001  (importing threading costs each fork)
+        return True
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _GROWN_KIB or bool(gc.garbage)
 
 
 # --- the three ways to judge --------------------------------------------------------------------------------------
