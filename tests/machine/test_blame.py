@@ -148,16 +148,16 @@ def test_a_bad_node_among_good_ones_costs_nothing(
     seed: int, nodes: int, gpus: int, error: str, faults: Faults
 ) -> None:
     """Whatever it says, each of its trials failing with a shard in hand: every entry is scored, no shard is quarantined,
-    and where it had the time to fail again and again it is in back-off."""
+    and where it had the time to fail again and again it is set aside."""
     world = Faulty(seed, faults, record(entries=8), nodes=nodes, gpus=gpus)
     world.bad = {"n0": error}
     world.run()
     assert all(e.status == "scored" for e in world.state.entries), world.summary()
     left_nothing(world)
     most = 3 if error == ECC else 3 * gpus
-    backed_off = [w for w in world.state.warnings if w.startswith("node n0 is in back-off")]
+    asides = [w for w in world.state.warnings if w.startswith("node n0 is in back-off")]
     late = 4 if faults.restart else 0  # with shards that somebody else has done meanwhile
-    assert backed_off or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
+    assert asides or world.died_at.get("n0", 0) < most + gpus + late, world.died_at
     assert not [w for w in world.state.warnings if "is in back-off" in w and "n0" not in w] or faults.restart
 
 

@@ -168,7 +168,7 @@ def test_nothing_is_built_or_staged_before_a_checkpoint_is_converted(seed: int, 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), overrun=st.floats(0, 0.3))
 def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
-    """Also where the end of a trial is seen before its own word, no node is in back-off for it."""
+    """Also where the end of a trial is seen before its own word, no node is set aside for it."""
     world = World(seed, Faults(overrun=overrun, slow_outcome=0.3))
     world.run()
     assert not [text for text in world.state.warnings if "is in back-off" in text and "TIMEOUT" in text]
@@ -179,7 +179,7 @@ def test_no_node_is_blamed_for_a_time_limit(seed: int, overrun: float) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), preempt=st.floats(0, 0.15), nodes=st.integers(1, 3))
 def test_preemption_blames_nobody(seed: int, preempt: float, nodes: int) -> None:
-    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is in back-off."""
+    """However often GPUs are taken back, with shards handed back in time or not: all is scored, no node is set aside."""
     world = World(seed, Faults(preempt=preempt, listing=0.1), nodes=nodes)
     finished(world)
     assert all(n.failures == 0 and not n.back_offs for n in world.state.nodes.by_name.values())
@@ -430,7 +430,7 @@ def test_a_node_set_aside_returns_and_rests_longer_each_time() -> None:
                 elif node.name not in since and node.back_off_until is not None:
                     since[node.name] = world.now
                     rests.append((node.back_offs, node.back_off_until - world.now))
-    assert {n for n, _ in rests} >= {1, 2}, "no node was in back-off twice: other dice are needed"
+    assert {n for n, _ in rests} >= {1, 2}, "no node was set aside twice: other dice are needed"
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
 
 

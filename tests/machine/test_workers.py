@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from world import World
-from world_parts import SITE, Faults, record
+from world_parts import Faults, record
 
 from coordinator.evaluation import events as ev
-from coordinator.evaluation.job_specs import metric_spec
 from coordinator.evaluation.scoring import MAX_WORKER_JOBS, WAITING_SECONDS
-from evaljobs.contract.specs import FrameRef
 
 
 def all_scored(world: World) -> None:
@@ -91,20 +89,3 @@ def test_workers_are_as_many_as_are_worth_it_and_no_more(seed: int, most: int, s
         assert there <= most
     assert most_seen <= (1 if slow == 0.0 else most)
     all_scored(world)
-
-
-def test_a_metric_job_that_is_queued_again_reads_the_records_that_stand_now() -> None:
-    """Not those that were found corrupt since it was queued first."""
-    world = World(1, Faults(metric_slow=1.0))
-    while not any(m.kind == "execute" for m in world.state.scoring.metrics.values()):
-        world.tick()
-    metric = next(m for m in world.state.scoring.metrics.values() if m.kind == "execute")
-    leaf = world.state.shards.leaves[metric.task]
-    shard = leaf.planned.shards[leaf.places[metric.documents[0]][0]]
-    corrupt = world.state.shards.by_name[shard].frame
-    again = FrameRef(file="again.frames", offset=0, length=1)
-    world.take([ev.ShardCorrupted(at=world.now, shard=shard, error="its checksum is wrong")])
-    world.take([ev.ShardsDumped(at=world.now, shards=((shard, again),))])
-    frames = metric_spec(world.state, SITE, metric).frames
-    assert again in frames
-    assert corrupt not in frames
