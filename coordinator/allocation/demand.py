@@ -12,7 +12,7 @@ from coordinator.allocation.allocate import Demand
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
 from coordinator.evaluation.job_specs import precursor_memory_mb
-from coordinator.evaluation.state import NodeUse, Prefetch, State
+from coordinator.evaluation.state import NodeUse, Phase, Prefetch, State
 
 IN_USE = ("offered", "staging", "ready")
 LOSS = {"back-off": 0, "offered": 0, "staging": 1, "ready": 2}  # what a node has cost so far, by its status
@@ -290,11 +290,7 @@ def held(states: Iterable[State]) -> dict[str, Held]:
 
 def _open(states: Iterable[State]) -> Iterator[State]:
     """Evaluations that still have something to run."""
-    for state in states:
-        if not (
-            state.ended_at is not None or state.winding_down or state.ending.reason or state.ending.cancelled
-        ):
-            yield state
+    return (state for state in states if state.ending.phase == Phase.RUNNING)
 
 
 def _in_use(state: State) -> list[NodeUse]:

@@ -37,10 +37,12 @@ from coordinator.cluster import (
     local_guardian,
 )
 from coordinator.cluster.sbatch_text import INDEX, log_file
+from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
 
 NODE = "local"
+MIB = 1 << 20
 KILL_SECONDS = 15.0  # between SIGTERM and SIGKILL
 KEEP_SECONDS = 86_400.0  # jobs of an earlier coordinator are listed this long
 SIDE_JOBS_A_CPU = 4  # jobs without GPUs mostly wait for one another; the bound is for arrays of hundreds
@@ -156,7 +158,6 @@ class LocalCluster:
         with self._lock:
             if self._alive is not None:
                 self._advance()
-            memory = _memory_mb()
             running = [entry.job for entry, member in self._live.values() if member.phase == "running"]
             return [
                 NodeState(
@@ -167,8 +168,8 @@ class LocalCluster:
                     gpus_free=len(self._free_slots()),
                     cpus=self.cpus,
                     cpus_free=max(0, self.cpus - sum(job.cpus for job in running if job is not None)),
-                    memory_mb=memory["MemTotal"],
-                    memory_free_mb=memory["MemAvailable"],
+                    memory_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB,
+                    memory_free_mb=(memory_available() or 0) // MIB,
                     gpu_type=self.gpus[0].partition(", ")[2] if self.gpus else "cpu-slot",
                     counts_memory=False,
                 )
@@ -347,13 +348,3 @@ def _state(entry: _Entry, member: _Member) -> JobState:
         submitted_at=entry.submitted_at,
         started_at=member.started_at,
     )
-
-
-def _memory_mb() -> dict[str, int]:
-    """MemTotal and MemAvailable of this machine in MiB."""
-    values = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            values[name] = int(rest.split()[0]) // 1024
-    return values

@@ -1,15 +1,10 @@
 """Decides from Slurm's rules whether a precursor serves the trials beside it or one job hosts them.
 
-    refused beside GPU jobs, or whole nodes only, or /dev/shm private to each job,
-    or a precursor's memory costs CPUs that the node's trials need               ->  host (rung 2)
-
 Rule: parsers and decisions are pure and stand first. A coordinator runs two `scontrol` and one
 `sbatch --test-only` once, at its start or its first evaluation. Where a rule is unknown the
 precursor is tried. Slurm's settings do not show a private /dev/shm made by a site's prolog or SPANK
-plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it.
-
-Sources: slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU;
-scontrol(1).
+plug-in: `evalspan doctor`, or the first trial that finds no weights, detects it. Sources:
+slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMemPerCPU; scontrol(1).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def results_written(state: State, _event: ResultsWritten) -> list[Action]:
 
 
 def retry(state: State, _event: RetryAsked) -> list[Action]:
-    """In a running evaluation, what has failed is tried again beside the rest. One that is ending ends first: its jobs are
-    told to end, and other jobs may have its nodes by then.
+    """In a running evaluation, what has failed is tried again beside the rest. One that is ending ends first: its jobs
+    end, and other jobs may have its nodes by then.
     """
     if not state.failed_entries() and not state.unscored_items:
         return []
@@ -103,13 +103,13 @@ def due(state: State, now: float) -> list[Action]:
 
 
 def restarted(state: State, now: float) -> list[Action]:
-    """Results that were not written are due again; jobs that were told to end are told once more."""
+    """Results that were not written are due again; jobs that were released or cancelled are so once more."""
     ending = state.ending
     if ending.phase == Phase.WRITING:
         ending.phase = Phase.CLOSING if ending.reason or ending.cancelled else Phase.RUNNING
     live = (state.jobs.by_name[name] for name in sorted(state.jobs.live))
-    told = [info for info in live if info.released_at is not None]
+    released = [info for info in live if info.released_at is not None]
     actions: list[Action] = [StopWorkers()] if state.winding_down else []
-    for info in told:
+    for info in released:
         actions += jobs.release(state, info, now) if info.job.purpose in RELEASED else []
-    return actions + jobs.end(state, [i for i in told if i.job.purpose not in RELEASED], now)
+    return actions + jobs.end(state, [i for i in released if i.job.purpose not in RELEASED], now)

@@ -79,7 +79,7 @@ class BackOffOver(Event):
 
 
 class NodeWithdrawn(Event):
-    """The node shall be used no more: it drained, died or was asked back."""
+    """The node shall be used no more: it drained, died or is cordoned."""
 
     kind: Literal["node-withdrawn"] = "node-withdrawn"
     node: str
@@ -143,7 +143,7 @@ class JobStarted(Event):
 class JobEnded(Event):
     """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing.
 
-    `shard`: what the queue said that its trial had in hand.
+    `shard`: the one that its trial ran, by the queue.
     """
 
     kind: Literal["job-ended"] = "job-ended"

@@ -169,7 +169,7 @@ def whose(error: str) -> Literal["node", "shard", "either"]:
 
 
 def died_with(state: State, trial: Trial, node: str | None, name: str, error: str) -> list[Action]:
-    """A trial failed with shard `name` in hand."""
+    """A trial failed while it ran the shard `name`."""
     fault = whose(error)
     if fault == "node":
         trial_died(state, node, error)

@@ -37,7 +37,7 @@ PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint
 SHORTEST_LIMIT_SECONDS = 900
 """No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
 ENDING_SECONDS = 120
-"""A trial is told to end a minute before its limit, and Slurm may be a minute early."""
+"""A trial gets SIGTERM a minute before its limit, and Slurm may be a minute early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
     """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
 
     A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
-    its shard back when it is told to end, and the next trial on its lane asks for twice as long. Never above the
+    its shard back at SIGTERM, and the next trial on its lane asks for twice as long. Never above the
     settings' limit, which stands where nothing was predicted (a trial that probes for the batch size).
     """
     most = state.record.options.trial_time_limit_seconds

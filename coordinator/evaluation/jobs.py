@@ -1,4 +1,4 @@
-"""Jobs, first part: a job from its intent until it is told to end. `job_ends` has what its end means.
+"""Jobs, first part: a job from its intent to its release or cancellation. `job_ends` has what its end means.
 
 Rule: a job is known by our name for it, unique per attempt. An intent is journalled before the job is submitted; after a
 crash or a submission in doubt the job is looked up by name first. Called from: `step`, and the subjects that own jobs.

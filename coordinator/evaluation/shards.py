@@ -298,7 +298,7 @@ def fail_entry(state: State, entry: EntryState, error: str) -> list[Action]:
     entry.status, entry.error = "failed", error
     indexes.file_entry(state, entry)
     withdrawn = []
-    for name in _shards_of(state, entry):
+    for name in shards_of(state, entry.sets):
         if _to_do(state, name):
             state.shards.by_name[name].quarantined = True
             state.shards.todo -= 1
@@ -312,7 +312,7 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
     entry.status = "built" if entry.sets else "unbuilt"
     indexes.file_entry(state, entry)
     again = []
-    for name in _shards_of(state, entry):
+    for name in shards_of(state, entry.sets):
         shard = state.shards.by_name[name]
         shard.kills, shard.died_on, shard.doubts, shard.unread = 0, [], {}, 0
         if shard.quarantined:
@@ -323,8 +323,9 @@ def reopen_entry(state: State, entry: EntryState) -> list[Action]:
     return requeue(state, again)
 
 
-def _shards_of(state: State, entry: EntryState) -> Iterable[str]:
-    for task in entry.sets:
+def shards_of(state: State, tasks: Iterable[str]) -> Iterable[str]:
+    """The shards of these leaf tasks, as far as they are planned."""
+    for task in tasks:
         leaf = state.shards.leaves.get(task)
         yield from leaf.planned.shards if leaf is not None else ()
 

@@ -33,7 +33,9 @@ class Phase(IntEnum):
 
     RUNNING = 0
     CLOSING = 1  # a reason to end stands: entries that it concerns fail, the others are scored
-    WRITING = 2  # every entry is scored or has failed; results are being written, jobs are told to end
+    WRITING = (
+        2  # every entry is scored or has failed; results are being written, jobs are released or cancelled
+    )
     LEAVING = 3  # results are written; jobs of it are still there
     ENDED = 4
 
@@ -345,6 +347,12 @@ class State:
     def ended_at(self) -> float | None:
         """Unix seconds; None while it goes on."""
         return self.ending.ended_at
+
+    @property
+    def converted_digest(self) -> str | None:
+        """Digest of the announced checkpoint, which names its converted copy; None where none is converted."""
+        announced = self.conversion.announced
+        return None if announced is None else announced.digest
 
     @property
     def turn(self) -> tuple[int, float, str]:

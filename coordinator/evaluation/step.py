@@ -51,7 +51,7 @@ from Redis; what they leave in response files comes back as `ShardsDumped`. When
 its score job; the weights are released as soon as no shard is left. `Scored` makes the entry "scored". Now every entry
 is, and `ending` asks for `WriteResults`, which is answered by `ResultsWritten`. The last `JobEnded` ends the evaluation.
 
-What goes wrong is told by the same events. A submission that timed out is "uncertain" until a listing shows the job or
+Failures come as the same events. A submission that timed out is "uncertain" until a listing shows the job or
 does not. A trial that dies without an outcome gives its claims back; `job_ends` decides between its node and its
 shard. A node that fails is left alone for a while; what no other node can mend ends the evaluation with its reason.
 
@@ -170,8 +170,8 @@ def _restarted(state: State, event: ev.Restarted) -> list[Action]:
     """Repeat what may be repeated, subject by subject."""
     jobs.restarted(state, event.at)
     found = builds.conversion_restarted(state)
-    told = ending.restarted(state, event.at)
-    return [*found, *shards.restarted(state), *scoring.restarted(state, event.at), *told]
+    ends = ending.restarted(state, event.at)
+    return [*found, *shards.restarted(state), *scoring.restarted(state, event.at), *ends]
 
 
 _EVENTS: Mapping[type, Callable[[State, Any], list[Action]]] = {

@@ -101,7 +101,8 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
         return []
     actions: Due = []
     shunned = _shunned(state)
-    for node in _least_in_doubt(state):
+    # nodes where trials have died lately come last
+    for node in sorted(state.index.nodes.get("free", {}).values(), key=nodes.in_doubt):
         lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)
@@ -120,11 +121,6 @@ def _free_lanes(state: State, node: NodeUse, shunned: set[str], own: set[str] | 
         free = [name for name in free if name in own]
     # a lane that was preempted is gone, whichever number it bore
     return free[: max(0, node.lanes - len(busy))]
-
-
-def _least_in_doubt(state: State) -> list[NodeUse]:
-    """Nodes with a free lane; those where trials have died lately come last."""
-    return sorted(state.index.nodes.get("free", {}).values(), key=nodes.in_doubt)
 
 
 def _shunned(state: State) -> set[str]:

@@ -7,7 +7,7 @@ cancels it, since a restarted controller may give an id out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.cluster import JobState
@@ -22,7 +22,7 @@ from coordinator.evaluation.events import (
     MetricJobsLost,
     TrialHung,
 )
-from coordinator.evaluation.state import JobInfo, MetricState, Phase, State
+from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
 NEVER_STARTS = frozenset({"PartitionTimeLimit"})
@@ -48,7 +48,7 @@ class Sightings:
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
-    told: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last told
+    reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
 
 
@@ -186,8 +186,8 @@ def hung_trials(
         info = state.jobs.by_name[known_trial.job]
         member = 0 if info.job.purpose == "host" else known_trial.member
         running = info.members.get(member) == "running"
-        again = trial in seen.told
-        if not running or now - seen.told.get(trial, now - 2 * grace.overdue) < grace.overdue:
+        again = trial in seen.reported
+        if not running or now - seen.reported.get(trial, now - 2 * grace.overdue) < grace.overdue:
             continue
         known = seen.moved.get(trial, (0.0, now))
         stamp, shard = progress.get(trial, (known[0], None))
@@ -195,15 +195,15 @@ def hung_trials(
         seen.moved[trial] = (stamp, since)
         silent = now - since
         if silent > grace.hung:
-            seen.told[trial] = now
+            seen.reported[trial] = now
             # a second event cancels the trial again; it names no shard, since the shard ended one trial, not two
             events.append(TrialHung(at=now, trial=trial, shard=None if again else shard, seconds=silent))
     return events
 
 
-def rests_over(state: State, now: float) -> list[AnyEvent]:
-    """Nodes whose back-off is over, and metric workers or jobs held back that may be submitted again: an event of their own,
-    since an evaluation that has nothing but them has no other event. `due` of the subjects acts on it.
+def waits_over(state: State, now: float) -> list[AnyEvent]:
+    """At most one event: back-offs and pauses that are over. An evaluation that waits for them alone has no other event.
+    Its rules act on the event, so the next look finds nothing.
     """
     held = any(now >= h.due_at for h in state.jobs.held.values())
     if not state.can_work:
@@ -228,14 +228,6 @@ def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, st
         and name not in queued
         and claims.get(name) not in state.trials.live
     )
-
-
-def shards_read_by(state: State, metric: MetricState) -> Iterator[str]:
-    """Shards of the leaf tasks whose records a metric job reads."""
-    tasks = [metric.task] if metric.kind == "execute" else list(state.entries[metric.entry].sets)
-    for task in tasks:
-        leaf = state.shards.leaves.get(task)
-        yield from leaf.planned.shards if leaf is not None else ()
 
 
 def missing_metrics(state: State, known: Iterable[str], grace: float, now: float) -> list[str]:

@@ -74,13 +74,6 @@ def report_of(state: State, paths: EvaluationPaths, events: Iterable[AnyEvent] |
     return made.model_copy(update={"judge": use})
 
 
-def write_report(state: State, paths: EvaluationPaths) -> Report:
-    """Write report.json."""
-    report = report_of(state, paths)
-    write_atomic(paths.report, report.model_dump_json(indent=1).encode())
-    return report
-
-
 def merged_results(state: State) -> dict[str, Any]:
     """lm-eval's results of all scored entries as one; beside them the failed ones, and the items without a score, by name
     with their reasons.
@@ -137,7 +130,9 @@ def learnt(state: State, report: Report) -> list[Observation]:
 def try_report(state: State, paths: EvaluationPaths) -> Report | None:
     """The report, written; None, with a warning, where it cannot be made. OSError where the disk refuses it."""
     with isolated(partial(_no_report, state)):
-        return write_report(state, paths)
+        report = report_of(state, paths)
+        write_atomic(paths.report, report.model_dump_json(indent=1).encode())
+        return report
     return None
 
 

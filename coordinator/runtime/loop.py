@@ -139,7 +139,7 @@ class Coordinator(Evaluations):
         self._return_parked(now)
         for running in self.running.values():
             if running.state.ended_at is not None:
-                self._clear_converted(running)
+                self._clear_converted(running.state.converted_digest)
 
     def _submit(self) -> None:
         """Submit the jobs that evaluations asked for, in the order in which evaluations are served."""

@@ -104,7 +104,7 @@ class Evaluations:
             elif status.converted_digest is not None:
                 converted.add(status.converted_digest)
         for digest in converted:
-            self._clear_digest(digest)
+            self._clear_converted(digest)
 
     def _replayed(self, root: Path) -> Running | None:
         if root.name in self._parked.by_id and not Journal.begun(EvaluationPaths(root).journal):
@@ -128,7 +128,7 @@ class Evaluations:
         write_ended(running.state, running.paths)
         if running.state.ended_at is not None and not was_parked:  # no command waits for its end
             running.journal.close()
-            self._clear_converted(running)
+            self._clear_converted(running.state.converted_digest)
             return
         self.running[root.name] = running
         if isinstance(before, Parked) and before.cancelled:
@@ -212,19 +212,11 @@ class Evaluations:
             if parked.reason == "removed" and not parked.open:
                 self._parked.forget(evaluation_id, faults=True)
 
-    def _clear_converted(self, ended: Running) -> None:
-        """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs."""
-        if ended.state.conversion.announced is not None:
-            self._clear_digest(ended.state.conversion.announced.digest)
-
-    def _clear_digest(self, digest: str) -> None:
-        others = (r.state for r in self.running.values() if r.state.ended_at is None)
-        if any(
-            s.conversion.announced is not None and s.conversion.announced.digest == digest for s in others
-        ):
+    def _clear_converted(self, digest: str | None) -> None:
+        """Remove the converted checkpoint of an ended evaluation, unless another evaluation of it runs or may return."""
+        needed = any(s.converted_digest == digest for s in self._states() if s.ended_at is None)
+        if digest is None or needed or any(parked.open for parked in self._parked.by_id.values()):
             return
-        if any(parked.open for parked in self._parked.by_id.values()):
-            return  # one of these may need it
         folder = self.performer.site.paths.converted
         with suppress(OSError):
             for left in folder.glob(f"{digest}*") if folder.is_dir() else ():

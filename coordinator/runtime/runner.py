@@ -205,8 +205,11 @@ class Running:
             claims = self.snapshot.claims if self.snapshot is not None else {}
             self.take(detect.with_shards(self.state, events, claims))
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
-        self.take(detect.hung_trials(self.state, self._progress(), self.seen, self.grace, now))
-        self.take(detect.rests_over(self.state, now))
+        progress = None
+        if self.snapshot is not None:
+            progress = {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
+        self.take(detect.hung_trials(self.state, progress, self.seen, self.grace, now))
+        self.take(detect.waits_over(self.state, now))
         if self._throttle.due("compare trials", PACE_SECONDS, now):
             self._compare_trials(now)
         if self._throttle.due("audit", AUDIT_SECONDS, now):
@@ -245,7 +248,8 @@ class Running:
         ]
         events: dict[str, AnyEvent] = {}
         for metric in (self.state.scoring.metrics[n] for n in failed if n in self.state.scoring.outstanding):
-            for shard in detect.shards_read_by(self.state, metric):
+            sets = self.state.entries[metric.entry].sets
+            for shard in shards.shards_of(self.state, [metric.task] if metric.kind == "execute" else sets):
                 frame = self.state.shards.by_name[shard].frame
                 if frame is None or shard in events:
                     continue
@@ -322,11 +326,6 @@ class Running:
             log.warning("%s: passed over", error)
             self._consumed[name] = NEVER
         return found
-
-    def _progress(self) -> dict[str, tuple[float, str | None]] | None:
-        if self.snapshot is None:
-            return None
-        return {t: (p.progress_at, p.shard) for t, p in self.snapshot.trials.items()}
 
     def _compare_trials(self, now: float) -> None:
         """Find stragglers, by their finished shards and the one that each runs (timed by the Redis host's clock)."""

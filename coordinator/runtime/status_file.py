@@ -86,7 +86,7 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
     """The summary of a state that has ended. Pure."""
     if state.ended_at is None:
         raise ValueError(f"{state.evaluation_id} has not ended")
-    checkpoint, announced = state.record.checkpoint, state.conversion.announced
+    checkpoint = state.record.checkpoint
     return Ended(
         evaluation_id=state.evaluation_id,
         journal_bytes=journal_bytes,
@@ -95,7 +95,7 @@ def ended_of(state: State, journal_bytes: int) -> Ended:
         checkpoint=checkpoint.announced,
         step=checkpoint.step,
         suite=state.record.suite.name,
-        converted_digest=announced.digest if announced is not None else None,
+        converted_digest=state.converted_digest,
         cancelled=state.ending.cancelled,
         started=any(n.lanes for n in state.nodes.by_name.values()),
         shards=len(state.shards.by_name),

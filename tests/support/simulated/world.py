@@ -355,8 +355,8 @@ class World:
             self.take(detect.with_shards(self.state, events, self.claims))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
             self.cancel(do.CancelJob(job_id=job_id))
-        self.take(detect.rests_over(self.state, self.now))
-        assert not detect.rests_over(self.state, self.now), "told twice"
+        self.take(detect.waits_over(self.state, self.now))
+        assert not detect.waits_over(self.state, self.now), "told twice"
         if self.state.shards.leaves and not self.state.winding_down and self.epoch != self.state.queue_epoch:
             self.take([ev.QueueLost(at=self.now)])
         slow = [
