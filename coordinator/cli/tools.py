@@ -280,7 +280,6 @@ def clean(
 
 
 def _show_cleaned(one: dict[str, Any]) -> None:
-    """Print what was removed, kept and skipped below one root."""
     from coordinator.report.render import size
 
     count = len(one["removed"])
@@ -340,6 +339,8 @@ def init(
                 f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
                 "`evalspan init --cluster local` writes settings for this machine alone"
             ) from error
-    path.unlink(missing_ok=True)
-    template.write_default(path, template.probe_of(kind, nodes))
+    try:
+        path.write_text(template.default_text(template.probe_of(kind, nodes)), encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
     say(f"wrote {path}")

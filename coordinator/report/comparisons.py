@@ -132,7 +132,6 @@ def _show_differences(console: Console, series: Series) -> None:
 
 
 def show_series(console: Console, series: Series) -> None:
-    """Plot, scores, regressions, cost."""
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
         console.print(Text(f"{suite}: learning curves", style="bold"))
