@@ -15,6 +15,7 @@ import typer
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
+from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -98,7 +99,6 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
     from coordinator.intake.suites import load_suite
     from coordinator.runtime.wiring import coordinator_of
     from coordinator.simulation import from_suite
-    from evaljobs.contract.paths import WorkPaths
     from priors.table import read
 
     loaded = load_suite(name)
@@ -209,7 +209,6 @@ def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
 
 def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
-    from evaljobs.contract.paths import WorkPaths
 
     settings = settings_of(config, work_dir)
     try:
