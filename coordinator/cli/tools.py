@@ -209,7 +209,6 @@ def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
 
 def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
-
     settings = settings_of(config, work_dir)
     try:
         return what(WorkPaths(settings.work_dir).observations, *more)
