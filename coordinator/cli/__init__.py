@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 1 the evaluation has failed tasks, or items without a score; 2 bad input,
 refused before anything was submitted; 3 a bug in evalspan, or a service failed; 130 cancelled.
-Rule: a module with commands imports typer, rich's console and the errors at its head. Each of its functions imports
-inside itself what else it needs, so that `--help` loads no Redis client, and a command only its own rooms.
+Rule: a module with commands imports typer, rich's console, errors and paths at its head. Each of its functions
+imports inside itself what else it needs, so that `--help` loads no Redis client, and a command only its own rooms.
 """
 
 from __future__ import annotations

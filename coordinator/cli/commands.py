@@ -11,6 +11,7 @@ from rich.console import Console
 
 from coordinator.cli.app import CONFIG, EVALUATION, WORK_DIR, app, say, settings_of
 from coordinator.errors import OperatorError
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.allocation.demand import Use
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from coordinator.evaluation.state import State
     from coordinator.runtime.loop import Coordinator
     from coordinator.runtime.operator_commands import Command
-    from evaljobs.contract.paths import EvaluationPaths
 
 MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
@@ -31,7 +31,6 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import leave_command
     from coordinator.runtime.wiring import coordinator_of
-    from evaljobs.contract.paths import WorkPaths
 
     folder = find_folder(config, evaluation)
     name = folder.root.name
@@ -167,7 +166,6 @@ def release(
     from coordinator.cli.evaluations import Follower
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
-    from evaljobs.contract.paths import WorkPaths
 
     if bool(node) == bool(gpus):
         raise OperatorError("name a node, or say --gpus K")

@@ -52,7 +52,6 @@ def replay(events: list[AnyEvent], config: Config) -> State:
 
 
 def _apply(state: State, events: Iterable[AnyEvent], site: Site) -> None:
-    """Apply further events of the journal to `state`."""
     for event in events:
         with contextlib.suppress(IllegalEventError):  # the coordinator that wrote it skipped it too
             machine.step(state, site, event, replaying=True)

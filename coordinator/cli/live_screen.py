@@ -248,7 +248,6 @@ def _block(running: Watched, scores: Scores, now: float, width: int) -> Iterator
 def screen(
     runnings: Sequence[Watched], trouble: str, width: int, *, now: float, scores: Scores
 ) -> RenderableType:
-    """The whole screen."""
     parts: list[RenderableType] = []
     for running in runnings:
         if parts:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from coordinator.cli.app import CONFIG, EVALUATION, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
+from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -136,7 +137,6 @@ def submit(
     from coordinator.intake import from_settings, sources
     from coordinator.intake.resubmit import submitted
     from coordinator.runtime.journal import Journal, WorkLock, is_daemon
-    from evaljobs.contract.paths import WorkPaths
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
@@ -212,7 +212,6 @@ def status(
     from coordinator.intake import pending, sources
     from coordinator.report.render import seconds
     from coordinator.runtime.journal import WorkLock, is_daemon
-    from evaljobs.contract.paths import WorkPaths
 
     settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)

@@ -15,6 +15,7 @@ import typer
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
+from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
@@ -98,7 +99,6 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
     from coordinator.intake.suites import load_suite
     from coordinator.runtime.wiring import coordinator_of
     from coordinator.simulation import from_suite
-    from evaljobs.contract.paths import WorkPaths
     from priors.table import read
 
     loaded = load_suite(name)
@@ -209,8 +209,6 @@ def priors_export(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
 
 
 def _priors(what: Callable[..., Any], config: Path | None, work_dir: Path | None, *more: Any) -> Any:
-    from evaljobs.contract.paths import WorkPaths
-
     settings = settings_of(config, work_dir)
     try:
         return what(WorkPaths(settings.work_dir).observations, *more)
@@ -280,7 +278,6 @@ def clean(
 
 
 def _show_cleaned(one: dict[str, Any]) -> None:
-    """Print what was removed, kept and skipped below one root."""
     from coordinator.report.render import size
 
     count = len(one["removed"])
@@ -340,6 +337,8 @@ def init(
                 f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
                 "`evalspan init --cluster local` writes settings for this machine alone"
             ) from error
-    path.unlink(missing_ok=True)
-    template.write_default(path, template.probe_of(kind, nodes))
+    try:
+        path.write_text(template.default_text(template.probe_of(kind, nodes)), encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
     say(f"wrote {path}")

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from coordinator.cluster import NodeState
-from coordinator.errors import OperatorError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +42,6 @@ def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> Sit
         cpu_partition=without[0] if with_gpus and without else None,
         summary=summary or f"{len(nodes)} nodes without GPUs",
     )
-
-
-def write_default(path: Path, probe: SiteProbe) -> None:
-    """Write the file; OperatorError where it exists already."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(default_text(probe))
-    except FileExistsError as error:
-        raise OperatorError(f"{path} is there already: edit it, or move it away first") from error
-    except OSError as error:
-        raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def default_text(probe: SiteProbe) -> str:

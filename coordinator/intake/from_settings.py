@@ -75,7 +75,6 @@ def _command(config: Config) -> tuple[str, ...]:
 
 
 def site_of(config: Config) -> Site:
-    """Where jobs run."""
     env = dict(config.trial.env)
     if config.trial.python or config.trial.container:
         env["PYTHONPATH"] = os.pathsep.join(

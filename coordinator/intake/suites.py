@@ -45,12 +45,10 @@ class _SuiteFile(Record):
 
 
 def folder() -> Path:
-    """The folder of shipped suites."""
     return Path(str(resources.files("evaljobs"))) / "suites"
 
 
 def names() -> list[str]:
-    """Shipped suites."""
     return sorted(path.stem for path in folder().glob("*.toml"))
 
 

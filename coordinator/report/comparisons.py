@@ -13,10 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.report.keys import MARK, WHAT, difference, keys_of
-from coordinator.report.learning_curves import Curve, Series, is_regression, scores_of
+from coordinator.report.learning_curves import Curve, Series, difference, is_regression, keys_of, scores_of
 from coordinator.report.render import plain_table, seconds
 
+WHAT: Mapping[str, str] = {
+    "requests": "was asked with other prompts or settings",
+    "score": "was scored in another way (gold answers, filters or metrics)",
+}
+MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
 HEIGHT = 12
@@ -132,7 +136,6 @@ def _show_differences(console: Console, series: Series) -> None:
 
 
 def show_series(console: Console, series: Series) -> None:
-    """Plot, scores, regressions, cost."""
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
         console.print(Text(f"{suite}: learning curves", style="bold"))

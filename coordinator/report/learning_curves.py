@@ -9,19 +9,19 @@ by chance.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from coordinator.report.keys import Difference, difference, keys_of
 from evaljobs.contract.specs import Record
 
+# how two results differ in their request digests and score keys; "": comparable, or without keys
+Difference = Literal["", "requests", "score"]
 ERRORS = 2.0  # standard errors of the difference beyond which a drop counts
-
-
 SCORES = ConfigDict(allow_inf_nan=True)  # a score of lm-eval may be NaN
 
 
@@ -143,6 +143,37 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
                 )
             )
     return tuple(found)
+
+
+def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
+    """(request digest, score key) of a task, or of all tasks of a group; "" where results.json has none."""
+    keys = results.get("evalspan", {}).get("keys", {})
+    leaves = sorted(set(_leaves(results.get("group_subtasks", {}), task, frozenset())))
+    if not leaves or any(leaf not in keys for leaf in leaves):
+        return "", ""
+    parts = [(keys[leaf].get("requests", ""), keys[leaf].get("score", "")) for leaf in leaves]
+    if len(parts) == 1:
+        return parts[0]
+    requests, score = ("".join(part) for part in zip(*parts, strict=True))
+    return hashlib.sha256(requests.encode()).hexdigest(), hashlib.sha256(score.encode()).hexdigest()
+
+
+def _leaves(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> Iterator[str]:
+    members = groups.get(name) or ()
+    if not members or name in seen:
+        yield name
+        return
+    for member in members:
+        yield from _leaves(groups, member, seen | {name})
+
+
+def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
+    """What differs between two pairs of keys; None where one is unknown."""
+    if before[0] and after[0] and before[0] != after[0]:
+        return "requests"
+    if before[1] and after[1] and before[1] != after[1]:
+        return "score"
+    return ""
 
 
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:

@@ -213,7 +213,6 @@ def score_lines(results: Mapping[str, Any]) -> Text:
 
 
 def gpu_lines(report: Report) -> Text:
-    """The GPU table for a narrow terminal."""
     text = Text("\nGPUs (slots): seconds held, inferring\n", style="bold")
     for g in report.gpus:
         text.append(f"{g.trial.split('-', 3)[-1]}: {g.held:.1f}, {g.infer:.1f}\n", style="default")

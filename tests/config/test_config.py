@@ -183,16 +183,6 @@ def test_init_sets_what_the_probe_found(toml):
     assert (bare.partition, bare.cpu_partition) == (None, None)
 
 
-def test_init_never_overwrites(tmp_path):
-    """A file that is there stays as it is."""
-    path = tmp_path / "evalspan.toml"
-    template.write_default(path, template.SiteProbe())
-    before = path.read_text()
-    with pytest.raises(OperatorError, match="is there already"):
-        template.write_default(path, template.SiteProbe(kind="slurm"))
-    assert path.read_text() == before
-
-
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
     """A short one as well, so that a holder never takes a living coordinator for dead."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
