@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
-from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import Accepted, AnyEvent
-from coordinator.evaluation.job_specs import Site
-from coordinator.evaluation.state import IllegalEventError, State
+from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.state import State
 from coordinator.intake.from_settings import site_of
-from coordinator.runtime.journal import events_after, read_events
+from coordinator.runtime.journal import events_after, read_events, replay_on, replayed
 from coordinator.runtime.status_file import Ended, read_status
 from evaljobs.contract.paths import EvaluationPaths
 
@@ -44,17 +41,10 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
 
 def replay(events: list[AnyEvent], config: Config) -> State:
     """The state that a journal's events lead to. Writes nothing."""
-    if not events or not isinstance(events[0], Accepted):
+    state = replayed(events, site_of(config))
+    if state is None:
         raise OperatorError("the journal is empty: the evaluation was never accepted; submit it again")
-    state, _ = machine.start(events[0])
-    _apply(state, events[1:], site_of(config))
     return state
-
-
-def _apply(state: State, events: Iterable[AnyEvent], site: Site) -> None:
-    for event in events:
-        with contextlib.suppress(IllegalEventError):  # the coordinator that wrote it skipped it too
-            machine.step(state, site, event, replaying=True)
 
 
 class Follower:
@@ -97,5 +87,5 @@ class Follower:
                 self._read[journal] = replay(events, self._config), offset
         elif size > known[1]:
             events, offset = events_after(journal, known[1])
-            _apply(known[0], events, site_of(self._config))
+            replay_on(known[0], events, site_of(self._config))
             self._read[journal] = known[0], offset

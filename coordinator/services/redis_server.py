@@ -214,7 +214,8 @@ class RedisServer:
     # --- starting ----------------------------------------------------------------------------------------------------
 
     def _start(self, before: ServerRecord | None) -> RedisAddress:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A work folder that is away is not made anew: it would lie under the mount point.
+        self.folder.mkdir(mode=0o700, parents=self._process is None, exist_ok=True)
         self.folder.chmod(0o700)
         self._end_unrecorded()
         password = (before.address.password if before is not None else None) or secrets.token_urlsafe(32)
