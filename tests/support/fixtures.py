@@ -12,6 +12,7 @@ import pytest
 import redis
 from dev_cluster.api import Cluster
 
+from coordinator.runtime import service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.lmeval import run
 from evaljobs.queue import redis_client
@@ -60,6 +61,22 @@ def client(shared_work: WorkPaths) -> Iterator[redis.Redis]:
 def work(tmp_path: Path) -> WorkPaths:
     """A work folder without a server."""
     return WorkPaths(tmp_path / "work")
+
+
+@pytest.fixture
+def every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon looks at each tick, and what does not change for a tick has stopped changing."""
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(service, "STABLE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_tick: None) -> None:
+    """The command line has the settings that `Config()` has, but for a work folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVALSPAN_CONFIG", raising=False)
+    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "work"))
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
