@@ -114,6 +114,16 @@ def tight_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
+    """A local site whose settings watch a folder of checkpoints, `run`, which is empty still."""
+    watch = f'[watch]\nfolders = ["{tmp_path}/run"]\nsuite = "{tmp_path}/toys.toml"\n'
+    site = sites.local(tmp_path, toy_model, entries=sites.WATCHED, more=watch)
+    site.env["EVALSPAN_CLUSTER_SLOTS"] = "2"
+    yield site
+    site.stop_redis()
+
+
+@pytest.fixture
 def make_site(toy_model: Path, tmp_path: Path) -> MakeSite:
     """The ordinary user's folder on a cluster, with the toy model, its suite and a config."""
 
