@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support import sites, toys
+from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["support.fixtures"]
 
@@ -32,31 +33,46 @@ CORPUS = [
 ]
 
 
-# Folders and files whose tests take longest, longest first: side by side, none of them is left for the end.
+# Side by side (`scripts/test`), a file's tests run in one process, and so do all tests of a row here: whole systems, each of
+# which keeps a core busy, run one after the other on a Slurm of their own, and one after the other on this machine.
+SYSTEMS = {
+    "slurm": ("tests/chaos", "tests/odd_sites", "tests/doctor", "tests/slurm_cluster", "tests/cluster"),
+    "local": ("tests/integration", "tests/runtime/test_service.py", "tests/packaging", "tests/cli"),
+}
+# The longest files besides: they begin first, so that none of them is left for the end.
 LONGEST = (
-    "tests/integration/test_evaluation.py",
-    "tests/chaos",
-    "tests/odd_sites",
-    "tests/doctor",
-    "tests/slurm_cluster",
-    "tests/integration",
-    "tests/packaging",
-    "tests/runtime/test_service.py",
-    "tests/sandbox",
     "tests/simulation/test_simulation.py",
     "tests/evaluation/test_simulation.py",
     "tests/planning/test_planner_laws.py",
+    "tests/sandbox",
     "tests/scoring",
     "tests/lmeval",
     "tests/requests",
     "tests/exactness",
     "tests/judges",
-    "tests/cluster",
 )
+
+
+def process_of(nodeid: str) -> str:
+    """Tests with the same answer run in one process."""
+    place = nodeid.split("::", maxsplit=1)[0]
+    return next((name for name, places in SYSTEMS.items() if place.startswith(places)), place)
+
+
+class BySystem(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return process_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return BySystem(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
+        if process_of(item.nodeid) in SYSTEMS:
+            return -1
         return next((n for n, place in enumerate(LONGEST) if item.nodeid.startswith(place)), len(LONGEST))
 
     items.sort(key=rank)

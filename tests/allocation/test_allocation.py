@@ -18,22 +18,15 @@ def clusters(draw: st.DrawFn) -> list[NodeState]:
     made = []
     for number in range(draw(st.integers(0, 8))):
         gpus = draw(st.integers(0, 8))
-        made.append(
-            NodeState(
-                name=f"n{number}",
-                usable=draw(st.booleans()),
-                state="?",
-                gpus=gpus,
-                gpus_free=draw(st.integers(0, gpus)),
-                cpus=8,
-                cpus_free=8,
-                memory_mb=1000,
-                memory_free_mb=draw(st.integers(0, 1000)),
-                counts_memory=draw(st.booleans()),
-                partitions=tuple(draw(st.sets(st.sampled_from(["gpu", "spare"])))),
-                best_effort=draw(st.booleans()),
-            )
-        )
+        drawn = {
+            "usable": draw(st.booleans()),
+            "gpus_free": draw(st.integers(0, gpus)),
+            "memory_free_mb": draw(st.integers(0, 1000)),
+            "counts_memory": draw(st.booleans()),
+            "partitions": tuple(draw(st.sets(st.sampled_from(["gpu", "spare"])))),
+            "best_effort": draw(st.booleans()),
+        }
+        made.append(replace(fake_node(f"n{number}", gpus=gpus, cpus=8, memory_mb=1000), **drawn))
     return made
 
 

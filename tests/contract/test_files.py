@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.records import framed, head_of
 
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import ShardResponses
@@ -154,26 +153,6 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
 
 
 # --- hostile content: every checksum is right ------------------------------------------------------------------------
-
-
-def framed(head: bytes, body: bytes) -> bytes:
-    """A frame of these bytes, whatever they are, with all of its checksums right."""
-    sizes = struct.pack("<II", len(head), len(body))
-    sums = struct.pack("<QQ", xxhash.xxh3_64_intdigest(sizes + head), xxhash.xxh3_64_intdigest(body))
-    return MAGIC + sizes + sums + head + body
-
-
-def head_of(**changed: object) -> bytes:
-    sound = {
-        "task": "t",
-        "key": "k",
-        "shard": "t|0|1",
-        "trial": "x",
-        "started_at": 0,
-        "seconds": 1,
-        "responses": 1,
-    }
-    return json.dumps({**sound, **changed}).encode()
 
 
 JSON = st.recursive(

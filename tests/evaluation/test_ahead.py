@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.loops import another, coordinator_on
 from support.node_memory import NodeMemory
 from support.simulated.parts import Faults, record
 from support.simulated.world import World, replay
@@ -19,12 +20,10 @@ from coordinator.cluster import Job, NodeState
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import Site, precursor_memory_mb
+from coordinator.evaluation.job_specs import precursor_memory_mb
 from coordinator.evaluation.records import EvaluationRecord, JobName, evaluation_id
 from coordinator.evaluation.state import JobInfo, NodeUse, Prefetch, State
-from coordinator.runtime.detect import Grace
-from coordinator.runtime.effects import Performer
-from coordinator.runtime.loop import Coordinator, Pace
+from coordinator.runtime.loop import Coordinator
 from evaljobs.contract.outcomes import Failed, Staged
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.storage import write_outcome
@@ -141,41 +140,18 @@ def _stages(event: ev.AnyEvent) -> bool:
     return isinstance(event, ev.JobSubmitted) and "-stage-" in event.job
 
 
-class _NoRedis:
-    def ensure(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-def _two(tmp_path: Path, **site_: Any) -> tuple[Coordinator, FakeCluster, list[EvaluationRecord]]:
+def _three(tmp_path: Path) -> tuple[Coordinator, FakeCluster, list[EvaluationRecord]]:
+    """A coordinator of one node with two GPUs, and three evaluations of other checkpoints."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    site = Site(work_dir=str(tmp_path), trial_command=("python",), worker_command=("python",), **site_)
-    performer = Performer(
-        site=site, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "observations"
-    )
-    pace = Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.0)
-    coordinator = Coordinator(
-        performer=performer, cluster=cluster, keeper=_NoRedis(), limits=Limits(), pace=pace, grace=Grace()
-    )
-    records = []
-    for number in range(3):
-        base = record()
-        digest = f"{number:016x}"
-        records.append(
-            base.model_copy(
-                update={
-                    "evaluation_id": f"step-{number}-suite-0000000{number}",
-                    "checkpoint": base.checkpoint.model_copy(update={"digest": digest}),
-                    "accepted_at": float(number),
-                }
-            )
-        )
-    return coordinator, cluster, records
+    base = record().checkpoint
+    others = [base.model_copy(update={"digest": f"{number:016x}"}) for number in range(3)]
+    records = [another(record().model_copy(update={"checkpoint": c}), n) for n, c in enumerate(others)]
+    return coordinator_on(tmp_path, cluster), cluster, records
 
 
 def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(tmp_path: Path) -> None:
     """Only the second in order, without a GPU; once GPUs come free it is ready at once; the third waits its turn."""
-    coordinator, cluster, (first, second, third) = _two(tmp_path)
+    coordinator, cluster, (first, second, third) = _three(tmp_path)
     running = coordinator.accept(first)
     coordinator.tick()
     (holder,) = (j for j in cluster.submitted if j.purpose == "stage")
@@ -207,7 +183,7 @@ def test_the_daemon_stages_the_next_evaluation_while_gpus_are_busy(tmp_path: Pat
 
 def test_a_refused_precursor_costs_an_evaluation_nothing(tmp_path: Path) -> None:
     """What was only tried ahead of GPUs leaves no error behind; with its GPUs the node is staged on as usual."""
-    coordinator, cluster, (first, second, _) = _two(tmp_path)
+    coordinator, cluster, (first, second, _) = _three(tmp_path)
     running = coordinator.accept(first)
     coordinator.tick()
     busy = cluster.submit(Job(name="busy", argv=("x",), log="x", gpus=2, node="n1"))

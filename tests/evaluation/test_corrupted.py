@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import zlib
 from pathlib import Path
 
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.records import framed, head_of
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World
 
@@ -20,11 +18,28 @@ from coordinator.evaluation import events as ev
 from coordinator.evaluation import job_specs, shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.indexes import validate
+from coordinator.evaluation.state import State
 from coordinator.runtime.runner import Running
 from evaljobs.contract.outcomes import Failed, ShardResponses
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import FrameRef
 from evaljobs.contract.storage import MAGIC, FrameWriter
+
+
+def looking_at(state: State, folder: Path) -> Running:
+    """The part of the loop that looks at an evaluation's files."""
+    running = Running.__new__(Running)
+    running.state, running.paths, running.snapshot = state, EvaluationPaths(folder), None
+    running._consumed, running._paces, running._outcomes_read = {}, {}, set()
+    running._throttle = Throttle()
+    return running
+
+
+def dump(running: Running, trial: str, shard: str, task: str = "t", key: str = "k") -> FrameRef:
+    responses = ((0, [-1.5, True]),)
+    known = {"task": task, "key": key, "started_at": 0, "seconds": 1, "responses": responses}
+    with FrameWriter(running.paths.response_file(trial)) as file:
+        return file.append(ShardResponses(shard=shard, trial=trial, **known))
 
 
 def scoring(seed: int) -> tuple[World, int]:
@@ -94,14 +109,9 @@ def test_the_loop_finds_the_unreadable_record_of_a_failed_score(tmp_path: Path) 
     world, index = scoring(3)
     state = world.state
     shards = [s for t in state.entries[index].sets for s in state.shards.leaves[t].planned.shards]
-    running = Running.__new__(Running)
-    running.state, running.paths = state, EvaluationPaths(tmp_path)
+    running = looking_at(state, tmp_path)
     for number, shard in enumerate(shards):
-        record = ShardResponses(
-            task="t", key="k", shard=shard, trial="x", started_at=0, seconds=1, responses=((0, [-1.5, True]),)
-        )
-        with FrameWriter(running.paths.response_file(f"trial-{number}")) as file:
-            state.shards.by_name[shard].frame = file.append(record)
+        state.shards.by_name[shard].frame = dump(running, f"trial-{number}", shard)
     metric = next(n for n in state.scoring.outstanding if state.scoring.metrics[n].entry == index)
     failed = Failed(name=metric, job="score", blame="bug", error="?", entry=index)
     seen = [ev.OutcomeSeen(at=5.0, outcome=failed)]
@@ -126,22 +136,9 @@ def test_two_copies_of_a_shard_in_one_look_are_one_piece_of_news(tmp_path: Path)
     leaf = state.shards.leaves[next(iter(state.entries[index].sets))]
     shard = leaf.planned.shards[0]
     state.shards.by_name[shard].frame = None
-    running = Running.__new__(Running)
-    running.state, running.paths, running.snapshot = state, EvaluationPaths(tmp_path), None
-    running._consumed, running._paces = {}, {}
-    running._throttle = Throttle()
+    running = looking_at(state, tmp_path)
     for trial in ("a", "b"):
-        copy = ShardResponses(
-            task=leaf.planned.task,
-            key=leaf.planned.key,
-            shard=shard,
-            trial=trial,
-            started_at=0,
-            seconds=1,
-            responses=((0, "x"),),
-        )
-        with FrameWriter(running.paths.response_file(trial)) as file:
-            file.append(copy)
+        dump(running, trial, shard, leaf.planned.task, leaf.planned.key)
     (told,) = running._new_shards(5.0, thorough=True)
     assert isinstance(told, ev.ShardsDumped)
     assert [name for name, _ in told.shards] == [shard]
@@ -155,11 +152,14 @@ def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(
     entry = state.entries[index]
     shard = state.shards.leaves[next(iter(entry.sets))].planned.shards[0]
     frame = state.shards.by_name[shard].frame
-    running = Running.__new__(Running)
-    running.state, running.paths = state, EvaluationPaths(tmp_path)
+    running = looking_at(state, tmp_path)
     for run in range(1, 4):
         body = [b"no zlib", zlib.compress(b'[[0,"\xff"]]'), zlib.compress(b"[" * 50_000)][run - 1]
-        state.shards.by_name[shard].frame = hostile(running.paths.response_file("x"), shard, body)
+        frame_of_rot = framed(head_of(shard=shard), body)
+        path = running.paths.response_file("x")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(frame_of_rot)
+        state.shards.by_name[shard].frame = FrameRef(file=path.name, offset=0, length=len(frame_of_rot))
         failed = Failed(name="gone", job="score", blame="retry", error="?", entry=index)
         state.scoring.metrics["gone"] = next(m for m in state.scoring.metrics.values() if m.entry == index)
         state.scoring.outstanding.add("gone")
@@ -176,25 +176,6 @@ def test_a_shard_whose_records_are_never_answers_fails_its_task_with_the_reason(
     assert state.shards.todo == sum(
         1 for s in state.shards.by_name.values() if s.frame is None and not s.quarantined
     )
-
-
-def hostile(path: Path, shard: str, body: bytes) -> FrameRef:
-    """A record of this shard with all of its checksums right around whatever body."""
-    head = {
-        "task": "t",
-        "key": "k",
-        "shard": shard,
-        "trial": "x",
-        "started_at": 0,
-        "seconds": 1,
-        "responses": 1,
-    }
-    text = json.dumps(head).encode()
-    sizes = struct.pack("<II", len(text), len(body))
-    sums = struct.pack("<QQ", xxhash.xxh3_64_intdigest(sizes + text), xxhash.xxh3_64_intdigest(body))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(MAGIC + sizes + sums + text + body)
-    return FrameRef(file=path.name, offset=0, length=path.stat().st_size)
 
 
 def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task() -> None:
@@ -220,11 +201,7 @@ def test_a_shard_that_leaves_no_record_however_often_it_runs_fails_its_task() ->
 def test_what_is_no_response_file_is_passed_over_by_the_loop(tmp_path: Path) -> None:
     """A pipe, a link, a folder, a name that no trial has, bytes without end that only begin like records."""
     world, _ = scoring(3)
-    running = Running.__new__(Running)
-    running.state, running.paths, running.snapshot = world.state, EvaluationPaths(tmp_path), None
-    running._consumed, running._paces = {}, {}
-    running._throttle = Throttle()
-    running._outcomes_read = set()
+    running = looking_at(world.state, tmp_path)
     for folder in (running.paths.responses, running.paths.outcomes):
         folder.mkdir()
         ending = "frames" if folder.name == "responses" else "json"

@@ -21,17 +21,12 @@ from coordinator.errors import OperatorError
 from coordinator.intake import pending
 from coordinator.intake.admission import NotAdmittedError, admitted_suite, check_place, suite_files
 from coordinator.intake.sources import Notice, spool, submit
-from coordinator.runtime import service
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 
+pytestmark = pytest.mark.usefixtures("every_tick")
 MINE = 'name = "mine"\n[[task]]\nname = "toy"\n'
-
-
-@pytest.fixture(autouse=True)
-def _every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

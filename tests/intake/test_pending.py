@@ -29,12 +29,7 @@ from coordinator.intake.sources import FolderWatch
 from coordinator.runtime import service
 from coordinator.runtime.operator_commands import Command, leave_command
 
-
-@pytest.fixture(autouse=True)
-def _every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tick looks, and what does not change for a tick has stopped changing."""
-    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(service, "STABLE_SECONDS", 0.0)
+pytestmark = pytest.mark.usefixtures("every_tick")
 
 
 def test_what_one_notice_raises_costs_no_other_and_is_told(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ from coordinator.errors import OperatorError as CoordinatorError
 from coordinator.intake import suites
 from coordinator.intake.from_settings import judge_options
 from coordinator.intake.validate import judge_for
-from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
-    ExecuteSpec,
     JudgeJob,
     ScoreSpec,
     SuiteSpec,
@@ -56,26 +55,6 @@ def answered(model_dir: Path, folder: Path, task: str, job: JudgeJob | None) -> 
     return pipeline.answered(model_dir, suite_of(task), folder, 2, {}, judge=job)
 
 
-def execute_part(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed:
-    outcome = score.perform(
-        ExecuteSpec(
-            name=f"execute-{documents[0]}",
-            evaluation_dir=spec.evaluation_dir,
-            suite=spec.suite,
-            entry=0,
-            task=task,
-            request_set=spec.request_sets[task],
-            documents=documents,
-            frames=spec.frames[task],
-            model_dir=spec.model_dir,
-            model=spec.model,
-            judge=spec.judge,
-        )
-    )
-    assert isinstance(outcome, Executed), outcome
-    return outcome
-
-
 def results_of(outcome: Any) -> dict[str, Any]:
     assert isinstance(outcome, Scored), outcome
     (found,) = json.loads(Path(outcome.result_file).read_text())["results"].values()
@@ -94,7 +73,7 @@ def test_ratings_are_asked_ahead_and_scored_from_disk(model_dir, folder, job, en
     )
     task = "mt_bench"
     spec = answered(model_dir, folder, task, job)
-    parts = [execute_part(spec, task, documents) for documents in ((0, 1, 2), (3, 4, 5))]
+    parts = [pipeline.executed(spec, task, documents) for documents in ((0, 1, 2), (3, 4, 5))]
     assert [(p.documents, p.asked, p.failed) for p in parts] == [(3, 6, {})] * 2
     users = endpoint.users()
     given = [float(json.loads(f.read_bytes())["answer"][7:-2]) for f in folder.glob("judgements/*.json")]
@@ -162,7 +141,7 @@ def test_a_document_without_judgement_counts_in_no_mean_and_is_named(
     task = "mt_bench"
     job = job.model_copy(update={"options": job.options.model_copy(update={"concurrency": 1})})
     spec = answered(model_dir, folder, task, job)
-    part = execute_part(spec, task, tuple(range(6)))
+    part = pipeline.executed(spec, task, tuple(range(6)))
     assert len(part.failed) == 2
     assert any("content policy" in why for why in part.failed.values())
     assert any("no rating" in why for why in part.failed.values())

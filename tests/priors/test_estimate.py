@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.observations import observation
+from support.records import observation
 
 from priors.estimate import (
     Features,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.observations import observation
+from support.records import observation
 
 from priors import commands
 from priors.table import append, merge, read

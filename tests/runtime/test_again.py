@@ -18,20 +18,12 @@ from coordinator.evaluation.state import EntryState, Phase, State
 from coordinator.intake import from_settings
 from coordinator.intake.resubmit import submitted
 from coordinator.intake.validate import make_record
-from coordinator.runtime import service, wiring
+from coordinator.runtime import wiring
 from coordinator.runtime.operator_commands import Command
 from coordinator.runtime.runner import Running
 from coordinator.runtime.service import Service
 
-
-@pytest.fixture(autouse=True)
-def _defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tick looks; the command line has the settings that `Config()` has, but for a work folder."""
-    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EVALSPAN_CONFIG", raising=False)
-    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "work"))
-    monkeypatch.setenv("HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 def submit(place: Path, *options: str) -> dict[str, Any]:

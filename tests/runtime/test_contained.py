@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.loops import coordinator_on, until
+from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
@@ -48,12 +48,10 @@ def cluster() -> FakeCluster:
 @pytest.fixture
 def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
     """A coordinator in charge of two evaluations, each with a job on the cluster."""
-    coordinator = coordinator_on(tmp_path / "work", cluster, redis=True)
-    with coordinator.in_charge():
+    with serving(tmp_path / "work", cluster) as coordinator:
         accept(coordinator, GOOD, BAD)
         until(coordinator, lambda: bool(jobs_of(cluster, GOOD) and jobs_of(cluster, BAD)))
         yield coordinator
-    coordinator.keeper.stop()
 
 
 def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
@@ -116,11 +114,9 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
 ) -> None:
     """Named with its line, by the daemon that starts and by `status`; and it may be cancelled."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster, redis=True)
-    with before.in_charge():
+    with serving(work, cluster) as before:
         accept(before, GOOD, BAD)
         until(before, lambda: bool(jobs_of(cluster, BAD)))
-    before.keeper.stop()
     with (work / BAD / "journal.jsonl").open("ab") as journal:
         journal.write(b'{"kind": "of-another-version"}\n')
     (work / "empty").mkdir()
@@ -140,11 +136,9 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     assert (status.cancelled, status.until) == ("enough", None)
     lines = (work / BAD / "journal.jsonl").read_bytes().splitlines(keepends=True)
     (work / BAD / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
-    later = coordinator_on(work, cluster, redis=True)
-    with later.in_charge():
+    with serving(work, cluster) as later:
         later.resume_all()
         assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
-    later.keeper.stop()
 
 
 def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(
@@ -176,8 +170,7 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
     disk: Path, cluster: FakeCluster
 ) -> None:
     """The event found room in the journal's page, and nothing that it called for did."""
-    coordinator = coordinator_on(disk / "work", cluster, redis=True)
-    with coordinator.in_charge():
+    with serving(disk / "work", cluster) as coordinator:
         accept(coordinator, GOOD)
         until(coordinator, lambda: bool(jobs_of(cluster, GOOD)))
         paths = coordinator.performer.site.paths
@@ -201,7 +194,6 @@ def test_a_cancellation_that_a_full_disk_cut_short_ends_once_there_is_room(
             coordinator,
             lambda: not obey_commands(coordinator) and not list((paths.spool / "commands").iterdir()),
         )
-    coordinator.keeper.stop()
 
 
 def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
@@ -238,13 +230,11 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
 def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
     """Neither by a daemon that starts nor by `status`; one without the word (of an earlier version) is read once."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster, redis=True)
-    with before.in_charge():
+    with serving(work, cluster) as before:
         accept(before, GOOD)
         before.cancel(GOOD, "asked")
         until(before, lambda: before.running[GOOD].state.ended_at is not None)
         before.forget_ended()
-    before.keeper.stop()
     paths = EvaluationPaths(work / GOOD)
     row = shown(before)[GOOD]
     ended = read_status(paths)
@@ -267,13 +257,11 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
 def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, cluster: FakeCluster) -> None:
     """Its summary is `ended.json`, without the field that tells it from a parked one; `status.json` counts before it."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster, redis=True)
-    with before.in_charge():
+    with serving(work, cluster) as before:
         accept(before, GOOD)
         before.cancel(GOOD, "asked")
         until(before, lambda: before.running[GOOD].state.ended_at is not None)
         before.forget_ended()
-    before.keeper.stop()
     paths = EvaluationPaths(work / GOOD)
     ended = read_status(paths)
     old = json.loads(paths.status.read_text())
@@ -290,14 +278,11 @@ def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, clus
 def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluster: FakeCluster) -> None:
     """A backup beside it, say: passed over, by `status` too; nothing is done twice and no job of the first ends."""
     work = tmp_path / "work"
-    before = coordinator_on(work, cluster, redis=True)
-    with before.in_charge():
+    with serving(work, cluster) as before:
         accept(before, GOOD)
         until(before, lambda: bool(jobs_of(cluster, GOOD)))
-    before.keeper.stop()
     shutil.copytree(work / GOOD, work / "backup-00000001")
-    coordinator = coordinator_on(work, cluster, redis=True)
-    with coordinator.in_charge():
+    with serving(work, cluster) as coordinator:
         coordinator.resume_all()
         for _ in range(5):
             coordinator.tick()
@@ -305,7 +290,6 @@ def test_a_copy_of_an_evaluations_folder_is_no_second_one(tmp_path: Path, cluste
         assert not coordinator._parked.by_id
         assert jobs_of(cluster, GOOD)
         assert list(shown(coordinator)) == [GOOD]
-    coordinator.keeper.stop()
 
 
 @pytest.mark.parametrize("seconds", ["NaN", "1e999", "-Infinity"])

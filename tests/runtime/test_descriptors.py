@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from support.loops import coordinator_on, until
+from support.loops import coordinator_on, serving, until
 from support.simulated.parts import record
 
 from coordinator.cluster.fake import FakeCluster, fake_node
@@ -29,16 +29,14 @@ def begin_and_end(coordinator: Coordinator, number: int) -> None:
 
 def test_descriptors_do_not_grow_with_evaluations_that_have_ended(tmp_path: Path) -> None:
     """As many after nine as after the first, each of which used its work queue and its metric queue."""
-    coordinator = coordinator_on(
-        tmp_path / "work", FakeCluster(fleet=[fake_node("n1", gpus=0, memory_mb=64_000)]), redis=True
-    )
-    with coordinator.in_charge():
+    with serving(
+        tmp_path / "work", FakeCluster(fleet=[fake_node("n1", gpus=0, memory_mb=64_000)])
+    ) as coordinator:
         begin_and_end(coordinator, 0)
         first = descriptors()
         for number in range(1, 9):
             begin_and_end(coordinator, number)
         assert descriptors() == first
-    coordinator.keeper.stop()
 
 
 def test_a_journal_that_takes_no_first_event_is_closed(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.loops import coordinator_on
+from support.loops import coordinator_on, serving
 from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
@@ -24,10 +24,8 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
     """Lock, lease, Redis and journals are opened as far as the disk allows; with room again all are there, Redis too."""
     work = disk / "work"
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    before = coordinator_on(work, cluster, redis=True)
-    with before.in_charge():
+    with serving(work, cluster) as before:
         accepted = before.accept(record()).state.evaluation_id
-    before.keeper.stop()
     filler = fill(disk)
     coordinator = coordinator_on(work, cluster, redis=True)
     address = WorkPaths(work).redis_address
@@ -51,15 +49,12 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
 def test_an_evaluation_asked_for_again_on_a_full_disk_is_resumed_once_there_is_room(disk: Path) -> None:
     """One that has begun is waited for; one that has not is refused, and leaves nothing to resume."""
     cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
-    before = coordinator_on(disk / "work", cluster, redis=True)
-    with before.in_charge():
+    with serving(disk / "work", cluster) as before:
         accepted = before.accept(record()).state.evaluation_id
-    before.keeper.stop()
     journal = before.running[accepted].paths.journal
     no_room_for_an_event(journal)
     filler = fill(disk)
-    coordinator = coordinator_on(disk / "work", cluster, redis=True)
-    with coordinator.in_charge():
+    with serving(disk / "work", cluster) as coordinator:
         coordinator.accept_or_wait(record())
         assert coordinator.busy
         assert accepted not in coordinator.running
@@ -75,7 +70,6 @@ def test_an_evaluation_asked_for_again_on_a_full_disk_is_resumed_once_there_is_r
         filler.unlink()
         coordinator.run(lambda: accepted in coordinator.running)
         assert list(coordinator.running) == [accepted]
-    coordinator.keeper.stop()
 
 
 def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> None:

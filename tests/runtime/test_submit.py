@@ -19,20 +19,11 @@ from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake.from_settings import inputs_for, record_of
 from coordinator.intake.sources import Notice, spool, submit
-from coordinator.runtime import service
 from coordinator.runtime.journal import DAEMON, WorkLock
 from evaljobs.contract.paths import WorkPaths
 
+pytestmark = pytest.mark.usefixtures("own_settings")
 EVAL = "evalspan eval"
-
-
-@pytest.fixture(autouse=True)
-def _defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EVALSPAN_CONFIG", raising=False)
-    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "work"))
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.exactness.pipeline import Case, dumped, our_run
+from support.exactness.pipeline import Case, dumped, executed, our_run
 
-from evaljobs.contract.outcomes import Executed, Failed, Scored
+from evaljobs.contract.outcomes import Failed, Scored
 from evaljobs.contract.paths import EvaluationPaths
-from evaljobs.contract.specs import ExecuteSpec
 from evaljobs.contract.storage import write_record
 from evaljobs.lmeval import replay_model
 from evaljobs.lmeval.results import merge_results
@@ -54,28 +53,9 @@ def test_executed_documents_are_not_run_again_by_the_score(model_dir: Path, tmp_
     case = Case(task="toy_programs")
     spec = dumped(model_dir, case, tmp_path / "a")
     halves = (tuple(range(8)), tuple(range(8, 16)))
-    for number, documents in enumerate(halves):
-        outcome = metric.perform(
-            ExecuteSpec(
-                name=f"execute-{number}",
-                evaluation_dir=spec.evaluation_dir,
-                suite=spec.suite,
-                entry=0,
-                task="toy_programs",
-                request_set=spec.request_sets["toy_programs"],
-                documents=documents,
-                frames=spec.frames["toy_programs"],
-                model_dir=spec.model_dir,
-                model=spec.model,
-                allow_unsafe=True,
-            )
-        )
-        assert isinstance(outcome, Executed)
-        assert (outcome.documents, outcome.programs, outcome.failed) == (
-            8,
-            8,
-            {},
-        )  # two equal answers a document
+    for documents in halves:
+        outcome = executed(spec, "toy_programs", documents)
+        assert (outcome.documents, outcome.programs, outcome.failed) == (8, 8, {}), "equal answers run once"
     scored = metric.perform(spec)
     assert isinstance(scored, Scored)
     assert scored.programs_run == 0

@@ -12,6 +12,7 @@ import pytest
 import redis
 from dev_cluster.api import Cluster
 
+from coordinator.runtime import service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.lmeval import run
 from evaljobs.queue import redis_client
@@ -63,6 +64,22 @@ def work(tmp_path: Path) -> WorkPaths:
 
 
 @pytest.fixture
+def every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon looks at each tick, and what does not change for a tick has stopped changing."""
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(service, "STABLE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_tick: None) -> None:
+    """The command line has the settings that `Config()` has, but for a work folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVALSPAN_CONFIG", raising=False)
+    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "work"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
 def world(tmp_path: Path) -> Iterator[NodeMemory]:
     """A world of its own for each test, in real node memory."""
     root = Path(tempfile.mkdtemp(prefix="staging-test-", dir="/dev/shm"))
@@ -94,6 +111,16 @@ def tight_cluster() -> Iterator[Cluster]:
             argv = ["scontrol", "update", f"partitionname={partition}", "maxtime=60"]
             subprocess.run(argv, check=True, env=made.env, timeout=60)
         yield made
+
+
+@pytest.fixture
+def site(tmp_path: Path, toy_model: Path) -> Iterator[sites.Site]:
+    """A local site whose settings watch a folder of checkpoints, `run`, which is empty still."""
+    watch = f'[watch]\nfolders = ["{tmp_path}/run"]\nsuite = "{tmp_path}/toys.toml"\n'
+    site = sites.local(tmp_path, toy_model, entries=sites.WATCHED, more=watch)
+    site.env["EVALSPAN_CLUSTER_SLOTS"] = "2"
+    yield site
+    site.stop_redis()
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.allocation.allocate import Limits
@@ -36,6 +37,15 @@ def coordinator_on(work: Path, cluster: FakeCluster, *, redis: bool = False) -> 
         pace=Pace(tick=0.0, jobs=0.0, nodes=0.0, redis=0.1 if redis else 0.0, submit=60.0),
         grace=Grace(),
     )
+
+
+@contextmanager
+def serving(work: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
+    """A coordinator in charge of a work folder, with a Redis of its own, which ends with it."""
+    coordinator = coordinator_on(work, cluster, redis=True)
+    with coordinator.in_charge():
+        yield coordinator
+    coordinator.keeper.stop()
 
 
 def another(base: EvaluationRecord, number: int) -> EvaluationRecord:

@@ -28,6 +28,9 @@ TOYS: dict[str, dict[str, int]] = {
 }
 
 
+WATCHED = {task: TOYS[task] for task in ("toy_choice", "toy_sums")}  # by the fixture `site`
+
+
 @contextmanager
 def cluster(**shape: Any) -> Iterator[Cluster]:
     """A real Slurm of this shape; the test is skipped where none can be started."""

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from evaljobs.contract.names import ShardId
+from evaljobs.contract.outcomes import Executed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import (
     BuildSpec,
+    ExecuteSpec,
     FrameRef,
     JudgeJob,
     ModelOptions,
@@ -142,6 +144,16 @@ def our_run(model_dir: Path, case: Case, batch_size: int, n_shards: int, folder:
 def dumped(model_dir: Path, case: Case, folder: Path, batch_size: int = 4, n_shards: int = 4) -> ScoreSpec:
     """All of a case but its score."""
     return answered(model_dir, case.suite_spec(batch_size), folder, n_shards, case.model_args)
+
+
+def executed(spec: ScoreSpec, task: str, documents: tuple[int, ...]) -> Executed:
+    """The outcome of an `execute` job of some documents of what is to be scored."""
+    fields = ("evaluation_dir", "suite", "model_dir", "model", "judge", "allow_unsafe")
+    known = {name: getattr(spec, name) for name in fields} | {"task": task, "documents": documents}
+    known |= {"request_set": spec.request_sets[task], "frames": spec.frames[task]}
+    outcome = metric.perform(ExecuteSpec(name=f"execute-{documents[0]}", entry=0, **known))
+    assert isinstance(outcome, Executed), outcome
+    return outcome
 
 
 def answered(

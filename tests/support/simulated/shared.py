@@ -7,10 +7,12 @@ its node has the GPUs and the memory that it asks for; others' jobs come and go;
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from coordinator.allocation import demand, prefetch
 from coordinator.allocation.allocate import Limits, allocate
 from coordinator.cluster import NodeState
+from coordinator.cluster.fake import fake_node
 from coordinator.evaluation import events as ev
 from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
@@ -89,20 +91,9 @@ class Shared:
         found = []
         for name in self.names:
             gpus, memory = self.used(name)
-            found.append(
-                NodeState(
-                    name=name,
-                    usable=name not in self.down,
-                    state="idle",
-                    gpus=self.gpus,
-                    gpus_free=max(0, self.gpus - gpus),
-                    cpus=64,
-                    cpus_free=64,
-                    memory_mb=self.memory,
-                    memory_free_mb=self.memory - memory,
-                    partitions=("gpu",),
-                )
-            )
+            node = fake_node(name, gpus=self.gpus, memory_mb=self.memory)
+            free = {"gpus_free": max(0, self.gpus - gpus), "memory_free_mb": self.memory - memory}
+            found.append(replace(node, usable=name not in self.down, gpu_type="", **free))
         return found
 
     def change(self) -> None:
