@@ -152,13 +152,8 @@ def decode_batch(line: bytes) -> Batch:
 # --- lm-eval's chunks --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A batch and its cost: padded input tokens, and the cap on generated tokens."""
-
-    batch: Batch
-    prefill_tokens: int
-    generated_tokens: int
+# a batch and its cost: padded input tokens, and the cap on generated tokens
+Chunk = tuple[Batch, int, int]
 
 
 def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
@@ -172,14 +167,19 @@ def chunks(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iter
         elif kind == "loglikelihood":
             yield from _likelihood(head, members, batch_size)
         else:
-            for at in range(0, len(members), batch_size):
-                yield _forward(head, members[at : at + batch_size], members[at : at + batch_size])
+            yield from _in_order(head, members, batch_size)
+
+
+def _in_order(head: RequestsHead, pieces: list[Piece], batch_size: int) -> Iterator[Chunk]:
+    for at in range(0, len(pieces), batch_size):
+        members = pieces[at : at + batch_size]
+        yield _forward(head, members, members)
 
 
 def _forward(head: RequestsHead, members: list[Piece], inferred: Sequence[Piece]) -> Chunk:
     longest = min(max(p.length for p in inferred) - 1, head.max_length)
     batch = Batch(kind=members[0].kind, text=head.text, settings=None, pieces=members)
-    return Chunk(batch=batch, prefill_tokens=max(1, longest) * len(inferred), generated_tokens=0)
+    return batch, max(1, longest) * len(inferred), 0
 
 
 def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) -> Iterator[Chunk]:
@@ -187,9 +187,7 @@ def _likelihood(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
     from lm_eval.models.utils import Collator  # noqa: PLC0415
 
     if head.text:
-        ordered = sorted(pieces, key=lambda p: (-p.length, p.index))
-        for at in range(0, len(ordered), batch_size):
-            yield _forward(head, ordered[at : at + batch_size], ordered[at : at + batch_size])
+        yield from _in_order(head, sorted(pieces, key=lambda p: (-p.length, p.index)), batch_size)
         return
 
     def longest_first(request: Any) -> tuple[int, tuple[int, ...]]:
@@ -233,7 +231,7 @@ def _generation(head: RequestsHead, pieces: Sequence[Piece], batch_size: int) ->
         batch = Batch(
             kind="generate_until", text=True, settings=head.settings[members[0].settings], pieces=members
         )
-        yield Chunk(batch=batch, prefill_tokens=prefill, generated_tokens=cap * answers)
+        yield batch, prefill, cap * answers
 
 
 def _turns_cost(head: RequestsHead, members: Sequence[Piece], cap: int) -> tuple[int, int]:
@@ -253,15 +251,15 @@ def encode_batches(
 ) -> tuple[bytes, BatchIndex]:
     """The batch file of a request set at one batch size, and its index."""
     made = list(chunks(head, pieces, batch_size))
-    lines = [encode_batch(chunk.batch) for chunk in made]
+    lines = [encode_batch(batch) for batch, _, _ in made]
     index = BatchIndex(
         task=head.task,
         key=key,
         batch_size=batch_size,
         offsets=tuple(accumulate(map(len, lines), initial=0)),
-        requests=tuple(len(chunk.batch.pieces) for chunk in made),
-        prefill_tokens=tuple(chunk.prefill_tokens for chunk in made),
-        generated_tokens=tuple(chunk.generated_tokens for chunk in made),
-        documents=tuple(tuple(sorted({p.document for p in chunk.batch.pieces})) for chunk in made),
+        requests=tuple(len(batch.pieces) for batch, _, _ in made),
+        prefill_tokens=tuple(prefill for _, prefill, _ in made),
+        generated_tokens=tuple(generated for _, _, generated in made),
+        documents=tuple(tuple(sorted({p.document for p in batch.pieces})) for batch, _, _ in made),
     )
     return b"".join(lines), index

@@ -122,10 +122,10 @@ def index_of(folders: Iterable[str]) -> dict[str, Defined]:
             config = merged_config(path)
             group = "group" in config and "class" not in config
             name = config.get("group" if group else "task")
-            if not isinstance(name, str):
+            if not isinstance(name, str) or name in part:
                 continue
-            part.setdefault(name, Defined(path, list(names_in(config.get("task"))) if group else []))
-            tags = config.get("tag") or []
+            part[name] = Defined(path, list(names_in(config.get("task"))) if group else [])
+            tags = [] if group else config.get("tag") or []
             for tag in tags if isinstance(tags, list) else [tags]:
                 part.setdefault(str(tag), Defined()).members.append(name)
         index |= part

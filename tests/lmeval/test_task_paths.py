@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evaljobs.errors import OperatorError
-from evaljobs.lmeval import run, source_files, task_index, task_paths
+from evaljobs.lmeval import run, source_files, task_index, task_paths, task_yaml
 
 pytestmark = pytest.mark.model
 
@@ -217,6 +217,32 @@ def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
         (why,) = set(ask(tasks, name).unfit.values())
         assert str(tasks / "gone.yml") in why
     assert ask(tasks, "own").unfit == {}
+
+
+def test_names_are_those_of_lm_evals_own_index(tasks: Path, tmp_path: Path) -> None:
+    """Tasks, groups, tags and their YAMLs; the first of two files in a folder, the later of two folders."""
+    from lm_eval.tasks._index import TaskIndex
+
+    other = tmp_path / "other"
+    other.mkdir()
+    write(tasks, "tag: [a, b]\ninclude: base.yml")
+    (tasks / "base.yml").write_text("tag: c\nrepeats: 2\n")
+    write(tasks, "tag: a\ntask: second", name="second.yaml")
+    write(tasks, "tag: d", name="x_same_name.yaml")
+    write(other, "tag: a")
+    (tasks / "group.yaml").write_text("group: all\ntask: [own, second]\ntag: [a, of_groups]\n")
+    (tasks / "class.yaml").write_text("task: coded\nclass: !function own.Task\n")
+    (tasks / "no_dict.yaml").write_text("- 1\n")
+    folders = [tasks, other]
+    theirs = {
+        name: (entry.yaml_path, sorted(entry.tags) if entry.kind.name == "TAG" else [])
+        for name, entry in TaskIndex.build(folders).items()
+    }
+    ours = {
+        name: (one.path, sorted(one.members) if one.path is None else [])
+        for name, one in task_yaml.index_of(map(str, folders)).items()
+    }
+    assert ours == theirs
 
 
 @pytest.fixture
