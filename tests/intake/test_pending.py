@@ -26,7 +26,6 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import pending, validate
 from coordinator.intake.from_settings import LmEvalVersion
 from coordinator.intake.sources import FolderWatch
-from coordinator.runtime import service
 from coordinator.runtime.operator_commands import Command, leave_command
 
 pytestmark = pytest.mark.usefixtures("every_tick")
