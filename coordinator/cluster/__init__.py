@@ -73,11 +73,7 @@ class NodeState:
 
 
 class ClusterError(Exception):
-    """A call to the cluster failed. `maybe_done`: it may have had effect (a timed-out submission)."""
-
-    def __init__(self, message: str, *, maybe_done: bool = False) -> None:
-        super().__init__(message)
-        self.maybe_done = maybe_done
+    """A call to the cluster failed. It may have had effect: a job is looked up by its name before it is submitted again."""
 
 
 class RefusedError(ClusterError):

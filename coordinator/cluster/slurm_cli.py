@@ -32,7 +32,7 @@ class SlurmCli:
         self._limits: dict[str | None, int] | None = None
 
     def submit(self, job: Job) -> str:
-        """Run `sbatch`. After an error with `maybe_done`, look for the job's name before a retry."""
+        """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
         arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
             out = self._run(arguments, stdin=batch_script(job))
@@ -40,7 +40,7 @@ class SlurmCli:
             raise text.failure(error.words) from error
         job_id = out.strip().split(";", 1)[0]  # "id;cluster" on sites with several
         if not job_id.isdigit():
-            raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}", maybe_done=True)
+            raise ClusterError(f"sbatch printed no job id but {out.strip()[:80]!r}")
         return job_id
 
     def jobs(self) -> list[JobState]:
@@ -68,7 +68,7 @@ class SlurmCli:
                 self._run(["scancel", *job_ids[start : start + IDS_A_CALL]])
             except _FailedError as error:
                 if error.stderr is None or text.not_cancelled(error.stderr):
-                    raise ClusterError(error.words, maybe_done=True) from error
+                    raise ClusterError(error.words) from error
 
     def check(self, job: Job) -> None:
         """Run `sbatch --test-only`: validates, submits nothing."""

@@ -140,8 +140,6 @@ AWAY = (
     "munge",
     "resource temporarily",
 )
-# ... and these prove that the controller did not get the request.
-NOT_ASKED = ("connect failure", "connection refused", "unable to establish", "munge", "cannot be run")
 # The job would wait; `sbatch --test-only` reports that as a failure.
 WOULD_WAIT = ("required node not available", "requested nodes are busy", "resources temporarily unavailable")
 GONE = ("invalid job id", "already completing or completed", "already finished")
@@ -167,7 +165,7 @@ def failure(words: str) -> ClusterError:
         return LimitError(words)
     if refused(words):
         return RefusedError(words, of_node=says(words, OF_A_NODE))
-    return ClusterError(words, maybe_done=not says(words, NOT_ASKED))
+    return ClusterError(words)
 
 
 def own_words(stderr: str) -> str:

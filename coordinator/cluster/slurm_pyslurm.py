@@ -89,7 +89,7 @@ class SlurmApi:
         self._pyslurm = _load(options)
 
     def submit(self, job: Job) -> str:
-        """Submit by one RPC. After an error with `maybe_done`, look for the job's name before a retry."""
+        """Submit by one RPC. After a ClusterError, look for the job's name before a retry."""
         fields = description(self._commands.within_limits(job), self.options)
         request = self._pyslurm.JobSubmitDescription(**fields)
         try:
@@ -130,7 +130,7 @@ class SlurmApi:
                     failed.append(str(error))
         self._commands.cancel([i for i in job_ids if not i.isdigit()])
         if failed:
-            raise ClusterError("; ".join(dict.fromkeys(failed)), maybe_done=True)
+            raise ClusterError("; ".join(dict.fromkeys(failed)))
 
     def check(self, job: Job) -> None:
         """Check by `sbatch --test-only`: pyslurm has no such call."""

@@ -12,7 +12,7 @@ JOB = Job(name="es-a", argv=("x",), log="/l", gpus=1)
 
 def test_a_submission_can_happen_and_time_out() -> None:
     late = FakeCluster(fleet=[fake_node("n1")])
-    late.fail("submit", ClusterError("timed out", maybe_done=True), done=True)
+    late.fail("submit", ClusterError("timed out"), done=True)
     with pytest.raises(ClusterError):
         late.submit(JOB)
     assert [j.name for j in late.jobs()] == ["es-a"]

@@ -220,7 +220,6 @@ def test_a_refusal_is_told_from_a_controller_that_is_away() -> None:
     assert not refused(own_words(f"{failed}Socket timed out on send/recv operation\n"))
     limit = failure(own_words(f"{failed}Job violates accounting/QOS policy (job submit limit, …)\n"))
     assert type(limit) is LimitError
-    assert not limit.maybe_done
     assert own_words("sbatch: error: a\nsbatch: error: a\nb\n") == "a; b"
 
 
