@@ -158,7 +158,7 @@ class Coordinator:
         try:
             with redis_client.connect(self.server.work.redis_address) as client:
                 queue = rq_jobs.open_queue(client, self.evaluation)
-                return frozenset(client.zrange(rq_jobs.started_registry(queue).key, 0, -1))
+                return frozenset(client.zrange(queue.started_job_registry.key, 0, -1))
         except (QueueUnavailable, redis.RedisError):
             return frozenset()
 

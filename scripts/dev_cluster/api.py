@@ -104,10 +104,13 @@ class Cluster:
         """What an administrator does about a node that is away: `start_node`, and an end to its drain."""
         self.start_node(name)
         if self.node_states().get(name, "").startswith("drain"):
-            argv = ["scontrol", "update", f"nodename={name}", "state=resume"]
-            subprocess.run(
-                argv, check=False, capture_output=True, env=daemons.daemon_env(self.record), timeout=60
-            )
+            self.update(f"nodename={name}", "state=resume", check=False)
+
+    def update(self, *words: str, check: bool = True) -> None:
+        """`scontrol update` as the administrator."""
+        argv = ["scontrol", "update", *words]
+        env = daemons.daemon_env(self.record)
+        subprocess.run(argv, check=check, capture_output=True, env=env, timeout=60)
 
     def wait_node(self, name: str, *states: str, deadline_s: float = 120.0) -> None:
         """Wait until Slurm shows the node in one of `states` (`idle`, `mixed`, `down*`; `*` means: does not respond)."""

@@ -148,7 +148,7 @@ def left_behind(site: Any) -> list[str]:
             if folder in (place / "cmdline").read_bytes() and int(place.name) != os.getpid():
                 found.append((place / "cmdline").read_text().replace("\0", " "))
     for spec in site.work.glob("*/specs/*-stage-*.json"):
-        found += [str(p) for p in Path("/dev/shm").glob(f"evalspan-{os.getuid()}/*/leases/{spec.stem}-*")]
+        found += [str(p) for p in Path("/dev/shm").glob(f"evalspan-{os.getuid()}/*/leases/{spec.stem}*")]
     return found
 
 

@@ -108,8 +108,7 @@ def tight_cluster() -> Iterator[Cluster]:
     """n1 has 400 MiB; every partition has MaxTime one hour."""
     with cluster(nodes=2, gpus=2, cpu_nodes=1, small_mb=400) as made:
         for partition in ("gpu", "spare", "cpu"):
-            argv = ["scontrol", "update", f"partitionname={partition}", "maxtime=60"]
-            subprocess.run(argv, check=True, env=made.env, timeout=60)
+            made.update(f"partitionname={partition}", "maxtime=60")
         yield made
 
 
