@@ -17,7 +17,7 @@ from coordinator.evaluation.events import Offer
 class Demand:
     """What one evaluation could use: `gpus` more than its `in_use[node]`, on none of the `avoid` nodes.
 
-    `holder_mb`: memory that it needs once per node; `trial_mb`: per trial, beside that. MiB.
+    `precursor_mb`: memory that it needs once per node; `trial_mb`: per trial, beside that. MiB.
     """
 
     evaluation_id: str
@@ -27,7 +27,7 @@ class Demand:
     gpus_per_trial: int
     in_use: Mapping[str, int]
     avoid: frozenset[str] = frozenset()
-    holder_mb: int = 0
+    precursor_mb: int = 0
     trial_mb: int = 0
 
     @property
@@ -122,7 +122,7 @@ def _holds(node: NodeState, megabytes: int, demand: Demand, *, new: bool) -> int
     """Trials that `megabytes` of the node hold; `new`: less the evaluation's need per node."""
     if not node.counts_memory:
         return node.gpus
-    left = megabytes - (demand.holder_mb if new else 0)
+    left = megabytes - (demand.precursor_mb if new else 0)
     if left < 0:
         return 0
     return left // demand.trial_mb if demand.trial_mb else node.gpus

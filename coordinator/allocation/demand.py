@@ -48,7 +48,7 @@ def demands(states: Iterable[State]) -> list[Demand]:
                 avoid=frozenset(
                     hosted | {n.name for n in state.nodes.by_name.values() if n.status == "back-off"}
                 ),
-                holder_mb=_once_mb(state),
+                precursor_mb=_once_mb(state),
                 trial_mb=options.trial_memory_mb,
             )
         )

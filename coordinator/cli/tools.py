@@ -157,7 +157,7 @@ def simulate(
 
 
 @priors_app.command("show")
-def priorsshow_json(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
+def priors_show(config: CONFIG = None, work_dir: WORK_DIR = None) -> None:
     """Print observed run times, task by task.
 
     Example:
@@ -250,10 +250,10 @@ def compare(
 def clean(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also what still has a live lease.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also copies that are in use.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Remove weights without a live lease from this node's memory; only files that evalspan wrote.
+    """Remove weights that nothing uses from this node's memory; only files that evalspan wrote.
 
     Example:
 
@@ -283,7 +283,7 @@ def _show_cleaned(one: dict[str, Any]) -> None:
     count = len(one["removed"])
     say(f"{one['root']}: removed {count} checkpoint{'' if count == 1 else 's'}, {size(one['freed_bytes'])}")
     for name in one["kept"]:
-        say(f"  kept {name}: a living job holds it (--all removes it, too)")
+        say(f"  kept {name}: a precursor holds it or a trial reads it (--all removes it, too)")
     for problem in one["problems"]:
         say(f"  left alone: {problem}", "yellow")
 
@@ -340,5 +340,5 @@ def init(
     try:
         path.write_text(template.default_text(template.probe_of(kind, nodes)), encoding="utf-8")
     except OSError as error:
-        raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
+        raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
     say(f"wrote {path}")

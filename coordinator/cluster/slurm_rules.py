@@ -135,7 +135,7 @@ def host_reason(rules: SiteRules, partition: str | None, refusal: str, *, stage:
 class Wants:
     """What an evaluation's jobs ask of a node. Memory in MiB."""
 
-    holder_mb: int
+    precursor_mb: int
     trial_mb: int
     trial_cpus: int
     trial_gpus: int
@@ -150,13 +150,13 @@ def crowding(rules: SiteRules, partition: str | None, nodes: Iterable[NodeState]
     """
     limits = [p.max_memory_per_cpu_mb or rules.number("MaxMemPerCPU") for p in rules.chosen(partition)]
     per_cpu = min((limit for limit in limits if limit), default=0)
-    holder = ceil(wants.holder_mb / per_cpu) if per_cpu else 1
+    holder = ceil(wants.precursor_mb / per_cpu) if per_cpu else 1
     if holder <= 1:
         return ""
     for node in nodes:
         lanes = node.gpus // max(1, wants.trial_gpus)
         beside = min(lanes, max(0, node.cpus - holder) // wants.trial_cpus)
-        hosted = max(lanes * wants.trial_cpus, ceil((lanes * wants.trial_mb + wants.holder_mb) / per_cpu))
+        hosted = max(lanes * wants.trial_cpus, ceil((lanes * wants.trial_mb + wants.precursor_mb) / per_cpu))
         if node.usable and beside < lanes and hosted <= node.cpus:
             return (
                 f"a precursor is given {holder} CPUs for its memory (MaxMemPerCPU={per_cpu}):"

@@ -288,6 +288,12 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Locatio
         variable = PREFIX + "_".join(location).upper()
         if environ.get(variable):
             yield location, variable, _value(environ[variable], field)
+    known = {PREFIX + "_".join(location).upper() for location, _ in _settings()}
+    sections = {location[0] for location, _ in _settings() if len(location) > 1}
+    for variable in sorted(environ.keys() - known):
+        section, _, key = variable.removeprefix(PREFIX).lower().partition("_")
+        if variable.startswith(PREFIX) and section in sections:
+            yield (section, key), variable, environ[variable]  # refused as an unknown key
 
 
 def _value(text: str, field: FieldInfo) -> object:

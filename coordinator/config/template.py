@@ -128,7 +128,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # memory_mb = 4096
 # bootstrap_iters = 100000
 # item_seconds = 60.0         # time limit of one program, or of one item's metric
-# allow_unsafe = false        # true: run generated programs even where no sandbox can be made
+# allow_unsafe = false        # true: run generated programs also where resource limits alone hold
 
 [judge]
 # url = "https://api.openai.com/v1"   # example: an OpenAI-compatible endpoint, needed by suites with judge tasks

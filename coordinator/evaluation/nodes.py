@@ -301,13 +301,15 @@ def _back_offs_due(state: State, now: float) -> None:
 def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     actions: Due = []
     offered = list(state.index.nodes.get("offered", {}).values())
-    dealt = offered and state.shards.leaves and not state.record.options.steal
-    own = state.lanes_to_do() if dealt else None
+    dealt = state.shards.leaves and state.index.lanes_in_use and not state.record.options.steal
+    own: set[str] | None = None
     for node in offered:
         if not _wanted(state, node):
             break
-        if own is not None and state.index.lanes_in_use and own.isdisjoint(node.lane_names):
-            continue  # without stealing it would have nothing to run
+        if dealt:
+            own = state.lanes_to_do() if own is None else own
+            if own.isdisjoint(node.lane_names):
+                continue  # without stealing it would have nothing to run
         if _reads_storage(state, node):
             node.lanes = _room(state, node)
             node.status, node.rung, node.path = "ready", "storage", state.record.checkpoint.source

@@ -153,6 +153,8 @@ def deal_due(state: State, now: float, *, submits: bool) -> Due:
         return []
     kept = [lane for name in sorted(state.index.in_use) for lane in state.nodes.by_name[name].lane_names]
     lost = state.lanes_to_do() - set(kept) - {trial.lane for trial in state.trials.live.values()}
+    if not lost:
+        return []
     names = [n for n, s in state.shards.by_name.items() if s.lane in lost and _to_do(state, n)]
     if not names:
         return []

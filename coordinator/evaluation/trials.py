@@ -93,6 +93,8 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     need = (1 if probing else state.shards.todo) - len(state.trials.live)
     own = None
     if not probing and not state.record.options.steal:
+        if not submits:
+            return []  # a replay: `lanes_to_do` looks at all shards
         own = state.lanes_to_do() if len(state.trials.live) < state.index.lanes_in_use else set()
         need = len(own)
     if need < 0:

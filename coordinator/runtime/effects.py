@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.base import clock
-from coordinator.cluster import Cluster, ClusterError, LimitError, RefusedError
+from coordinator.cluster import Cluster, ClusterError, JobState, LimitError, RefusedError
 from coordinator.evaluation.actions import (
     Action,
     EnqueueMetric,
@@ -225,8 +225,13 @@ class Performer:
             log.warning("cancelling %s: %s", ", ".join(job_ids), error)
             self._uncancelled.update(job_ids)
 
-    def cancel_again(self) -> None:
-        """Repeat cancellations that failed. ClusterError where the cluster is still away."""
+    def cancel_again(self, listing: Iterable[JobState]) -> None:
+        """Repeat cancellations that failed, of jobs that still live. ClusterError where the cluster is still away.
+
+        An id that `listing` does not show is dropped: a controller that starts anew gives ids out again.
+        """
+        living = {job.job_id.partition("_")[0] for job in listing if job.phase != "ended"}
+        self._uncancelled = {i for i in self._uncancelled if i.partition("_")[0] in living}
         if self._uncancelled:
             self.cluster.cancel(sorted(self._uncancelled))
             self._uncancelled.clear()

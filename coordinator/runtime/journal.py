@@ -165,8 +165,8 @@ def replay_on(state: State, events: Iterable[AnyEvent], site: Site) -> None:
         for event in events:
             try:
                 machine.step(state, site, event, replaying=True)
-            except IllegalEventError:
-                log.exception("%s: passed over an illegal %s", state.evaluation_id, event.kind)
+            except IllegalEventError as error:
+                log.warning("%s: passed over an illegal %s: %s", state.evaluation_id, event.kind, error)
 
 
 @contextmanager

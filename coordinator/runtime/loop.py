@@ -174,7 +174,7 @@ class Coordinator(Evaluations):
             return None
         try:
             listing = self.cluster.jobs()
-            self.performer.cancel_again()
+            self.performer.cancel_again(listing)
         except ClusterError as error:
             self.trouble = f"no news of jobs: {error}"
             log.warning("%s", self.trouble)

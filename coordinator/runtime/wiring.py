@@ -57,7 +57,7 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
     """The record with trials hosted where the site asks for it, and the reason; with no more workers than fit there."""
     options = record.options
     wants = Wants(
-        holder_mb=precursor_memory_mb(record),
+        precursor_mb=precursor_memory_mb(record),
         trial_mb=options.trial_memory_mb,
         trial_cpus=options.trial_cpus,
         trial_gpus=options.gpus_per_trial,

@@ -116,6 +116,7 @@ class RedisServer:
         self.folder = work.redis
         self._record_file = self.folder / "server.json"
         self._process: subprocess.Popen[bytes] | None = None
+        self._served = False  # a server of this folder has answered
 
     # --- the three verbs -------------------------------------------------------------------------------------------
 
@@ -128,11 +129,14 @@ class RedisServer:
         record = self._record()
         self._decide(record)
         if record is not None and self._serves(record):
-            _publish(record.address, self.work)
-            return record.address
-        if record is not None:
-            self._put_down(record)
-        return self._start(record)
+            address = record.address
+            _publish(address, self.work)
+        else:
+            if record is not None:
+                self._put_down(record)
+            address = self._start(record)
+        self._served = True
+        return address
 
     def stop(self) -> None:
         """End the server and delete the published address. A server of another host is left running."""
@@ -215,7 +219,7 @@ class RedisServer:
 
     def _start(self, before: ServerRecord | None) -> RedisAddress:
         # A work folder that is away is not made anew: it would lie under the mount point.
-        self.folder.mkdir(mode=0o700, parents=self._process is None, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=not self._served, exist_ok=True)
         self.folder.chmod(0o700)
         self._end_unrecorded()
         password = (before.address.password if before is not None else None) or secrets.token_urlsafe(32)

@@ -152,6 +152,6 @@ def default_index(cache: Path | None) -> dict[str, Defined]:
             with contextlib.suppress(OSError):  # a full disk: the next call reads them again
                 write_atomic(place, json.dumps(known).encode())
     return {
-        name: Defined(folder / yaml if yaml else None, list(members))
+        name: Defined(folder / yaml) if yaml else Defined(None, list(members))
         for name, (_kind, yaml, members) in known["tasks"].items()
     }

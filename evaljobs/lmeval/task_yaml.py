@@ -87,11 +87,13 @@ def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, 
 
 
 def missing_include(path: Path, seen: frozenset[Path] = frozenset()) -> str:
-    """The message for a YAML that includes a missing file, which lm-eval skips; else ""."""
+    """The message for a YAML that includes a missing or unreadable file, which lm-eval skips; else ""."""
     path = path.resolve()
     for other in included(path, parsed(path)) if path not in seen else ():
         if not other.is_file():
             return f"{path}: include: no file {other}"
+        if not parsed(other):
+            return f"{path}: include: {other} holds no task configuration that can be read"
         if why := missing_include(other, seen | {path}):
             return why
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def write_verdicts(verdicts: Iterable[Verdict], path: str | None) -> None:
         for verdict in verdicts:
             sys.stdout.write(verdict.line() + "\n")
         return
-    half = Path(f"{path}.{os.getpid()}.part")
+    half = Path(f"{path}.{secrets.token_hex(4)}.part")
     try:
         with half.open("x", encoding="utf-8") as out:
             for verdict in verdicts:

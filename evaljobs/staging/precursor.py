@@ -143,6 +143,9 @@ def _publish(slot: Slot, spec: StageSpec, stop: threading.Event) -> tuple[int, l
     if publish.is_published(slot):
         bad = publish.verify_slot(slot, spec.checkpoint, readers=spec.readers)
         if not bad:
+            if spec.share is None:
+                with store.locked_home(slot.root) as home:
+                    store.remove_unused(home, keep=slot.digest)
             return 0, notes
         notes.append(f"the copy found in {slot.path} was damaged ({', '.join(bad)}) and was replaced")
         say(notes[-1])

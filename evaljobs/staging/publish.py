@@ -86,14 +86,13 @@ def _target_path(folder: Path, name: str) -> Path:
 def make_room(slot: Slot, checkpoint: CheckpointSpec, *, margin: int, share: float | None = None) -> None:
     """Remove unused copies of other checkpoints, and the half-written one here; then see that the copy fits.
 
-    A prefetch (`share` is set) removes no copies, and takes only that part of what is free. Raises Refused where
-    there is no room.
+    A prefetch (`share` is set) removes only what is retired, and takes only that part of what is free. Raises Refused
+    where there is no room.
     """
     need = checkpoint.bytes + margin
     with store.locked_home(slot.root) as home:
         owned_files.remove_tree(slot.fd, INCOMING)
-        if share is None:
-            store.remove_unused(home, keep=slot.digest)
+        store.remove_unused(home, keep=slot.digest, retired_only=share is not None)
     there = room(slot.root)
     if there.free * (1.0 if share is None else share) < need:
         part = "" if share is None else f"{share:g} of "

@@ -12,7 +12,7 @@
 
 Rules: names change only under the home's lock. A checkpoint with a living lease is not touched by other jobs. What
 another user owns or may write to, and every link, is refused and left alone. Locks are the kernel's: those of a killed
-process end at once. A dead precursor's copy stays for its successor until another checkpoint is staged there.
+process end at once. A dead precursor's copy stays for its successor until a precursor (not a prefetch) stages there.
 `trial/trial.py` uses `reading` alone.
 """
 
@@ -218,10 +218,10 @@ def retire_unused(home: Home, digest: str, *, even_used: bool = False, patience:
         os.close(slot)
 
 
-def remove_unused(home: Home, *, keep: str) -> None:
+def remove_unused(home: Home, *, keep: str, retired_only: bool = False) -> None:
     """Remove what no living precursor holds and no trial reads: retired checkpoints, and each other one but `keep`."""
     for name in names_in(home.fd):
-        if name != keep and DIGEST.fullmatch(name):
+        if name != keep and DIGEST.fullmatch(name) and not retired_only:
             with contextlib.suppress(Refused, FileNotFoundError):
                 retire_unused(home, name)
     for name in names_in(home.fd):

@@ -43,7 +43,7 @@ def demands(draw: st.DrawFn) -> list[Demand]:
                 st.dictionaries(st.sampled_from([f"n{i}" for i in range(8)]), st.integers(1, 4), max_size=3)
             ),
             avoid=draw(st.frozensets(st.sampled_from([f"n{i}" for i in range(8)]), max_size=2)),
-            holder_mb=draw(st.integers(0, 1200)),
+            precursor_mb=draw(st.integers(0, 1200)),
             trial_mb=draw(st.integers(0, 400)),
         )
         for number in range(draw(st.integers(0, 5)))
@@ -114,9 +114,9 @@ def test_an_offer_fits_into_the_nodes_free_memory(
     offers = allocate(nodes, asked, Limits(), gpus_in_use=0, promised_mb=promised_mb)
     by_name = {n.name: n for n in nodes}
     for demand in asked:
-        least = demand.holder_mb + demand.trial_mb
+        least = demand.precursor_mb + demand.trial_mb
         if not any(n.gpus and (not n.counts_memory or n.memory_mb >= least) for n in nodes):
-            unbound = allocate(nodes, [replace(demand, holder_mb=0, trial_mb=0)], Limits(), gpus_in_use=0)
+            unbound = allocate(nodes, [replace(demand, precursor_mb=0, trial_mb=0)], Limits(), gpus_in_use=0)
             alone = allocate(nodes, [demand], Limits(), gpus_in_use=0, promised_mb=promised_mb)
             assert [(o.node, o.gpus) for o in alone[demand.evaluation_id]] == [
                 (o.node, o.gpus) for o in unbound[demand.evaluation_id]
@@ -125,7 +125,7 @@ def test_an_offer_fits_into_the_nodes_free_memory(
         for offer in offers[demand.evaluation_id]:
             node, has = by_name[offer.node], demand.in_use.get(offer.node, 0)
             trials = (offer.gpus - has) // demand.gpus_per_trial
-            once = 0 if has else demand.holder_mb
+            once = 0 if has else demand.precursor_mb
             room = node.memory_free_mb - promised_mb.get(node.name, 0)
             assert not node.counts_memory or once + trials * demand.trial_mb <= room
 
@@ -141,7 +141,7 @@ def test_a_node_too_small_is_not_offered_and_a_tight_one_gives_fewer_lanes() -> 
         gpus=24,
         gpus_per_trial=1,
         in_use={},
-        holder_mb=900,
+        precursor_mb=900,
         trial_mb=4096,
     )
     (offers,) = allocate([small, tight, wide], [demand], Limits(), gpus_in_use=0).values()

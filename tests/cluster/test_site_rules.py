@@ -27,7 +27,7 @@ from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_rules import Wants, ask_hosting
 site = ask_hosting(SlurmCli(SlurmOptions(partition="gpu", cpu_partition="cpu")), "gpu", "cpu")
-wants = Wants(holder_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
+wants = Wants(precursor_mb=2000, trial_mb=2000, trial_cpus=4, trial_gpus=1)
 print(site.workers_that_fit(wants, 2), site.reason_for(wants))
 """
 ODDITIES = {
@@ -124,24 +124,24 @@ def test_the_reference_file_names_auto_and_both_answers_are_taken(tmp_path) -> N
     per_cpu=st.integers(0, 4000),
     cpus=st.integers(1, 64),
     gpus=st.integers(1, 8),
-    holder_mb=st.integers(512, 100_000),
+    precursor_mb=st.integers(512, 100_000),
     trial_mb=st.integers(100, 8000),
     trial_cpus=st.integers(1, 16),
 )
 def test_hosts_only_where_that_lets_more_trials_run(  # noqa: PLR0917
-    per_cpu: int, cpus: int, gpus: int, holder_mb: int, trial_mb: int, trial_cpus: int
+    per_cpu: int, cpus: int, gpus: int, precursor_mb: int, trial_mb: int, trial_cpus: int
 ) -> None:
     """A precursor of one CPU serves as ever; one that is given more makes way where all trials then fit, and only there."""
     partition = Partition(name="gpu", default=True, max_memory_per_cpu_mb=per_cpu or None)
     node = fake_node("n1", gpus=gpus, cpus=cpus)
-    wants = Wants(holder_mb=holder_mb, trial_mb=trial_mb, trial_cpus=trial_cpus, trial_gpus=1)
+    wants = Wants(precursor_mb=precursor_mb, trial_mb=trial_mb, trial_cpus=trial_cpus, trial_gpus=1)
     site = Hosting(rules=SiteRules(config={}, partitions=(partition,)), nodes=(node,))
-    holder = -(-holder_mb // per_cpu) if per_cpu else 1
+    holder = -(-precursor_mb // per_cpu) if per_cpu else 1
     if site.reason_for(wants):
         assert holder > 1
         assert cpus - holder < gpus * trial_cpus <= cpus
-        assert gpus * trial_mb + holder_mb <= cpus * per_cpu
-    elif holder > 1 and gpus * trial_cpus <= cpus and gpus * trial_mb + holder_mb <= cpus * per_cpu:
+        assert gpus * trial_mb + precursor_mb <= cpus * per_cpu
+    elif holder > 1 and gpus * trial_cpus <= cpus and gpus * trial_mb + precursor_mb <= cpus * per_cpu:
         assert holder + gpus * trial_cpus <= cpus
 
 
@@ -151,7 +151,7 @@ def test_workers_that_fit_fill_the_cores_that_trials_leave(
 ) -> None:
     """One more would not fit; where the partition is the trials' own those go first, but for a few workers that may wait."""
     partitions = (Partition(name="gpu", default=True, cpus=cores), Partition(name="cpu", cpus=cores))
-    wants = Wants(holder_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
+    wants = Wants(precursor_mb=512, trial_mb=1000, trial_cpus=2, trial_gpus=1)
     site = Hosting(
         partition="gpu",
         cpu_partition="cpu" if apart else None,

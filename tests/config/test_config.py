@@ -95,6 +95,8 @@ def test_a_wrong_variable_or_option_is_named():
     """The message names the variable or option, not the file."""
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_NICE: "):
         schema.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
+    with pytest.raises(OperatorError, match=r"^\$EVALSPAN_STAGE_LINGER_SECONDS: "):
+        schema.load(None, {"EVALSPAN_STAGE_LINGER_SECONDS": "5", "EVALSPAN_LONG": "1"})
     with pytest.raises(OperatorError, match=r"^--slots: "):
         schema.load(None, {}, {"cluster.slots": 0})
 

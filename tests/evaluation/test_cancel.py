@@ -1,4 +1,4 @@
-"""A cancellation that the cluster could not be told is told once it listens again."""
+"""A cancellation that failed is repeated once the cluster answers again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator.runtime.effects import Performer
 
 
 def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
-    """However often it fails; and then never again, since the id may come to mean another job."""
+    """However often it fails; and then never again, nor once the job is gone: its id may come to mean another job."""
     cluster = FakeCluster(fleet=[fake_node("n1")])
     performer = Performer(
         site=SITE, cluster=cluster, lm_eval_version=lambda: "0", observations=tmp_path / "o"
@@ -25,12 +25,14 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     cluster.fail("cancel", ClusterError("away"), times=2)
     performer.cancel([job_id])
     with pytest.raises(ClusterError):
-        performer.cancel_again()
+        performer.cancel_again(cluster.jobs())
     assert cluster.member(job_id).phase != "ended"
-    performer.cancel_again()
+    performer.cancel_again(cluster.jobs())
     assert cluster.member(job_id).phase == "ended"
-    cluster.fail("cancel", ClusterError("would be told"))
-    performer.cancel_again()
+    cluster.fail("cancel", ClusterError("would be asked"), times=2)
+    performer.cancel_again(cluster.jobs())
+    performer.cancel(["4711"])
+    performer.cancel_again(cluster.jobs())
 
 
 def test_what_is_over_is_not_cancelled() -> None:

@@ -7,7 +7,10 @@ from collections import defaultdict
 from types import FrameType
 from typing import Any
 
+import pytest
 from support.simulated.large import Large, plain_step
+from support.simulated.parts import Faults, record
+from support.simulated.world import World, replay
 
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
@@ -69,3 +72,20 @@ def test_the_index_is_a_function_of_the_state_to_the_last():
 
     state = Large(3, 2, tasks=4, generations=2, step=step).run()
     assert all(e.status == "scored" for e in state.entries)
+
+
+def test_a_replay_without_stealing_costs_no_look_at_all_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lanes_to_do` looks at each shard: a replay, which starts no trial, never calls it for one."""
+    world = World(1, Faults(), record(steal=False), nodes=3)
+    world.run_to_scores()
+    calls = 0
+    real = State.lanes_to_do
+
+    def counted(state: State) -> set[str]:
+        nonlocal calls
+        calls += 1
+        return real(state)
+
+    monkeypatch.setattr(State, "lanes_to_do", counted)
+    replay(world.journal)
+    assert calls <= len(world.state.nodes.by_name)

@@ -309,3 +309,15 @@ def test_lm_eval_is_itself_again_outside_the_block(tasks: Path) -> None:
     assert (_yaml_loader._make_loader, ConfigurableTask.download) == before
     with task_paths.relative_to_yaml():
         assert (_yaml_loader._make_loader, ConfigurableTask.download) != before
+
+
+def test_a_task_reaches_itself_and_not_the_tasks_of_its_tags() -> None:
+    """`gsm8k` has the tag `math_word_problems`: a fault of another task of that tag concerns no suite with gsm8k."""
+    assert task_yaml.reached(task_index.default_index(None), ["gsm8k"]) == {"gsm8k"}
+
+
+def test_an_include_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """lm-eval skips such a task; its name and the file stand in the refusal."""
+    (tmp_path / "base.yaml").write_text("doc_to_text: [\n")
+    (tmp_path / "own.yaml").write_text("task: own\ninclude: base.yaml\n")
+    assert "base.yaml" in task_yaml.missing_include(tmp_path / "own.yaml")
