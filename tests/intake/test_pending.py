@@ -161,12 +161,14 @@ def test_what_is_not_for_us_is_waited_for_and_hides_nothing(
     open_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A closed folder among the watched ones and a link into it; a notice of what lies in it stays until it is opened."""
+    if not all(folder.stat().st_mode & 0o001 for folder in Path(pending.__file__).parents):
+        pytest.skip("evalspan lies in a folder that no other user may enter")
     closed = open_folder / "run" / "lost+found"
     small(closed / "step-1")
     (open_folder / "run" / "link").symlink_to(closed / "step-1")
     small(open_folder / "run" / "step-2")
     closed.chmod(0o700)
-    suite = open_folder / "mine.toml"  # the shipped ones may lie where he cannot look
+    suite = open_folder / "mine.toml"
     suite.write_text('name = "mine"\n[[task]]\nname = "toy"\n')
     config = Config(watch=WatchConfig(folders=(open_folder / "run",), suite=str(suite)))
     work = open_folder / "work"

@@ -90,7 +90,7 @@ def test_slurm_scores_are_the_same_as_an_ordinary_user(
     """The suite lies in the user's folder, the command is typed elsewhere, and jobs start in the work folder."""
     site, cluster = slurm_site, slurm_site.cluster
     place = site.folder / suite.parent.name
-    for file in [p for p in suite.parent.rglob("*") if p.is_file()]:
+    for file in [p for p in suite.parent.rglob("*") if p.is_file() and p.suffix != ".pyc"]:
         target = place / file.relative_to(suite.parent)
         cluster.run_as_user(["mkdir", "-p", str(target.parent)], check=True)
         cluster.run_as_user(["tee", str(target)], input=file.read_text(), check=True)
