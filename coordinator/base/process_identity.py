@@ -12,7 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaljobs.staging.store import boot_id as boot_id  # noqa: PLC0414 (one definition for both sides)
+
+def boot_id() -> str:
+    """This boot's id (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

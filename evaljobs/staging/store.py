@@ -296,8 +296,3 @@ def _copied(slot: Path) -> int:
     with contextlib.suppress(OSError):
         return sum(f.stat().st_blocks * 512 for f in (slot / INCOMING).rglob("*"))
     return 0
-
-
-def boot_id() -> str:
-    """This boot's id (random(4))."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -417,7 +417,7 @@ def test_a_node_returns_from_a_rest_and_rests_longer_each_time() -> None:
                 elif node.name not in since and node.back_off_until is not None:
                     since[node.name] = world.now
                     rests.append((node.back_offs, node.back_off_until - world.now))
-    assert {n for n, _ in rests} >= {1, 2}, "no node was set aside twice: other dice are needed"
+    assert {n for n, _ in rests} >= {1, 2}, "no node was in back-off twice: other dice are needed"
     assert all(rest == 60.0 * 2 ** (number - 1) for number, rest in rests)
 
 
