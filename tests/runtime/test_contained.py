@@ -227,14 +227,20 @@ def test_while_parked_a_checkpoint_stays_pinned_and_a_cancellation_is_kept(
     coordinator.keeper.stop()
 
 
-def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
-    """Neither by a daemon that starts nor by `status`; one without the word (of an earlier version) is read once."""
-    work = tmp_path / "work"
+def cancelled(work: Path, cluster: FakeCluster) -> Coordinator:
+    """A coordinator, stopped, whose evaluation was cancelled and has ended."""
     with serving(work, cluster) as before:
         accept(before, GOOD)
         before.cancel(GOOD, "asked")
         until(before, lambda: before.running[GOOD].state.ended_at is not None)
         before.forget_ended()
+    return before
+
+
+def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Neither by a daemon that starts nor by `status`; one without the word (of an earlier version) is read once."""
+    work = tmp_path / "work"
+    before = cancelled(work, cluster)
     paths = EvaluationPaths(work / GOOD)
     row = shown(before)[GOOD]
     ended = read_status(paths)
@@ -257,11 +263,7 @@ def test_of_what_has_ended_no_journal_is_read(tmp_path: Path, cluster: FakeClust
 def test_what_ended_under_an_earlier_version_stays_readable(tmp_path: Path, cluster: FakeCluster) -> None:
     """Its summary is `ended.json`, without the field that tells it from a parked one; `status.json` counts before it."""
     work = tmp_path / "work"
-    with serving(work, cluster) as before:
-        accept(before, GOOD)
-        before.cancel(GOOD, "asked")
-        until(before, lambda: before.running[GOOD].state.ended_at is not None)
-        before.forget_ended()
+    before = cancelled(work, cluster)
     paths = EvaluationPaths(work / GOOD)
     ended = read_status(paths)
     old = json.loads(paths.status.read_text())
