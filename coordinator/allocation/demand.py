@@ -5,12 +5,13 @@ Rule: derived from the evaluations' states alone, so offers stay known after a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.allocation.allocate import Demand
+from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.prefetch import Candidate, Held
 from coordinator.cluster import NodeState
+from coordinator.evaluation.events import Offer
 from coordinator.evaluation.job_specs import precursor_memory_mb
 from coordinator.evaluation.state import NodeUse, Phase, Prefetch, State
 
@@ -53,6 +54,21 @@ def demands(states: Iterable[State]) -> list[Demand]:
             )
         )
     return found
+
+
+def offers(
+    states: Sequence[State], nodes: Iterable[NodeState], demanded: Sequence[Demand], limits: Limits
+) -> Mapping[str, tuple[Offer, ...]]:
+    """Evaluation id -> offers (`allocate`), with what all evaluations use and were promised taken into account."""
+    return allocate(
+        nodes,
+        demanded,
+        limits,
+        gpus_in_use=gpus_in_use(states),
+        nodes_in_use=nodes_in_use(states),
+        promised=promised(states),
+        promised_mb=promised_mb(states),
+    )
 
 
 def promised(states: Iterable[State]) -> dict[str, int]:

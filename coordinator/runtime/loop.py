@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coordinator.allocation import cordons, demand, prefetch
-from coordinator.allocation.allocate import Demand, Limits, allocate
+from coordinator.allocation.allocate import Demand, Limits
 from coordinator.base import clock
 from coordinator.base.isolate import isolated
 from coordinator.base.throttle import Throttle
@@ -209,16 +209,7 @@ class Coordinator(Evaluations):
         states = self._states()  # without those that were parked just now
         cordoned = self._cordoned(now)
         free = [replace(n, usable=n.usable and n.name not in cordoned) for n in self.nodes]
-        offered = allocate(
-            free,
-            demands,
-            self.limits,
-            gpus_in_use=demand.gpus_in_use(states),
-            nodes_in_use=demand.nodes_in_use(states),
-            promised=demand.promised(states),
-            promised_mb=demand.promised_mb(states),
-        )
-        for evaluation_id, offers in offered.items():
+        for evaluation_id, offers in demand.offers(states, free, demands, self.limits).items():
             if offers:
                 self._tell(evaluation_id, NodesOffered(at=now, offers=offers))
         self._stage_ahead(demands, now)

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 
 from coordinator.allocation import demand, prefetch
-from coordinator.allocation.allocate import Limits, allocate
+from coordinator.allocation.allocate import Limits
 from coordinator.cluster import NodeState
 from coordinator.cluster.fake import fake_node
 from coordinator.evaluation import events as ev
@@ -132,15 +132,7 @@ class Shared:
             tenant = next(t for t in self.open if t.state.evaluation_id == name)
             tenant.take([ev.NodeWithdrawn(at=self.now, node=node, reason="memory")])
         demands = demand.demands(states)
-        offered = allocate(
-            nodes,
-            demands,
-            self.limits,
-            gpus_in_use=demand.gpus_in_use(states),
-            nodes_in_use=demand.nodes_in_use(states),
-            promised=demand.promised(states),
-            promised_mb=demand.promised_mb(states),
-        )
+        offered = demand.offers(states, nodes, demands, self.limits)
         waiting, held = demand.waiting(states, demands), demand.held(states)
         staged = prefetch.choose(nodes, waiting, held, self.limits, share=self.share)
         for tenant in self.open:
