@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,11 @@ def stdout() -> Console:
 def say(text: str, style: str = "", *, err: bool = False) -> None:
     """Print text as it is: unwrapped, so that a path or an id can be copied. `err`: to standard error."""
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def spinner(what: str) -> AbstractContextManager[object]:
+    """On standard error, around a step that takes seconds."""
+    return Console(stderr=True).status(what)
 
 
 def show_json(data: Any) -> None:
