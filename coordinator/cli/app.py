@@ -22,6 +22,25 @@ app = typer.Typer(
     help="Scores of every checkpoint as soon as spare GPUs allow.",
 )
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        from coordinator.base.version import version_text
+
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print version and commit.", is_eager=True, callback=_version),
+    ] = False,
+) -> None:
+    """Options of `evalspan` itself."""
+
+
 CONFIG = Annotated[
     Path | None, typer.Option("--config", help="evalspan.toml (default: here, then ~/.config/evalspan).")
 ]
