@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
@@ -16,7 +17,7 @@ SCONTROL_SECONDS = 5.0  # for Slurm's answer: SIGKILL follows SIGTERM after Kill
 
 
 class Signals:
-    """SIGINT and SIGTERM, noted in the order in which they came."""
+    """SIGINT and SIGTERM, noted in the order in which they came. Outside the main thread none is: Python forbids it there."""
 
     def __init__(self, watched: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self.received: list[int] = []
@@ -24,7 +25,7 @@ class Signals:
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Signals:
-        for number in self._watched:
+        for number in self._watched if threading.current_thread() is threading.main_thread() else ():
             self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -12,6 +12,7 @@ import logging
 import sys
 
 from rich.console import Console
+from typer.models import CommandInfo, TyperInfo
 
 from coordinator.cli import commands, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
@@ -20,6 +21,32 @@ from coordinator.errors import BugError, EvalspanError, OperatorError
 __all__ = ["app", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
 
 log = logging.getLogger(__name__)
+
+# Groups of `evalspan -h`, with their commands in the order of use.
+GROUPS = {
+    "Evaluate": ("eval", "ls", "validate", "prepare"),
+    "Follow": ("status", "watch", "logs", "cancel", "retry"),
+    "Results": ("report", "compare", "export"),
+    "During training": ("daemon", "submit", "release"),
+    "Site and tools": ("init", "doctor", "plan", "simulate", "priors", "clean", "worker"),
+}
+
+
+def _in_groups() -> None:
+    """Give each command its group, and the help the order of `GROUPS`."""
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    order = list(group_of)
+
+    def name_of(command: CommandInfo | TyperInfo) -> str:
+        return command.name or getattr(command.callback, "__name__", "")
+
+    every: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    for command in every:
+        command.rich_help_panel = group_of[name_of(command)]
+    app.registered_commands.sort(key=lambda command: order.index(name_of(command)))
+
+
+_in_groups()
 
 BUG = "evalspan: a bug in evalspan; what follows, and the journal, belong in a bug report"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scores of every checkpoint as soon as spare GPUs allow.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from coordinator.base.version import version_text
+
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print version and commit.", is_eager=True, callback=_version),
+    ] = False,
+) -> None:
+    """Options of `evalspan` itself."""
+
 
 CONFIG = Annotated[
     Path | None, typer.Option("--config", help="evalspan.toml (default: here, then ~/.config/evalspan).")
@@ -40,6 +60,11 @@ def stdout() -> Console:
 def say(text: str, style: str = "", *, err: bool = False) -> None:
     """Print text as it is: unwrapped, so that a path or an id can be copied. `err`: to standard error."""
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def spinner(what: str) -> AbstractContextManager[object]:
+    """On standard error, around a step that takes seconds."""
+    return Console(stderr=True).status(what)
 
 
 def show_json(data: Any) -> None:

@@ -1,157 +1,137 @@
-"""`evalspan eval | prepare`: evaluate one checkpoint on one suite, or build a suite's request sets."""
+"""`evalspan eval | submit | prepare`: evaluate one checkpoint, hand it to the daemon, or build a suite's request sets."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
-from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
-    from coordinator.config.schema import Config
-    from coordinator.evaluation.records import EvaluationRecord
-    from coordinator.evaluation.state import State
+    from coordinator.api import Results
 
-TRACKER_SECONDS = 60.0  # longest wait for tracker exports before the scores are printed
+ONE_OFF = "What is evaluated"
+SITE = "Where it runs"
+
+CHECKPOINT = Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")]
+SUITE = Annotated[
+    str | None,
+    typer.Option(
+        "--suite",
+        "-s",
+        help="A suite's name, or a suite file (default: [watch] suite).",
+        rich_help_panel=ONE_OFF,
+    ),
+]
+TASKS = Annotated[
+    str | None, typer.Option(help="Tasks of lm-eval instead of a suite: a,b.", rich_help_panel=ONE_OFF)
+]
+LIMIT = Annotated[
+    float | None,
+    typer.Option(help="Documents of each task, or a share below 1.", rich_help_panel=ONE_OFF),
+]
+NUM_FEWSHOT = Annotated[
+    int | None, typer.Option(min=0, help="Examples in each prompt.", rich_help_panel=ONE_OFF)
+]
+BATCH_SIZE = Annotated[
+    str | None,
+    typer.Option(help='A number or "auto", in place of the suite\'s.', rich_help_panel=ONE_OFF),
+]
+STEP = Annotated[
+    int | None,
+    typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
+]
 
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")],
-    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
+    checkpoint: CHECKPOINT,
+    suite: SUITE = None,
+    tasks: TASKS = None,
+    limit: LIMIT = None,
+    num_fewshot: NUM_FEWSHOT = None,
+    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
-    cluster: Annotated[str | None, typer.Option(help="local or slurm.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm partition of the GPU jobs.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
-    qos: Annotated[str | None, typer.Option(help="Slurm QOS.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="At most this many trials at once.")] = None,
-    shards_per_task: Annotated[int | None, typer.Option(min=1, help="Force this many shards a task.")] = None,
-    batch_size: Annotated[
-        str | None, typer.Option(help='Overrides the suite\'s: a number or "auto".')
+    cluster: Annotated[str | None, typer.Option(help="local or slurm.", rich_help_panel=SITE)] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Slurm partition of the GPU jobs.", rich_help_panel=SITE)
     ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
+    account: Annotated[str | None, typer.Option(help="Slurm account.", rich_help_panel=SITE)] = None,
+    qos: Annotated[str | None, typer.Option(help="Slurm QOS.", rich_help_panel=SITE)] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="At most this many trials at once.", rich_help_panel=SITE)
     ] = None,
+    shards_per_task: Annotated[
+        int | None, typer.Option(min=1, help="Force this many shards a task.", rich_help_panel=SITE)
+    ] = None,
+    step: STEP = None,
     as_json: JSON = False,
 ) -> None:
     """Evaluate one checkpoint on one suite and print the scores and the makespan.
 
-    Killed and run again, it goes on where it stood. Example:
+    Killed and run again, it goes on where it stood. Examples:
 
     evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
-    """
-    from coordinator.cli.interrupt import drive
-    from coordinator.cluster import ClusterError
-    from coordinator.intake import from_settings
-    from coordinator.intake.validate import check_cluster
-    from coordinator.runtime import wiring
-    from coordinator.trackers.live import Exporter
 
-    settings = settings_of(
-        config,
-        work_dir,
-        {
-            "cluster.kind": cluster,
-            "cluster.partition": partition,
-            "cluster.account": account,
-            "cluster.qos": qos,
-            "cluster.slots": slots,
-        },
-    )
-    coordinator = wiring.coordinator_of(settings)
-    site = coordinator.performer.site
-    record = from_settings.record_of(
-        settings,
+    evalspan eval ckpt/step-1000 --tasks hellaswag,arc_easy --limit 10
+    """
+    from coordinator import api
+    from coordinator.cli.interrupt import AtTerminal
+
+    settings: dict[str, Any] = {
+        "cluster.kind": cluster,
+        "cluster.partition": partition,
+        "cluster.account": account,
+        "cluster.qos": qos,
+    }
+    found = api.evaluate(
         checkpoint,
         suite,
-        from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
-        options=from_settings.run_options(settings).model_copy(
-            update={"shards_per_task": shards_per_task, "max_trials": slots}
-        ),
-        step=step,
+        tasks=tasks or (),
+        limit=limit,
+        num_fewshot=num_fewshot,
         batch_size=batch_size,
+        step=step,
+        slots=slots,
+        shards_per_task=shards_per_task,
+        config=config,
+        work_dir=work_dir,
+        settings=settings,
+        follow=AtTerminal(Console(stderr=as_json)),
     )
-    paths = site.paths.evaluation(record.evaluation_id)
-    if not paths.journal.exists():
-        check_suite(record, settings, suite, config=config, work_dir=work_dir)
-        try:
-            record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
-        except ClusterError as error:
-            raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
-        check_cluster(coordinator.cluster, record)
-    before = _written_at(paths.results)
-    running = drive(coordinator, record, Console(stderr=as_json))
-    Exporter(settings).finish(TRACKER_SECONDS)
-    _finish(
-        running.state,
-        paths.root,
-        ran=before is None or _written_at(paths.results) != before,
-        as_json=as_json,
-        gpu_hour_price=settings.gpu_hour_price,
-    )
+    _show(found, as_json=as_json, gpu_hour_price=settings_of(config, work_dir).gpu_hour_price)
 
 
-def check_suite(
-    record: EvaluationRecord, settings: Config, suite: str, *, config: Path | None, work_dir: Path | None
-) -> None:
-    """Refuse a suite whose tasks or data jobs would not find.
-
-    `suite`, `config`, `work_dir`: as typed. Shows a spinner: at first lm-eval reads thousands of
-    files.
-    """
-    from coordinator.doctor.shared_storage import check_shared
-    from coordinator.intake.from_settings import site_of
-    from coordinator.intake.validate import check_tasks, prepare_command
-
-    named = record.checkpoint.source
-    prepare = prepare_command(named, suite, config=config, work_dir=work_dir, convert=record.convert)
-    with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
-        files = check_tasks(record.suite, site_of(settings), prepare)
-    if settings.cluster.kind == "slurm":
-        check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
-
-
-def _written_at(file: Path) -> int | None:
-    """Mtime in ns; None where it is not there."""
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_price: float | None) -> None:
-    from coordinator.intake.resubmit import nothing_run
-    from coordinator.report.measurements import Report
+def _show(found: Results, *, as_json: bool, gpu_hour_price: float | None) -> None:
+    """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
     from coordinator.report.render import show
 
-    results = json.loads((root / "results.json").read_text())
-    if not ran:
-        typer.echo(nothing_run(state), err=as_json)
+    if found.note:
+        typer.echo(found.note, err=as_json)
     if as_json:
-        show_json(results)
+        show_json(found.raw)
     else:
-        report = Report.model_validate_json((root / "report.json").read_bytes())
-        show(stdout(), report, results, gpu_hour_price, ran=ran)
-        say(f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}")
-    if state.ending.cancelled:
+        show(stdout(), found.report, found.raw, gpu_hour_price, ran=not found.note)
+        say(f"\nResults: {found.folder / 'results.json'}\nSamples, logs, responses: {found.folder}")
+    if found.status == "cancelled":
         raise typer.Exit(130)
-    if state.failed_entries() or state.unscored_items:
+    if not found.complete:
         raise typer.Exit(1)
 
 
 @app.command()
 def prepare(
-    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
     checkpoint: Annotated[
         str, typer.Option("--tokenizer", help="Folder with config.json and the tokenizer.")
     ],
+    suite: SUITE = None,
+    tasks: TASKS = None,
+    limit: LIMIT = None,
+    num_fewshot: NUM_FEWSHOT = None,
+    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
@@ -162,17 +142,17 @@ def prepare(
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    from coordinator.intake import from_settings, request_sets
-    from coordinator.runtime.wiring import coordinator_of
+    from coordinator import api
 
-    settings = settings_of(config, work_dir)
-    performer = coordinator_of(settings).performer
-    built = request_sets.prepare(
-        suite,
+    built = api.prepare(
         checkpoint,
-        site=performer.site,
-        model=from_settings.model_options(settings),
-        inputs=from_settings.inputs_for(performer.site, performer.lm_eval_version),
+        suite,
+        tasks=tasks or (),
+        limit=limit,
+        num_fewshot=num_fewshot,
+        batch_size=batch_size,
+        config=config,
+        work_dir=work_dir,
     )
     if as_json:
         show_json(built)

@@ -10,19 +10,17 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
 import typer
 from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
+from coordinator.cli.app import spinner
 from coordinator.cli.live_screen import Watcher
-from coordinator.errors import OperatorError
-from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.loop import Coordinator
-from coordinator.runtime.operator_commands import obey_commands
 from coordinator.runtime.runner import Running
 
 QUESTION = "Cancel this evaluation? y: yes, n: it goes on, Ctrl-C again: yes [y/N] "
@@ -76,52 +74,22 @@ class Interrupt:
         return cancel
 
 
-def drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) -> Running:
-    """Run the loop until this one evaluation has ended.
+class AtTerminal:
+    """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it."""
 
-    Ctrl-C asks once, then cancels. SIGTERM ends this process with exit code 143; its jobs on Slurm go on.
-    """
-    with Signals() as signals, coordinator.in_charge("evalspan eval"), Watcher(console) as watcher:
-        coordinator.accept_or_wait(record)
-        interrupt = Interrupt(signals, watcher, sys.stdin)
-        # An earlier run was cancelled: typing the same command again resumes it. None: not yet known.
-        cancelled_before: bool | None = None
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
-        def tick() -> None:
-            interrupt.show(list(coordinator.running.values()), coordinator.trouble)
-            obey_commands(coordinator)
-            if interrupt.wanted() and not coordinator.running:
-                raise OperatorError(
-                    f"not resumed ({coordinator.trouble}); its jobs go on: run the same command again"
-                )
-            if interrupt.cancelled:
-                _cancel(coordinator)
+    def busy(self, what: str) -> AbstractContextManager[object]:
+        return spinner(what)
 
-        def over() -> bool:
-            nonlocal cancelled_before
-            running = coordinator.running.get(record.evaluation_id)
-            if running is None:
-                if why := coordinator.lost(record.evaluation_id):
-                    raise OperatorError(f"{record.evaluation_id} was given up: {why}")
-                return False
-            if cancelled_before is None:
-                cancelled_before = bool(running.state.ending.cancelled)
-            if running.state.ended_at is None:
-                return False
-            if cancelled_before and not interrupt.cancelled:
-                with suppress(OSError):  # full disk: a later tick tries again
-                    coordinator.retry(record.evaluation_id)
-                    cancelled_before = False
-                return running.state.ended_at is not None and not cancelled_before
-            return True
+    @contextmanager
+    def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
+        with Signals() as signals, Watcher(self._console) as watcher:
+            interrupt = Interrupt(signals, watcher, sys.stdin)
 
-        coordinator.run(over, tick)
-        return coordinator.running[record.evaluation_id]
+            def watch() -> bool:
+                interrupt.show(list(coordinator.running.values()), coordinator.trouble)
+                return interrupt.wanted()
 
-
-def _cancel(coordinator: Coordinator) -> None:
-    """Each tick again, until the journal has it: the disk may be full."""
-    for evaluation_id, running in list(coordinator.running.items()):
-        if not running.state.ending.cancelled and running.state.ended_at is None:
-            with suppress(OSError):
-                coordinator.cancel(evaluation_id, "interrupted")
+            yield watch

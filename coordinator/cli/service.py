@@ -5,13 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, EVALUATION, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    EVALUATION,
+    JSON,
+    WORK_DIR,
+    app,
+    say,
+    settings_of,
+    show_json,
+    spinner,
+    stdout,
+)
+from coordinator.cli.evaluate import BATCH_SIZE, CHECKPOINT, LIMIT, NUM_FEWSHOT, STEP, SUITE, TASKS
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -120,75 +131,49 @@ def _log_to(screen: Console) -> None:
 
 @app.command()
 def submit(
-    checkpoint: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")],
-    suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
+    checkpoint: CHECKPOINT,
+    suite: SUITE = None,
+    tasks: TASKS = None,
+    limit: LIMIT = None,
+    num_fewshot: NUM_FEWSHOT = None,
+    batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
-    step: Annotated[int | None, typer.Option(help="Training step; default: by the folder's name.")] = None,
+    step: STEP = None,
     as_json: JSON = False,
 ) -> None:
     """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
 
-    A second submission may raise the priority; it resumes a cancelled or stale evaluation. Example:
+    A second submission may raise the priority; it resumes a cancelled or stale evaluation. Examples:
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
+
+    evalspan submit ckpt/step-1000 --tasks hellaswag --limit 100
     """
-    from coordinator.intake import from_settings, sources
-    from coordinator.intake.resubmit import submitted
-    from coordinator.runtime.journal import Journal, WorkLock, is_daemon
+    from coordinator import api
 
-    settings = settings_of(config, work_dir)
-    site = from_settings.site_of(settings)
-    inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))
-    record = from_settings.record_of(settings, checkpoint, suite, inputs, priority=priority, step=step)
-    paths = WorkPaths(settings.work_dir)
-    known = None
-    if Journal.begun(paths.evaluation(record.evaluation_id).journal):
-        from coordinator.cli.evaluations import find_evaluation
-
-        known, _, _ = find_evaluation(settings, record.evaluation_id)
-    else:
-        from coordinator.cli.evaluate import check_suite
-
-        check_suite(record, settings, suite, config=config, work_dir=work_dir)
-    answer = submitted(known, priority)
-    if answer.announce:
-        notice = sources.Notice(
-            checkpoint=record.checkpoint.source,
-            step=record.checkpoint.step,
-            suite=str(Path(suite).resolve()) if Path(suite).is_file() else suite,
-            priority=priority,
-            noticed_at=time.time(),
-        )
-        sources.submit(paths, notice)
-    if answer.again:
-        from coordinator.runtime.operator_commands import Command, leave_command
-
-        leave_command(paths, Command(command="retry", evaluation_id=record.evaluation_id))
-    holder = WorkLock(paths.lock).holder()
-    waits = ""
-    if not is_daemon(holder) and (answer.announce or answer.again or (answer.what == "known" and not holder)):
-        waits = _without_daemon(holder)
-    if as_json:
-        shown = {"daemon": is_daemon(holder), "what": answer.what, "note": answer.said, "waits": waits}
-        show_json({"evaluation_id": record.evaluation_id, **shown})
-        return
-    say(record.evaluation_id)
-    if answer.said:
-        say(answer.said, err=True)
-    if waits:
-        say(waits, "yellow", err=True)
-
-
-def _without_daemon(holder: str) -> str:
-    """Text on what a submission waits for. `holder`: the command that holds the work folder; "": none."""
-    if not holder:
-        return "no daemon runs for this work folder: it waits until one is started: `evalspan daemon`"
-    return (
-        f"no daemon runs for this work folder, which {holder} has: it waits until one is started: "
-        "`evalspan daemon --wait`"
+    sent = api.submit(
+        checkpoint,
+        suite,
+        tasks=tasks or (),
+        limit=limit,
+        num_fewshot=num_fewshot,
+        batch_size=batch_size,
+        priority=priority,
+        step=step,
+        config=config,
+        work_dir=work_dir,
+        busy=spinner,
     )
+    if as_json:
+        show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))
+        return
+    say(sent.evaluation_id)
+    if sent.note:
+        say(sent.note, err=True)
+    if sent.waits:
+        say(sent.waits, "yellow", err=True)
 
 
 @app.command()
@@ -222,7 +207,7 @@ def status(
     checkpoints = pending.read(paths.pending)
     if not alive:
         deliveries = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(checkpoints, deliveries, _without_daemon(holder), now)
+        checkpoints = pending.with_unread(checkpoints, deliveries, pending.without_daemon(holder), now)
     cordoned = {node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())}
     if as_json:
         shown = {

@@ -276,13 +276,12 @@ def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, M
 def record_of(
     config: Config,
     checkpoint: str,
-    suite: str,
+    suite: str | SuiteSpec,
     inputs: Callable[[SuiteSpec, ModelOptions], Inputs],
     *,
     options: RunOptions | None = None,
     priority: int = 0,
     step: int | None = None,
-    batch_size: str | None = None,
 ) -> EvaluationRecord:
     """The evaluation of a checkpoint under these settings; `options`: in place of theirs. OperatorError."""
     return validate.make_record(
@@ -296,5 +295,4 @@ def record_of(
         step=step,
         allow_bin=config.checkpoint.allow_bin,
         convert=config.checkpoint.convert,
-        batch_size=batch_size,
     )

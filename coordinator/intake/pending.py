@@ -64,6 +64,16 @@ def read(path: Path) -> PendingFile:
         return PendingFile()
 
 
+def without_daemon(holder: str) -> str:
+    """Text on what a submission waits for. `holder`: the command that holds the work folder; "": none."""
+    if not holder:
+        return "no daemon runs for this work folder: it waits until one is started: `evalspan daemon`"
+    return (
+        f"no daemon runs for this work folder, which {holder} has: it waits until one is started: "
+        "`evalspan daemon --wait`"
+    )
+
+
 def with_unread(known: PendingFile, unread: Iterable[Delivery], why: str, now: float) -> PendingFile:
     """`known` and the notices in the work folder that it does not name. `why`: what they wait for; `now`: unix seconds."""
     waiting = {(w.checkpoint, w.suite): w for w in known.waiting}

@@ -21,7 +21,6 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import Inputs
 from coordinator.intake.checkpoint import inspect
-from coordinator.intake.suites import load_suite
 from evaljobs.contract.paths import batch_index_file, entry_manifest, request_set_manifest, slug
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -82,7 +81,7 @@ def found(folder: Path, batch_size: int | str) -> dict[str, str] | None:
 
 
 def prepare(
-    suite_name: str,
+    suite: SuiteSpec,
     tokenizer: str,
     *,
     site: Site,
@@ -93,7 +92,6 @@ def prepare(
 
     Entry -> {leaf task: folder}; keeps existing sets. OperatorError with the build's last line.
     """
-    suite = load_suite(suite_name)
     checkpoint = inspect(Path(tokenizer), allow_bin=True, step=None)
     made_of = inputs(suite, model)
     sets: dict[str, dict[str, str]] = {}

@@ -75,9 +75,25 @@ def spool(paths: WorkPaths, notice: Notice) -> None:
 
 def submit(paths: WorkPaths, notice: Notice) -> None:
     """Leave a submission for the daemon. OperatorError where the work folder is another user's."""
+    with _own_folder(paths) as folder:
+        _leave(folder, notice)
+
+
+def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
+    """Write a suite file that submissions name, beside them: other users may not change it. OperatorError as of `submit`."""
+    with _own_folder(paths) as folder:
+        (folder / "suites").mkdir(mode=0o700, exist_ok=True)
+        file = folder / "suites" / name
+        if not file.exists():  # its content decides its name
+            write_atomic(file, text.encode())
+        return file.resolve()
+
+
+@contextlib.contextmanager
+def _own_folder(paths: WorkPaths) -> Iterator[Path]:
     try:
         paths.submissions.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _leave(paths.submissions, notice)
+        yield paths.submissions
     except PermissionError as error:
         raise OperatorError(
             f"{paths.submissions} cannot be written: a work folder takes submissions of its own user alone; "

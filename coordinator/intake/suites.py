@@ -8,9 +8,10 @@ the tasks.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -65,7 +66,11 @@ def load_suite(name_or_file: str | Path) -> SuiteSpec:
     """
     path = _find(str(name_or_file))
     data, text = toml.read(path)
-    where = toml.in_file(path, text)
+    return checked(data, toml.in_file(path, text), path)
+
+
+def checked(data: Mapping[str, Any], where: toml.Where, path: Path) -> SuiteSpec:
+    """The suite of a suite file's values. `path`: the file that its relative paths start from."""
     suite = toml.check(_SuiteFile, data, where)
     _refuse_twins(suite, where)
     return SuiteSpec(

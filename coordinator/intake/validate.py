@@ -29,7 +29,7 @@ TASKS_SECONDS = 120
 
 def make_record(
     checkpoint: str,
-    suite: str,
+    suite: str | SuiteSpec,
     *,
     model: ModelOptions,
     options: RunOptions,
@@ -38,7 +38,6 @@ def make_record(
     priority: int = 0,
     step: int | None = None,
     allow_bin: bool = False,
-    batch_size: str | None = None,
     convert: str | None = None,
 ) -> EvaluationRecord:
     """Inspect the checkpoint and load the suite; OperatorError in one line where either is wrong.
@@ -55,9 +54,7 @@ def make_record(
         spec = inspect_raw(checkpoint, convert=convert, step=step)
     if spec.step is None:
         spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
-    loaded = load_suite(suite)
-    if batch_size is not None:
-        loaded = loaded.model_copy(update={"batch_size": parse_batch_size(batch_size)})
+    loaded = load_suite(suite) if isinstance(suite, str) else suite
     judging = judge_for(loaded, judge)
     made_of = inputs(loaded, model)
     return EvaluationRecord(
@@ -137,16 +134,11 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     return files
 
 
-def prepare_command(
-    checkpoint: str, suite: str, *, config: Path | None, work_dir: Path | None, convert: str | None
-) -> str:
-    """The `evalspan prepare` command for an evaluation, with the options of its own command line."""
-    words = ["evalspan", "prepare", "--suite", suite, "--tokenizer", checkpoint]
-    if convert is not None:  # a raw checkpoint has no tokenizer that transformers reads
-        words[-1] = "CONVERTED_CHECKPOINT"
-    words += ["--config", str(config)] if config is not None else []
-    words += ["--work-dir", str(work_dir)] if work_dir is not None else []
-    return shlex.join(words)
+def prepare_command(checkpoint: str, options: Sequence[str], *, convert: str | None) -> str:
+    """The `evalspan prepare` command for an evaluation. `options`: those that name its suite and settings."""
+    # a raw checkpoint has no tokenizer that transformers reads
+    tokenizer = checkpoint if convert is None else "CONVERTED_CHECKPOINT"
+    return shlex.join(["evalspan", "prepare", *options, "--tokenizer", tokenizer])
 
 
 def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:

@@ -37,6 +37,8 @@ class ScoreValue(Record):
     stderr: float | None = None
     higher_is_better: bool = True
     documents: int | None = None
+    n_shot: int | None = None
+    version: str | None = None  # of the task, by its author
     keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
 
     @property
@@ -122,6 +124,7 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
     """The numbers in lm-eval's results, in its order; aliases and texts are left out."""
     samples: Mapping[str, Any] = results.get("n-samples", {})
     better: Mapping[str, Any] = results.get("higher_is_better", {})
+    shots, versions = results.get("n-shot", {}), results.get("versions", {})
     found = []
     for task, values in {**results.get("results", {}), **results.get("groups", {})}.items():
         for key, value in values.items():
@@ -139,6 +142,8 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
                     stderr=float(error) if isinstance(error, int | float) else None,
                     higher_is_better=True if higher is None else bool(higher),
                     documents=samples.get(task, {}).get("effective"),
+                    n_shot=shots.get(task),
+                    version=None if versions.get(task) is None else str(versions[task]),
                     keys=keys_of(results, task),
                 )
             )

@@ -1,0 +1,632 @@
+"""evalspan from Python: evaluate, submit, wait, results, series. The command line stands on the same functions.
+
+Rule: a call prints nothing unless it is asked to, changes no signal handler for longer than it runs, and works in any
+thread. Bad input is an OperatorError in one line, raised before anything is submitted; every error of evalspan is an
+EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` offers these names to users.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+
+from pydantic import Field, ValidationError
+
+from coordinator.base.signals import Signals
+from coordinator.config.schema import Config
+from coordinator.errors import EvalspanError, OperatorError
+from coordinator.evaluation.events import AnyEvent
+from coordinator.evaluation.state import State
+from coordinator.intake import from_settings, one_off, pending, resubmit, sources
+from coordinator.intake.one_off import SuiteOptions
+from coordinator.report import load_series
+from coordinator.report.learning_curves import SCORES, Point, ScoreValue, make_series, scores_of
+from coordinator.report.measurements import Report
+from coordinator.runtime.journal import Journal, WorkLock, is_daemon
+from coordinator.runtime.replay import find_evaluation, find_folder
+from coordinator.runtime.status_file import Ended, Parked, read_status
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import Record, SuiteSpec
+
+if TYPE_CHECKING:
+    from coordinator.evaluation.records import EvaluationRecord
+    from coordinator.runtime.loop import Coordinator
+
+__all__ = [
+    "EvalspanError",
+    "Follow",
+    "OperatorError",
+    "Progress",
+    "Results",
+    "Submission",
+    "evaluate",
+    "prepare",
+    "results",
+    "series",
+    "submit",
+    "wait",
+]
+
+TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
+POLL_SECONDS = 1.0  # between two looks of `wait`
+SCORE_COLUMNS = (
+    "task", "filter", "metric", "value", "stderr", "documents", "n_shot", "version", "higher_is_better",
+)  # fmt: skip
+URGENT = 3  # interrupts after which `evaluate` no longer waits for its cancellation
+
+PathLike = str | Path
+
+
+class SuiteSettings(TypedDict, total=False):
+    """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
+
+    gen_kwargs: Mapping[str, Any] | None
+    include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
+    apply_chat_template: bool | str | None
+    system_instruction: str | None
+    fewshot_as_multiturn: bool | None
+    seed: int | None
+
+
+class Progress(Record):
+    """How far an evaluation is, for the `progress` of `evaluate`. `trouble`: what it waits for; "": nothing."""
+
+    evaluation_id: str
+    tasks: int
+    scored: int
+    shards: int
+    shards_done: int
+    trouble: str = ""
+
+    def __str__(self) -> str:
+        shards = f"{self.shards_done}/{self.shards} shards, " if self.shards else ""
+        trouble = f" ! {self.trouble}" if self.trouble else ""
+        return f"{self.evaluation_id}: {shards}{self.scored}/{self.tasks} tasks scored{trouble}"
+
+
+Busy = Callable[[str], AbstractContextManager[object]]  # around a step that takes seconds, with its name
+
+
+class Follow(Protocol):
+    """Follows a run of `evaluate`: the command line's live screen is one."""
+
+    def busy(self, what: str) -> AbstractContextManager[object]:
+        """Around a step before the run that takes seconds."""
+        ...
+
+    def run(self, coordinator: Coordinator) -> AbstractContextManager[Callable[[], bool]]:
+        """Around the run. The callable is called between two ticks; its first True cancels the evaluation."""
+        ...
+
+
+class Results(Record):
+    """An evaluation's scores and costs, as far as it is.
+
+    `scores` has a row for each task, metric and filter that has a value; `rows()` gives them flat.
+    """
+
+    model_config = SCORES
+
+    evaluation_id: str
+    status: str  # running | done | failed | cancelled; failed: at least one task has no score
+    suite: str
+    checkpoint: str
+    step: int | None
+    scores: tuple[ScoreValue, ...]
+    failed: dict[str, str]  # task -> its error
+    makespan_seconds: float | None  # from acceptance to the last score
+    gpu_seconds: float | None
+    folder: Path  # holds results.json, samples, logs and the journal
+    note: str = ""  # of `evaluate`: why nothing was run
+    report: Report = Field(exclude=True, repr=False)  # where the time went
+    raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
+
+    @property
+    def complete(self) -> bool:
+        """Has every task its score, and every item counted?"""
+        return self.status == "done" and not self.raw.get("unscored")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat row for each score, as `series` gives them."""
+        return _rows(
+            Point(
+                evaluation_id=self.evaluation_id,
+                suite=self.suite,
+                checkpoint=self.checkpoint,
+                step=self.step,
+                status=self.status,
+                accepted_at=self.report.accepted_at,
+                makespan_seconds=self.makespan_seconds,
+                gpu_seconds=self.gpu_seconds,
+                scores=self.scores,
+            )
+        )
+
+
+class Submission(Record):
+    """What follows from a submission. `what` is for programs, `note` and `waits` are for people."""
+
+    evaluation_id: str
+    checkpoint: str
+    suite: str  # as in the notice: a name, or the full path of a file
+    what: str  # new | known | priority-raised | taken-up-again | ended
+    note: str = ""
+    daemon: bool = False  # a daemon runs for the work folder
+    waits: str = ""  # what it waits for, where no daemon runs
+    at: float = 0.0
+    ended_bytes: int | None = None  # length of the journal of an evaluation that had ended and is resumed
+
+
+# --- evaluate --------------------------------------------------------------------------------------------------------
+
+
+def evaluate(
+    checkpoint: PathLike,
+    suite: str | Path | None = None,
+    *,
+    tasks: Sequence[str] | str = (),
+    limit: float | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int | str | None = None,
+    step: int | None = None,
+    slots: int | None = None,
+    shards_per_task: int | None = None,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+    progress: bool | Callable[[Progress], object] = False,
+    follow: Follow | None = None,
+    **more: Unpack[SuiteSettings],
+) -> Results:
+    """Evaluate a checkpoint here, wait for its scores, and return them.
+
+    `checkpoint`: a Hugging Face folder. `suite`: a shipped suite's name or a suite file; `tasks`:
+    tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite` of the settings.
+    `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
+    `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
+    number in the folder's name. `slots`: trials at once, at most. `config`, `work_dir`: as the
+    command line has them; `settings`: dotted key -> value, such as {"cluster.kind": "slurm",
+    "trial.model_args": {"dtype": "float32"}}.
+
+    `progress`: True prints a line to standard error when something has changed; a function is
+    called with a `Progress`. `follow`: in its place, for a screen.
+
+    The same call again resumes an evaluation that was interrupted, and returns the scores of one
+    that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
+    evaluation, then raises KeyboardInterrupt. OperatorError: bad input, or the work folder is in
+    use. EvalspanError: a service failed.
+    """
+    from coordinator.runtime import wiring
+    from coordinator.runtime.drive import drive
+    from coordinator.trackers.live import Exporter
+
+    chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
+    followed = follow or _Caller(progress)
+    known = _settings(config, work_dir, {**(settings or {}), "cluster.slots": slots})
+    coordinator = wiring.coordinator_of(known)
+    with _closing(coordinator):
+        site = coordinator.performer.site
+        record = from_settings.record_of(
+            known,
+            str(checkpoint),
+            one_off.suite_of(chosen, known.watch.suite),
+            from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
+            options=from_settings.run_options(known).model_copy(
+                update={"shards_per_task": shards_per_task, "max_trials": slots}
+            ),
+            step=step,
+        )
+        paths = site.paths.evaluation(record.evaluation_id)
+        if not paths.journal.exists():
+            record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
+        before = _written_at(paths.results)
+        with followed.run(coordinator) as watch, coordinator.in_charge("evalspan eval"):
+            state = drive(coordinator, record, watch).state
+        Exporter(known).finish(TRACKER_SECONDS)
+    ran = before is None or _written_at(paths.results) != before
+    return _results(state, paths, note="" if ran else resubmit.nothing_run(state))
+
+
+def _checked(
+    record: EvaluationRecord, settings: Config, coordinator: Coordinator, follow: Follow, prepare: list[str]
+) -> EvaluationRecord:
+    """A new evaluation's record as the site has it run. OperatorError where its jobs could not run."""
+    from coordinator.cluster import ClusterError
+    from coordinator.intake.validate import check_cluster
+    from coordinator.runtime import wiring
+
+    _check_suite(record, settings, follow.busy, prepare)
+    try:
+        record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
+    except ClusterError as error:
+        raise OperatorError(f"the cluster cannot be asked for its rules: {error}") from error
+    check_cluster(coordinator.cluster, record)
+    return record
+
+
+def _check_suite(record: EvaluationRecord, settings: Config, busy: Busy, prepare: list[str]) -> None:
+    """Refuse a suite whose tasks or data jobs would not find. At first lm-eval reads thousands of files."""
+    from coordinator.doctor.shared_storage import check_shared
+    from coordinator.intake.validate import check_tasks, prepare_command
+
+    named = record.checkpoint.source
+    fetch = prepare_command(named, prepare, convert=record.convert)
+    with busy("asking lm-eval for the suite's tasks"):
+        files = check_tasks(record.suite, from_settings.site_of(settings), fetch)
+    if settings.cluster.kind == "slurm":
+        check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
+
+
+@contextmanager
+def _closing(coordinator: Coordinator) -> Iterator[None]:
+    """End local jobs and their Redis after an error, since this process may live on."""
+    from coordinator.cluster.local import LocalCluster
+
+    try:
+        yield
+    finally:
+        if isinstance(coordinator.cluster, LocalCluster):
+            coordinator.cluster.close()
+
+
+class _Caller:
+    """Follows a run for a caller without a screen. An interrupt cancels the evaluation."""
+
+    def __init__(self, progress: bool | Callable[[Progress], object]) -> None:
+        self._tell = _print if progress is True else progress or None
+        self._last: dict[str, Progress] = {}
+
+    def busy(self, _what: str) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    @contextmanager
+    def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
+        with Signals((signal.SIGINT,)) as signals:
+
+            def watch() -> bool:
+                if len(signals.received) >= URGENT:
+                    raise KeyboardInterrupt
+                for running in coordinator.running.values():
+                    self._show(running.state, coordinator.trouble)
+                return bool(signals.received)
+
+            yield watch
+        if signals.received:
+            raise KeyboardInterrupt
+
+    def _show(self, state: State, trouble: str) -> None:
+        if self._tell is None:
+            return
+        shards = len(state.shards.by_name)
+        now = Progress(
+            evaluation_id=state.evaluation_id,
+            tasks=len(state.entries),
+            scored=sum(e.status == "scored" for e in state.entries),
+            shards=shards,
+            shards_done=shards - state.shards.todo,
+            trouble=trouble,
+        )
+        if self._last.get(state.evaluation_id) != now:
+            self._last[state.evaluation_id] = now
+            self._tell(now)
+
+
+def _print(progress: Progress) -> None:
+    print(progress, file=sys.stderr, flush=True)  # noqa: T201 (what `progress=True` asks for)
+
+
+def prepare(
+    tokenizer: PathLike,
+    suite: str | Path | None = None,
+    *,
+    tasks: Sequence[str] | str = (),
+    limit: float | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int | str | None = None,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+    **more: Unpack[SuiteSettings],
+) -> dict[str, dict[str, str]]:
+    """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
+
+    `tokenizer`: a folder with config.json and the tokenizer. Other arguments as of `evaluate`. OperatorError with the
+    last line of a build that failed.
+    """
+    from coordinator.intake import request_sets
+
+    chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
+    known = _settings(config, work_dir, settings)
+    site = from_settings.site_of(known)
+    return request_sets.prepare(
+        one_off.suite_of(chosen, known.watch.suite),
+        str(tokenizer),
+        site=site,
+        model=from_settings.model_options(known),
+        inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
+    )
+
+
+# --- submit and wait -------------------------------------------------------------------------------------------------
+
+
+def submit(
+    checkpoint: PathLike,
+    suite: str | Path | None = None,
+    *,
+    tasks: Sequence[str] | str = (),
+    limit: float | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int | str | None = None,
+    priority: int = 0,
+    step: int | None = None,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+    busy: Busy = nullcontext,
+    **more: Unpack[SuiteSettings],
+) -> Submission:
+    """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
+
+    Arguments as of `evaluate`. `priority`: higher goes first. Submitting twice is one evaluation: a
+    second submission may raise the priority, and it resumes a cancelled evaluation. A suite without
+    a file of its own is written below the work folder for the daemon. OperatorError: bad input.
+    """
+    chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
+    known = _settings(config, work_dir, settings)
+    site = from_settings.site_of(known)
+    inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
+    spec = one_off.suite_of(chosen, known.watch.suite)
+    record = from_settings.record_of(known, str(checkpoint), spec, inputs, priority=priority, step=step)
+    before: State | None = None
+    if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
+        before, _, _ = find_evaluation(known, record.evaluation_id)
+    else:
+        _check_suite(record, known, busy, _prepare(chosen, known, config, work_dir))
+    answer = resubmit.submitted(before, priority)
+    notice = sources.Notice(
+        checkpoint=record.checkpoint.source,
+        step=record.checkpoint.step,
+        suite=_named(chosen, spec, known),
+        priority=priority,
+        noticed_at=time.time(),
+    )
+    return _sent(site.paths, record.evaluation_id, notice, answer)
+
+
+def _sent(
+    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted
+) -> Submission:
+    """Leave the notice and the command that `answer` asks for."""
+    status = read_status(paths.evaluation(evaluation_id))
+    ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
+    if answer.announce:
+        sources.submit(paths, notice)
+    if answer.again:
+        from coordinator.runtime.operator_commands import Command, leave_command
+
+        leave_command(paths, Command(command="retry", evaluation_id=evaluation_id))
+    holder = WorkLock(paths.lock).holder()
+    waits = answer.announce or answer.again or (answer.what == "known" and not holder)
+    return Submission(
+        evaluation_id=evaluation_id,
+        checkpoint=notice.checkpoint,
+        suite=notice.suite,
+        what=answer.what,
+        note=answer.said,
+        daemon=is_daemon(holder),
+        waits=pending.without_daemon(holder) if waits and not is_daemon(holder) else "",
+        at=notice.noticed_at,
+        ended_bytes=ended,
+    )
+
+
+def _named(chosen: SuiteOptions, spec: SuiteSpec, settings: Config) -> str:
+    """The suite in a notice: a name, or the full path of its file, which is written where there is none."""
+    if chosen.changed:
+        return str(
+            sources.keep_suite(WorkPaths(settings.work_dir), one_off.file_name(spec), one_off.as_toml(spec))
+        )
+    named = chosen.suite if chosen.suite is not None else str(settings.watch.suite)
+    return str(Path(named).resolve()) if Path(named).is_file() else named
+
+
+def wait(
+    evaluation: str | Submission,
+    *,
+    timeout: float | None = None,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Results:
+    """Wait until an evaluation has ended, and return its results.
+
+    `evaluation`: what `submit` returned, or an id. `timeout`: seconds; TimeoutError after it.
+    OperatorError where the submission was refused, the evaluation was given up, or there is none.
+    Where no daemon runs it waits for one.
+    """
+    known = _settings(config, work_dir, settings)
+    paths = WorkPaths(known.work_dir)
+    submission = evaluation if isinstance(evaluation, Submission) else None
+    name = submission.evaluation_id if submission else _id_of(known, paths, str(evaluation))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not _has_ended(known, paths, name, submission):
+        left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{name} has not ended after {timeout:g} s: `evalspan status` says why")
+        time.sleep(min(POLL_SECONDS, left))
+    return _found(known, name)
+
+
+def _id_of(settings: Config, paths: WorkPaths, name: str) -> str:
+    """The id that `name` begins; `name` itself while a checkpoint waits to be accepted. OperatorError."""
+    try:
+        return find_folder(settings, name).root.name
+    except OperatorError:
+        unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
+        if not unread and not pending.read(paths.pending).waiting:
+            raise
+        return name
+
+
+def _has_ended(settings: Config, paths: WorkPaths, name: str, submission: Submission | None) -> bool:
+    folder = paths.evaluation(name)
+    status = read_status(folder)
+    if isinstance(status, Ended):
+        return submission is None or status.journal_bytes != submission.ended_bytes
+    since = submission.at if submission else 0.0
+    if isinstance(status, Parked) and status.until is None and status.at >= since:
+        raise OperatorError(f"{name} was given up: {status.error}")
+    if Journal.begun(folder.journal):
+        # an ended evaluation lacks its summary only where the disk refused it
+        return folder.results.exists() and find_evaluation(settings, name)[0].ended_at is not None
+    if submission is not None:
+        for refused in pending.read(paths.pending).refused:
+            named = (refused.checkpoint, refused.suite) == (submission.checkpoint, submission.suite)
+            if named and refused.at >= since:
+                raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")
+    return False
+
+
+# --- results and series ----------------------------------------------------------------------------------------------
+
+
+def results(
+    evaluation: str,
+    *,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Results:
+    """The results of an evaluation as far as it is. `evaluation`: its id, the id's beginning, or its digest.
+
+    OperatorError where the work folder has none, or several, of that name.
+    """
+    return _found(_settings(config, work_dir, settings), evaluation)
+
+
+def series(
+    folder: PathLike,
+    suite: str | None = None,
+    *,
+    config: PathLike | None = None,
+    work_dir: PathLike | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> list[dict[str, Any]]:
+    """Scores of all checkpoints of a training, as flat rows for `pandas.DataFrame`, in order of training.
+
+    `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
+    A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
+    documents, n_shot, version, higher_is_better, makespan_seconds, gpu_seconds. An evaluation
+    without a score has one row whose score is None. OperatorError where there is no evaluation.
+    """
+    known = _settings(config, work_dir, settings)
+    points = make_series(load_series.find_series(known.work_dir, str(folder), suite)).points
+    return [row for point in points for row in _rows(point)]
+
+
+def _found(settings: Config, evaluation: str) -> Results:
+    state, paths, events = find_evaluation(settings, evaluation)
+    return _results(state, paths, events)
+
+
+def _results(
+    state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None, note: str = ""
+) -> Results:
+    """`events`: of the journal, where they were read; None: the report at the end is read, too."""
+    from coordinator.runtime import finalize
+
+    if events is None and paths.report.exists():
+        report = Report.model_validate_json(paths.report.read_bytes())
+    else:
+        report = finalize.report_of(state, paths, events)
+    raw = json.loads(paths.results.read_bytes()) if paths.results.exists() else finalize.merged_results(state)
+    return Results(
+        evaluation_id=state.evaluation_id,
+        status=report.status,
+        suite=report.suite,
+        checkpoint=report.checkpoint,
+        step=report.step,
+        scores=scores_of(raw),
+        failed=raw.get("failed", {}),
+        makespan_seconds=report.makespan_seconds,
+        gpu_seconds=report.gpu_seconds,
+        folder=paths.root,
+        note=note,
+        report=report,
+        raw=raw,
+    )
+
+
+def _rows(point: Point) -> list[dict[str, Any]]:
+    head = {
+        "evaluation_id": point.evaluation_id,
+        "suite": point.suite,
+        "step": point.step,
+        "checkpoint": point.checkpoint,
+        "status": point.status,
+    }
+    tail = {"makespan_seconds": point.makespan_seconds, "gpu_seconds": point.gpu_seconds}
+    scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
+    return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _settings(
+    config: PathLike | None, work_dir: PathLike | None, settings: Mapping[str, object] | None
+) -> Config:
+    return from_settings.load(Path(config) if config else None, {"work_dir": work_dir, **(settings or {})})
+
+
+def _suite_options(
+    suite: PathLike | None,
+    tasks: Sequence[str] | str,
+    more: SuiteSettings,
+    *,
+    limit: float | None,
+    num_fewshot: int | None,
+    batch_size: int | str | None,
+) -> SuiteOptions:
+    folders = more.get("include_path", ())
+    data = {
+        **more,
+        "suite": None if suite is None else str(suite),
+        "tasks": tuple(tasks.split(",") if isinstance(tasks, str) else tasks) if tasks else (),
+        "limit": limit,
+        "num_fewshot": num_fewshot,
+        "batch_size": batch_size,
+        "include_path": tuple(map(str, [folders] if isinstance(folders, PathLike) else folders)),
+    }
+    try:
+        return SuiteOptions.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise OperatorError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from error
+
+
+def _prepare(
+    chosen: SuiteOptions, settings: Config, config: PathLike | None, work_dir: PathLike | None
+) -> list[str]:
+    """The options of `evalspan prepare` for this suite."""
+    words = chosen.words()
+    if chosen.suite is None and not chosen.tasks:
+        words += ["--suite", str(settings.watch.suite)]
+    for option, value in (("--config", config), ("--work-dir", work_dir)):
+        words += [option, str(value)] if value is not None else []
+    return words
+
+
+def _written_at(file: Path) -> int | None:
+    """Mtime in ns; None where it is not there."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None

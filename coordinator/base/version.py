@@ -1,0 +1,36 @@
+"""Which evalspan this is: its version, and the commit that it was built from or is a clone of."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from coordinator.base.run_command import CommandError, run_command
+
+ROOT = Path(__file__).resolve().parents[2]  # the clone, or the folder of installed packages
+BUILT = ROOT / "coordinator" / "commit.txt"  # written into a wheel and an sdist by hatch_build.py
+GIT_SECONDS = 10.0
+
+
+def version_text() -> str:
+    """Such as "evalspan 0.1.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed."""
+    try:
+        version = importlib.metadata.version("evalspan")
+    except importlib.metadata.PackageNotFoundError:  # a copied folder
+        version = "of unknown version"
+    commit = _commit()
+    return f"evalspan {version} ({f'commit {commit}' if commit else 'unknown commit'})"
+
+
+def _commit() -> str:
+    """The clone's commit, or the one that was built; "" where neither is known."""
+    if (ROOT / ".git").exists():
+        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        try:
+            return run_command(words, seconds=GIT_SECONDS).strip()
+        except CommandError:
+            return ""
+    try:
+        return BUILT.read_text().strip()
+    except OSError:
+        return ""

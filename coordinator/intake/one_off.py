@@ -1,0 +1,214 @@
+"""The suite that an evaluation's options name: a suite as it is, a suite with other settings, or tasks without a file.
+
+Rule: tasks become the very `SuiteSpec` that a file with the same values gives. So ids, reuse and resume hold, and the
+same options mean the same evaluation. `as_toml` writes such a file, for a submission. Called by `coordinator.api`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.config import toml
+from coordinator.errors import OperatorError
+from coordinator.intake import suites
+from coordinator.intake.validate import parse_batch_size
+from evaljobs.contract.paths import slug
+from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
+
+MOST_NAME = 40  # characters of the tasks' part of a suite's name
+PATTERN = "*?["  # characters of a pattern of task names
+CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
+
+
+class SuiteOptions(Record):
+    """What the options of a command, or the arguments of a call, say of the suite. None: not said.
+
+    `limit`: documents of each task, or a share below 1. `batch_size`: a number, or "auto". The last
+    seven have the meaning that a suite file gives them.
+    """
+
+    suite: str | None = None  # name or file
+    tasks: tuple[str, ...] = ()  # lm-eval tasks, groups, tags, or YAML files, in place of `suite`
+    limit: int | float | None = None
+    num_fewshot: int | None = None
+    gen_kwargs: dict[str, Any] | None = None
+    batch_size: int | str | None = None
+    include_path: tuple[str, ...] = ()
+    seed: int | None = None
+    apply_chat_template: bool | str | None = None
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Is it more than the name or file of a suite?"""
+        return bool(self.model_dump(exclude={"suite"}, exclude_defaults=True))
+
+    def words(self) -> list[str]:
+        """Options of the command line that mean the same."""
+        words = []
+        for field, value in self.model_dump(exclude_defaults=True).items():
+            option = f"--{field.replace('_', '-')}"
+            match value:
+                case True:
+                    words += [option]
+                case dict():
+                    words += [option, json.dumps(value)]
+                case tuple() if field == "include_path":
+                    words += [word for each in value for word in (option, each)]
+                case tuple():
+                    words += [option, ",".join(value)]
+                case False:
+                    words += [f"{option}=false"]
+                case _:
+                    words += [option, str(value)]
+        return words
+
+
+def suite_of(options: SuiteOptions, default: str | None = None) -> SuiteSpec:
+    """The suite that `options` name; `default`: where they name none. OperatorError in one line."""
+    if options.tasks and options.suite is not None:
+        raise OperatorError(
+            "--tasks names tasks of lm-eval and --suite a suite of them: give one of the two, "
+            "or list the tasks in a suite file"
+        )
+    if options.tasks:
+        return _of_tasks(options)
+    named = options.suite if options.suite is not None else default
+    if named is None:
+        raise OperatorError(f"no suite and no tasks are named: {CHOOSE}")
+    return _changed(suites.load_suite(named), options)
+
+
+def _of_tasks(options: SuiteOptions) -> SuiteSpec:
+    folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+    tasks: list[dict[str, Any]] = []
+    shipped = _shipped()
+    for name in dict.fromkeys(map(_checked_name, options.tasks)):
+        known = None if options.include_path else shipped.get(name)
+        if known is not None:
+            folders += [folder for folder in known[0].include_path if folder not in folders]
+        judge = {"judge": True} if known is not None and known[1].judge else {}
+        tasks.append({"name": name, **judge, **_of_a_task(options)})
+    data = {"name": name_of(options), "include_path": folders, "task": tasks, **_of_a_suite(options)}
+    return suites.checked(data, _option, Path.cwd() / "none.toml")
+
+
+def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
+    """`suite` with the settings that `options` say."""
+    if not options.changed:
+        return suite
+    data = suite.model_dump(mode="json", exclude_none=True)
+    data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
+    folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+    data |= _of_a_suite(options)
+    data["include_path"] = [*folders, *data["include_path"]]
+    data["name"] = suite.name + _suffix(options)
+    return suites.checked(data, _option, Path.cwd() / "none.toml")
+
+
+def _checked_name(text: str) -> str:
+    """A task's name, or the full path of a YAML file."""
+    if text.endswith((".yaml", ".yml")):
+        path = Path(text).expanduser().resolve()
+        if not path.is_file():
+            raise OperatorError(f"--tasks: no file {path}")
+        return str(path)
+    if any(char in text for char in PATTERN):
+        raise OperatorError(
+            f"--tasks: {text!r} is a pattern: name each task or group (`evalspan ls tasks {text!r}` lists them)"
+        )
+    if not text:
+        raise OperatorError("--tasks: a name is empty; names are separated by one comma")
+    return text
+
+
+def _shipped() -> dict[str, tuple[SuiteSpec, TaskEntry]]:
+    """Task of evalspan's own -> the shipped suite that has its folder, and its entry there."""
+    loaded = [suite for suite in map(suites.load_suite, suites.names()) if suite.include_path]
+    return {task.name: (suite, task) for suite in loaded for task in suite.tasks}
+
+
+def _of_a_task(options: SuiteOptions) -> dict[str, Any]:
+    limit = options.limit
+    if isinstance(limit, float) and limit >= 1 and limit.is_integer():
+        limit = int(limit)  # as lm_eval reads `--limit 10`
+    said = {"limit": limit, "num_fewshot": options.num_fewshot, "gen_kwargs": options.gen_kwargs}
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _of_a_suite(options: SuiteOptions) -> dict[str, Any]:
+    fields = {"seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"}
+    said = options.model_dump(include=fields, exclude_none=True)
+    if options.batch_size is not None:
+        said["batch_size"] = parse_batch_size(str(options.batch_size))
+    return said
+
+
+def _option(location: toml.Location) -> str:
+    """The option that set a value of the suite."""
+    named = [str(part) for part in location if not isinstance(part, int)]
+    if named[:2] in ([], ["task"], ["task", "name"]):
+        return "--tasks"
+    return f"--{(named[1] if named[0] == 'task' else named[0]).replace('_', '-')}"
+
+
+def name_of(options: SuiteOptions) -> str:
+    """The name of a suite of tasks: readable, at most about 60 characters, the same for the same options."""
+    names = [Path(n).stem if n.endswith((".yaml", ".yml")) else n for n in dict.fromkeys(options.tasks)]
+    text, shown = names[0][:MOST_NAME], 1
+    while shown < len(names) and len(text) + 1 + len(names[shown]) <= MOST_NAME:
+        text, shown = f"{text}-{names[shown]}", shown + 1
+    more = f"-and-{len(names) - shown}-more" if shown < len(names) else ""
+    return slug(text + more) + _suffix(options)
+
+
+def _suffix(options: SuiteOptions) -> str:
+    """What sets the scores of these options apart from the suite's own, in a name."""
+    settings = _of_a_task(options)
+    limit = f"-limit{settings['limit']:g}" if "limit" in settings else ""
+    shots = f"-{options.num_fewshot}shot" if options.num_fewshot is not None else ""
+    return f"{limit}{shots}{'-chat' if options.apply_chat_template else ''}"
+
+
+# --- the suite as a file ---------------------------------------------------------------------------------------------
+
+
+def file_name(suite: SuiteSpec) -> str:
+    """A name of its file that the content decides."""
+    digest = hashlib.sha256(suite.model_dump_json().encode()).hexdigest()[:8]
+    return f"{slug(suite.name)}-{digest}.toml"
+
+
+def as_toml(suite: SuiteSpec) -> str:
+    """A suite file that loads as this suite. OperatorError for a value that TOML cannot hold."""
+    data = suite.model_dump(mode="json", exclude_none=True)
+    tasks = data.pop("tasks")
+    lines = [*_lines(data)]
+    for task in tasks:
+        lines += ["", "[[task]]", *_lines(task)]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(table: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in table.items():
+        yield f"{key} = {_toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case str():
+            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case bool() | int() | float():
+            return json.dumps(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case dict():
+            return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+        case _:
+            raise OperatorError(f"a suite file cannot hold {value!r}: leave it out")
