@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from evaljobs import garbage
 from evaljobs.contract.specs import SPEC
 from evaljobs.errors import JobError
 
@@ -96,4 +97,5 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    garbage.collect_rarely()
     leave(main())
