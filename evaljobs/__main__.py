@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from evaljobs import garbage
 from evaljobs.contract.specs import SPEC
 from evaljobs.errors import JobError
 
@@ -85,9 +86,9 @@ def run(path: Path, verb: str) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process without freeing its imports. Freeing torch and transformers takes 3 to 6
-    seconds, during which a trial would hold its GPU. Exit handlers run first, since an engine ends
-    its own processes there.
+    """End this process without freeing its imports. Freeing torch and transformers takes 1 to 6
+    seconds, during which a trial would hold its GPU, and a build would slow the trials that follow
+    it. Exit handlers run first, since an engine ends its own processes there.
     """
     atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
     sys.stdout.flush()
@@ -96,7 +97,5 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    ended = main()
-    if sys.argv[1:2] == ["trial"]:
-        leave(ended)
-    sys.exit(ended)
+    garbage.collect_rarely()
+    leave(main())

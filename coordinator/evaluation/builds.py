@@ -7,16 +7,21 @@ Called from: `step`, `job_ends`, `ending`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coordinator.evaluation import indexes, jobs, shards
 from coordinator.evaluation.actions import Action, FindRequestSets, InspectConverted
 from coordinator.evaluation.events import CheckpointConverted, JobIntended, RequestSetsFound
 from coordinator.evaluation.job_specs import Site, build_job, convert_job
 from coordinator.evaluation.jobs import NO_FAULT_OF_A_JOB, Due
-from coordinator.evaluation.state import IllegalEventError, JobInfo, Phase, State
+from coordinator.evaluation.state import EntryState, IllegalEventError, JobInfo, Phase, State
 from evaljobs.contract.outcomes import Built, Converted, Failed, Probed
 
 MAX_CONVERSIONS = 3  # jobs that ended without an outcome
 MAX_BUILDS = 3  # attempts of one entry
+# most documents of an entry that shares a build job: importing lm-eval takes a process longer (5 s of CPU)
+# than building so many prompts
+FEW_DOCUMENTS = 100
 # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
 MAX_DEATHS = 6
 
@@ -120,13 +125,20 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     if not unbuilt or not submits:
         return []
     waiting = [unbuilt[i] for i in sorted(unbuilt)]
-    parts = min(state.record.options.build_jobs, len(waiting))
+    parts = min(state.record.options.build_jobs, _worth_a_job(state, waiting))
     actions: Due = []
     for part in range(parts):
         event = build_job(state, site, waiting[part::parts], now)
         intended(state, event)
         actions += jobs.submission(event)
     return actions
+
+
+def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
+    """Jobs that build these entries soonest: one for each, and one for all with few documents."""
+    limits = [state.record.suite.tasks[entry.index].limit for entry in waiting]
+    few = sum(limit is not None and 1 <= limit <= FEW_DOCUMENTS for limit in limits)
+    return len(waiting) - few + bool(few)
 
 
 def intended(state: State, event: JobIntended) -> list[Action]:

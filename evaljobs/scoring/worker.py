@@ -32,6 +32,7 @@ from rq.utils import now
 from rq.worker import Worker
 from rq.worker_registration import clean_worker_registry
 
+from evaljobs import garbage
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths
 from evaljobs.contract.specs import SPEC, ExecuteSpec, ScoreSpec
@@ -310,7 +311,7 @@ def main(argv: Sequence[str]) -> int:
     except Exception:  # each job will leave an outcome that says so
         log.exception("the metric code cannot be imported")
     gc.collect()
-    gc.freeze()  # keeps imported modules shared: collections in a work-horse would copy their pages
+    garbage.collect_new()  # imported modules stay shared with the work-horses
     crew = uuid.uuid4().hex[:8]
     work_here = functools.partial(work, options.redis_file, options.work_dir, options.queue, crew)
     Supervisor(options, work_here, functools.partial(worker_name, crew)).run()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evaljobs import garbage
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Failed, Probed, TrialEnded
 from evaljobs.contract.paths import EvaluationPaths
@@ -185,6 +186,7 @@ class Trial:
             self.seconds.imports = self._loaded.import_seconds
             self.seconds.load = self._loaded.load_seconds
             self.seconds.warm = engine.warm_up(self._loaded.lm, self.spec.model)
+            garbage.collect_new()
             if self.spec.batch_size == "auto":
                 self._settle_batch_size(self._loaded.lm)
             self._phase("infer")
