@@ -42,6 +42,11 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
+def say_aside(text: str) -> None:
+    """Print a line beside the results: to standard error, dim on a terminal."""
+    say(text, "dim", err=True)
+
+
 def show_json(data: Any) -> None:
     stdout().print_json(json.dumps(data, default=str))
 

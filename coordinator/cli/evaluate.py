@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, say_aside, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ TRACKER_SECONDS = 60.0  # longest wait for tracker exports before the scores are
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="Folder with config.json, safetensors and tokenizer, or a Hub id.")
+    ],
     suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
@@ -49,7 +51,7 @@ def evaluate(
     """
     from coordinator.cli.interrupt import drive
     from coordinator.cluster import ClusterError
-    from coordinator.intake import from_settings
+    from coordinator.intake import from_settings, hub
     from coordinator.intake.validate import check_cluster
     from coordinator.runtime import wiring
     from coordinator.trackers.live import Exporter
@@ -65,6 +67,7 @@ def evaluate(
             "cluster.slots": slots,
         },
     )
+    checkpoint = hub.local_folder(checkpoint, say_aside, allow_bin=settings.checkpoint.allow_bin)
     coordinator = wiring.coordinator_of(settings)
     site = coordinator.performer.site
     record = from_settings.record_of(
@@ -149,9 +152,7 @@ def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_pric
 @app.command()
 def prepare(
     suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
-    checkpoint: Annotated[
-        str, typer.Option("--tokenizer", help="Folder with config.json and the tokenizer.")
-    ],
+    checkpoint: Annotated[str, typer.Option("--tokenizer", help="The checkpoint's folder, or a Hub id.")],
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
@@ -162,10 +163,11 @@ def prepare(
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    from coordinator.intake import from_settings, request_sets
+    from coordinator.intake import from_settings, hub, request_sets
     from coordinator.runtime.wiring import coordinator_of
 
     settings = settings_of(config, work_dir)
+    checkpoint = hub.local_folder(checkpoint, say_aside, allow_bin=settings.checkpoint.allow_bin)
     performer = coordinator_of(settings).performer
     built = request_sets.prepare(
         suite,

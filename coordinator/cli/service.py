@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, EVALUATION, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    EVALUATION,
+    JSON,
+    WORK_DIR,
+    app,
+    say,
+    say_aside,
+    settings_of,
+    show_json,
+    stdout,
+)
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -120,7 +131,9 @@ def _log_to(screen: Console) -> None:
 
 @app.command()
 def submit(
-    checkpoint: Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="Folder with config.json, safetensors and tokenizer, or a Hub id.")
+    ],
     suite: Annotated[str, typer.Option("--suite", "-s", help="A suite's name, or a suite file.")],
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
@@ -134,13 +147,14 @@ def submit(
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
-    from coordinator.intake import from_settings, sources
+    from coordinator.intake import from_settings, hub, sources
     from coordinator.intake.resubmit import submitted
     from coordinator.runtime.journal import Journal, WorkLock, is_daemon
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))
+    checkpoint = hub.local_folder(checkpoint, say_aside, allow_bin=settings.checkpoint.allow_bin)
     record = from_settings.record_of(settings, checkpoint, suite, inputs, priority=priority, step=step)
     paths = WorkPaths(settings.work_dir)
     known = None
