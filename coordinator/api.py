@@ -8,6 +8,7 @@ EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` off
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, one_off, pending, resubmit, sources
+from coordinator.intake import from_settings, hub, one_off, pending, resubmit, sources
 from coordinator.intake.one_off import SuiteOptions
 from coordinator.report import load_series
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, make_series, scores_of
@@ -52,6 +53,8 @@ __all__ = [
     "submit",
     "wait",
 ]
+
+log = logging.getLogger(__name__)
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
 POLL_SECONDS = 1.0  # between two looks of `wait`
@@ -90,6 +93,7 @@ class Progress(Record):
         return f"{self.evaluation_id}: {shards}{self.scored}/{self.tasks} tasks scored{trouble}"
 
 
+Say = Callable[[str], None]
 Busy = Callable[[str], AbstractContextManager[object]]  # around a step that takes seconds, with its name
 
 
@@ -182,11 +186,12 @@ def evaluate(
     settings: Mapping[str, object] | None = None,
     progress: bool | Callable[[Progress], object] = False,
     follow: Follow | None = None,
+    say: Say = log.info,
     **more: Unpack[SuiteSettings],
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
-    `checkpoint`: a Hugging Face folder. `suite`: a shipped suite's name or a suite file; `tasks`:
+    `checkpoint`: a Hugging Face folder, or an id of its Hub. `suite`: a shipped suite's name or a suite file; `tasks`:
     tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite` of the settings.
     `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
     `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
@@ -195,7 +200,8 @@ def evaluate(
     "trial.model_args": {"dtype": "float32"}}.
 
     `progress`: True prints a line to standard error when something has changed; a function is
-    called with a `Progress`. `follow`: in its place, for a screen.
+    called with a `Progress`. `follow`: in its place, for a screen. `say` gets a line on a snapshot
+    of the Hugging Face Hub: what is taken or fetched.
 
     The same call again resumes an evaluation that was interrupted, and returns the scores of one
     that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
@@ -214,7 +220,7 @@ def evaluate(
         site = coordinator.performer.site
         record = from_settings.record_of(
             known,
-            str(checkpoint),
+            _folder(checkpoint, known, say),
             one_off.suite_of(chosen, known.watch.suite),
             from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
             options=from_settings.run_options(known).model_copy(
@@ -332,6 +338,7 @@ def prepare(
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
+    say: Say = log.info,
     **more: Unpack[SuiteSettings],
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
@@ -346,7 +353,7 @@ def prepare(
     site = from_settings.site_of(known)
     return request_sets.prepare(
         one_off.suite_of(chosen, known.watch.suite),
-        str(tokenizer),
+        _folder(tokenizer, known, say),
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -370,6 +377,7 @@ def submit(
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
     busy: Busy = nullcontext,
+    say: Say = log.info,
     **more: Unpack[SuiteSettings],
 ) -> Submission:
     """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
@@ -383,7 +391,9 @@ def submit(
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
-    record = from_settings.record_of(known, str(checkpoint), spec, inputs, priority=priority, step=step)
+    record = from_settings.record_of(
+        known, _folder(checkpoint, known, say), spec, inputs, priority=priority, step=step
+    )
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
         before, _, _ = find_evaluation(known, record.evaluation_id)
@@ -584,6 +594,10 @@ def _settings(
     config: PathLike | None, work_dir: PathLike | None, settings: Mapping[str, object] | None
 ) -> Config:
     return from_settings.load(Path(config) if config else None, {"work_dir": work_dir, **(settings or {})})
+
+
+def _folder(checkpoint: PathLike, settings: Config, say: Say) -> str:
+    return hub.local_folder(str(checkpoint), say, allow_bin=settings.checkpoint.allow_bin)
 
 
 def _suite_options(

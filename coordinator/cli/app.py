@@ -67,6 +67,11 @@ def spinner(what: str) -> AbstractContextManager[object]:
     return Console(stderr=True).status(what)
 
 
+def say_aside(text: str) -> None:
+    """Print a line beside the results: to standard error, dim on a terminal."""
+    say(text, "dim", err=True)
+
+
 def show_json(data: Any) -> None:
     stdout().print_json(json.dumps(data, default=str))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, say_aside, settings_of, show_json, stdout
 
 if TYPE_CHECKING:
     from coordinator.api import Results
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 ONE_OFF = "What is evaluated"
 SITE = "Where it runs"
 
-CHECKPOINT = Annotated[str, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")]
+CHECKPOINT = Annotated[
+    str, typer.Argument(help="Folder with config.json, safetensors and tokenizer, or a Hub id.")
+]
 SUITE = Annotated[
     str | None,
     typer.Option(
@@ -101,6 +103,7 @@ def evaluate(
         work_dir=work_dir,
         settings=settings,
         follow=AtTerminal(Console(stderr=as_json)),
+        say=say_aside,
     )
     _show(found, as_json=as_json, gpu_hour_price=settings_of(config, work_dir).gpu_hour_price)
 
@@ -124,9 +127,7 @@ def _show(found: Results, *, as_json: bool, gpu_hour_price: float | None) -> Non
 
 @app.command()
 def prepare(
-    checkpoint: Annotated[
-        str, typer.Option("--tokenizer", help="Folder with config.json and the tokenizer.")
-    ],
+    checkpoint: Annotated[str, typer.Option("--tokenizer", help="The checkpoint's folder, or a Hub id.")],
     suite: SUITE = None,
     tasks: TASKS = None,
     limit: LIMIT = None,
@@ -153,6 +154,7 @@ def prepare(
         batch_size=batch_size,
         config=config,
         work_dir=work_dir,
+        say=say_aside,
     )
     if as_json:
         show_json(built)

@@ -17,6 +17,7 @@ from coordinator.cli.app import (
     WORK_DIR,
     app,
     say,
+    say_aside,
     settings_of,
     show_json,
     spinner,
@@ -165,6 +166,7 @@ def submit(
         config=config,
         work_dir=work_dir,
         busy=spinner,
+        say=say_aside,
     )
     if as_json:
         show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, say_aside, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -41,7 +41,7 @@ def plan(
     model_size: Annotated[str, typer.Option(help='Parameters, e.g. "7b".')] = "7b",
     hardware: Annotated[str, typer.Option(help='GPU type, or "cpu".')] = "a100",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Checkpoint whose request sets are prepared.")
+        str | None, typer.Option(help="Checkpoint, or its Hub id, whose request sets are prepared.")
     ] = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
@@ -93,8 +93,8 @@ def plan(
     say(more["sentence"])
 
 
-def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more: Any) -> dict[str, Any]:
-    from coordinator.intake import from_settings, request_sets
+def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: Any) -> dict[str, Any]:
+    from coordinator.intake import from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
     from coordinator.intake.suites import load_suite
     from coordinator.runtime.wiring import coordinator_of
@@ -105,7 +105,7 @@ def _suite_instance(settings: Config, name: str, tokenizer: Path | None, **more:
     sets: dict[str, dict[str, str]] = {}
     if tokenizer is not None:
         performer = coordinator_of(settings).performer
-        checkpoint = inspect(tokenizer, allow_bin=True, step=None)
+        checkpoint = inspect(hub.local_folder(tokenizer, say_aside, allow_bin=True), allow_bin=True)
         model = from_settings.model_options(settings)
         inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
         for index, task in enumerate(loaded.tasks):

@@ -78,6 +78,20 @@ class EvaluationRecord(Record):
     accepted_at: float  # unix seconds
 
 
+_SNAPSHOT = re.compile(r"models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+/?$")  # in the Hugging Face cache
+
+
+def checkpoint_name(source: str) -> str:
+    """A checkpoint folder's name; for a snapshot in the Hugging Face cache, the model's name on the Hub."""
+    snapshot = _SNAPSHOT.search(source)
+    return snapshot.group(1) if snapshot else source.rstrip("/").rsplit("/", 1)[-1]
+
+
+def is_snapshot(source: str) -> bool:
+    """Whether the folder is a snapshot in the Hugging Face cache, named by a commit's hash."""
+    return _SNAPSHOT.search(source) is not None
+
+
 def evaluation_id(
     checkpoint: CheckpointSpec,
     suite: SuiteSpec,
@@ -86,7 +100,7 @@ def evaluation_id(
     inputs: Inputs | None = None,
 ) -> str:
     """Deterministic id: readable names and a digest of all that decides a score."""
-    folder = checkpoint.source.rstrip("/").rsplit("/", 1)[-1]
+    folder = checkpoint_name(checkpoint.source)
     # the folder too: jobs are named by the digest alone, and a checkpoint may be copied with its mtimes
     what: list[object] = [
         folder,

@@ -19,7 +19,7 @@ from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, 
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site, asked
-from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id
+from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.intake.suites import load_suite
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
@@ -52,7 +52,7 @@ def make_record(
         spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
     else:
         spec = inspect_raw(checkpoint, convert=convert, step=step)
-    if spec.step is None:
+    if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
         spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
     loaded = load_suite(suite) if isinstance(suite, str) else suite
     judging = judge_for(loaded, judge)

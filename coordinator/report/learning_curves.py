@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
+from coordinator.evaluation.records import checkpoint_name
 from evaljobs.contract.specs import Record
 
 # how two results differ in their request digests and score keys; "": comparable, or without keys
@@ -70,7 +71,7 @@ class Point(Record):
 
     @property
     def label(self) -> str:
-        return str(self.step) if self.step is not None else self.checkpoint.rstrip("/").rsplit("/", 1)[-1]
+        return str(self.step) if self.step is not None else checkpoint_name(self.checkpoint)
 
 
 class CurvePoint(Record):

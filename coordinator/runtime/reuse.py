@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.actions import FindResponses
 from coordinator.evaluation.events import OutcomeSeen, Planned, PlannedLeaf, ResponsesFound, ShardsDumped
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.records import EvaluationRecord, checkpoint_name
 from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import PlanningError, read_sets
 from coordinator.runtime.journal import read_events
@@ -109,7 +109,7 @@ def _candidates(state: State, batch_size: int, work: WorkPaths) -> Iterator[_Ear
     """Ended evaluations of this checkpoint with these options, newest first."""
     ours = state.record
     spec = state.conversion.announced or ours.checkpoint
-    prefix = slug(spec.source.rstrip("/").rsplit("/", 1)[-1])[:40]
+    prefix = slug(checkpoint_name(spec.source))[:40]
     found = []
     for file in work.root.glob(f"{prefix}-*/results.json"):
         paths = EvaluationPaths(file.parent)

@@ -30,7 +30,7 @@ TRACKERS: Mapping[str, str] = {
 }
 
 # usual names of a folder of checkpoints: no name for a run
-COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts"})
+COMMON = frozenset({"checkpoint", "checkpoints", "ckpt", "ckpts", "snapshots"})
 
 
 def export_points(

@@ -9,6 +9,7 @@ checked: data sets of tasks that are Python classes, and metric scripts.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.metadata
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval import conversations, run, task_paths
-from evaljobs.lmeval.task_yaml import Defined, Index, merged_config, missing_include, reached
+from evaljobs.lmeval.task_yaml import Defined, Function, Index, merged_config, missing_include, reached
 
 # arguments of load_dataset that do not select data
 HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
@@ -105,6 +106,7 @@ def _look(
         (turns and f"it has further turns, but {turns}")
         or source.trouble
         or task_paths.missing_function(config)
+        or unscorable(config)
     )
     if why:
         answer.unfit.setdefault(name, why)
@@ -115,6 +117,40 @@ def _look(
             cached[key] = is_cached(source, config.get("dataset_name"))
         if not cached[key]:
             answer.uncached[name] = source.hub + task_paths.nor_beside(config)
+
+
+def unscorable(config: Mapping[str, Any]) -> str:
+    """The message for an output type or a metric that lm-eval lacks; "" where there is none."""
+    from lm_eval.api.registry import metric_registry  # noqa: PLC0415
+    from lm_eval.api.task import ALL_OUTPUT_TYPES  # noqa: PLC0415
+
+    if "class" in config:
+        return ""
+    kind = config.get("output_type", "generate_until")
+    if kind not in ALL_OUTPUT_TYPES:
+        return f"output_type {kind!r} should be {', '.join(ALL_OUTPUT_TYPES[:-1])} or {ALL_OUTPUT_TYPES[-1]}"
+    listed = config.get("metric_list")
+    for each in listed if isinstance(listed, list) and config.get("process_results") is None else ():
+        metric = each.get("metric") if isinstance(each, dict) else None
+        if metric is None:
+            return "metric_list: an entry names no metric"
+        if isinstance(metric, Function) or each.get("hf_evaluate") is True or metric in metric_registry:
+            continue
+        if not _is_fetched_metric(str(metric)):
+            near = ", ".join(difflib.get_close_matches(str(metric), list(metric_registry.keys()))) or "none"
+            return (
+                f"metric_list: lm-eval has no metric {metric!r} (nearest: {near}); one of Hugging Face's evaluate "
+                "library needs `hf_evaluate: true`, and `evalspan prepare` fetches it"
+            )
+    return ""
+
+
+def _is_fetched_metric(name: str) -> bool:
+    """Whether a metric script of the evaluate library is on this machine."""
+    from evaluate import config  # noqa: PLC0415
+
+    scripts = Path(config.HF_MODULES_CACHE) / "evaluate_modules" / "metrics"
+    return Path(name).exists() or (scripts / f"evaluate-metric--{name}").exists()
 
 
 def is_cached(source: task_paths.Source, subset: str | None) -> bool:

@@ -124,6 +124,29 @@ def test_data_are_the_suites_from_any_folder(
     assert source_key(tasks) not in keys
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("metric_list: [{metric: acccc}]", "lm-eval has no metric 'acccc' (nearest: acc)"),
+        ("metric_list: [{aggregation: mean}]", "an entry names no metric"),
+        ("output_type: multiple_chois", "output_type 'multiple_chois' should be loglikelihood, "),
+        ("metric_list: [{metric: wer, hf_evaluate: true}]", ""),
+        ("metric_list: [{metric: acc, aggregation: mean}]", ""),
+        ("metric_list: [{metric: own_score}]\nprocess_results: !function own.score", ""),
+        ("metric_list: [{metric: !function own.score, aggregation: mean}]", ""),
+    ],
+)
+def test_a_task_that_lm_eval_cannot_score_is_refused(tasks: Path, lines: str, says: str) -> None:
+    """Metrics of lm-eval, of a function and of the evaluate library pass; a mistyped one does not."""
+    (tasks / "own.py").write_text("def score(*_):\n    return 1.0\n")
+    written = write(tasks, *SHAPES["a dict"]).read_text()
+    kept = [line for line in written.splitlines() if line.split(":")[0] not in lines]
+    (tasks / "own.yaml").write_text("\n".join([*kept, lines, ""]))
+    why = ask(tasks).unfit.get("own", "")
+    assert says in why
+    assert bool(says) == bool(why)
+
+
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])
 def test_documents_and_configs_are_lm_evals_own(shape: str, tasks: Path, monkeypatch: Any) -> None:
     """Equal to lm-eval's own from the suite's folder; the config keeps the path as written."""

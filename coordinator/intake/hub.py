@@ -1,0 +1,143 @@
+"""Hub ids as checkpoints: `ORG/MODEL` or `ORG/MODEL@REVISION` to a snapshot folder in the Hugging Face cache.
+
+Rule: a folder has precedence over an id, and a whole snapshot in the cache over the network. So a
+command that is typed again means the same weights, with or without internet. Called by the commands
+alone: a notice never names a Hub id. huggingface_hub is imported where an id is used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.errors import OperatorError, RetryError
+from coordinator.intake.checkpoint import SMALL_FILES, CheckpointError, inspect
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\S+))?", re.ASCII)
+ANSWER_SECONDS = 10.0  # longest wait for the Hub's answer to the first question
+BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+
+
+def local_folder(text: str, say: Callable[[str], None], *, allow_bin: bool = False) -> str:
+    """The folder that a checkpoint argument means; what is no Hub id comes back as it is.
+
+    A snapshot that is not whole in the cache is fetched. `say` gets one line: what is taken, from
+    where. `allow_bin`: also repositories without safetensors. OperatorError: the Hub has no such
+    model or revision, or it is not in the cache and there is no internet.
+    """
+    named = HUB_ID.fullmatch(text)
+    if named is None or Path(text).exists():
+        return text
+    name, revision = named.groups()
+    if revision is None and Path(text).parent.exists():
+        raise OperatorError(
+            f"{text}: no such folder (the folder {Path(text).parent} exists; the Hub's model is {text}@main)"
+        )
+    try:
+        snapshot, fault = _cached(name, revision, allow_bin=allow_bin)
+    except ValueError:  # the Hub allows no such name
+        return text
+    if snapshot is not None and not fault:
+        say(f"{text}: revision {snapshot.name[:8]} from the Hugging Face cache, {snapshot}")
+        return str(snapshot)
+    return _fetched(name, revision, say, allow_bin=allow_bin, fault=fault)
+
+
+def _cached(name: str, revision: str | None, *, allow_bin: bool) -> tuple[Path | None, str]:
+    """The snapshot in the cache, None without one, and why it cannot be evaluated ("": it can)."""
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return None, ""
+    snapshot = Path(config).parent
+    try:
+        inspect(snapshot, allow_bin=allow_bin)
+    except CheckpointError as error:
+        return snapshot, str(error)
+    return snapshot, ""
+
+
+def _fetched(
+    name: str, revision: str | None, say: Callable[[str], None], *, allow_bin: bool, fault: str
+) -> str:
+    """The snapshot's folder after its download. `fault`: what the snapshot in the cache lacks."""
+    from huggingface_hub import HfApi, constants, snapshot_download  # noqa: PLC0415
+
+    text = name if revision is None else f"{name}@{revision}"
+    try:
+        told = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+    except Exception as error:
+        raise _explained(error, text, name, revision, fault) from error
+    sizes = _sizes(told)
+    chosen = needed(sizes, allow_bin=allow_bin)
+    if not any(file.endswith((".safetensors", ".bin")) for file in chosen):
+        why = "has no safetensors" if "config.json" in sizes else "holds no model for transformers"
+        raise OperatorError(f"{text}: its repository on the Hub {why}; name a model with safetensors")
+    total = sum(sizes[file] for file in chosen)
+    say(
+        f"{text}: fetching revision {str(told.sha)[:8]}, {len(chosen)} files, {total / 1e6:,.0f} MB, "
+        f"into {constants.HF_HUB_CACHE}"
+    )
+    try:
+        return snapshot_download(name, revision=revision, allow_patterns=[_exactly(file) for file in chosen])
+    except Exception as error:  # of several libraries: a full disk, a connection that broke
+        why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        raise OperatorError(
+            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({why}): "
+            "the same command goes on; HF_HOME names another folder"
+        ) from error
+
+
+def _sizes(told: ModelInfo) -> dict[str, int]:
+    return {file.rfilename: file.size or 0 for file in told.siblings or ()}
+
+
+def needed(names: Iterable[str], *, allow_bin: bool) -> list[str]:
+    """Files of a repository that an evaluation reads, as `checkpoint.inspect` chooses them."""
+    top = {n for n in names if "/" not in n or n.startswith("additional_chat_templates/")}
+    small = {n for n in top if any(fnmatch.fnmatch(n, p) for p in (*SMALL_FILES, "*.py"))}
+    if "model.safetensors" in top:
+        weights = {"model.safetensors"}
+    else:  # the index names the shards; another format's are left out
+        weights = {n for n in top if fnmatch.fnmatch(n, "model*.safetensors*")}
+    if allow_bin and not weights:
+        weights = {n for n in top if any(fnmatch.fnmatch(n, p) for p in BIN)}
+    return sorted(small | weights)
+
+
+def _exactly(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _explained(error: Exception, text: str, name: str, revision: str | None, fault: str) -> Exception:
+    """What to do after the Hub's refusal or silence."""
+    from huggingface_hub import constants, errors  # noqa: PLC0415
+
+    hub = constants.ENDPOINT
+    if isinstance(error, errors.GatedRepoError):
+        return OperatorError(f"{text}: gated; accept its terms at {hub}/{name}, then `hf auth login`")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return OperatorError(
+            f"{text}: no such folder, and {hub} has no public model of this id (a private one needs `hf auth login`)"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return OperatorError(f"{text}: {hub}/{name} has no revision {revision}")
+    response: Any = getattr(error, "response", None)
+    if response is not None:
+        return RetryError(f"{text}: {hub} answered with status {response.status_code}: try again later")
+    command = ["hf", "download", name, *(["--revision", revision] if revision else [])]
+    lack = f"its snapshot in the Hugging Face cache cannot be used ({fault})" if fault else ""
+    lack = lack or f"it is not in the Hugging Face cache ({constants.HF_HUB_CACHE})"
+    why = "HF_HUB_OFFLINE is set" if isinstance(error, errors.OfflineModeIsEnabled) else "no answer"
+    return OperatorError(
+        f"{text}: no such folder, {lack}, and {hub} cannot be asked ({why}): run `{shlex.join(command)}` "
+        "where there is internet, with HF_HOME on storage that this machine sees"
+    )

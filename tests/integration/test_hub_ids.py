@@ -1,0 +1,35 @@
+"""A model named by its Hub id: fetched from a server on this machine and evaluated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import sites
+from support.hub_server import COMMIT, serving
+from support.toys import expected
+
+pytestmark = pytest.mark.model
+
+ENTRIES = {"toy_choice": {"limit": 8}}
+
+
+def test_a_hub_id_gives_the_scores_of_the_folder(tmp_path: Path, toy_model: Path) -> None:
+    """lm-eval's own digits; the evaluation has the model's name, and no step of a commit's hash."""
+    site = sites.local(tmp_path, toy_model, "--slots", "1", entries=ENTRIES)
+    with serving({"lab/tiny-llama": toy_model}) as hub:
+        site.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        site.model = Path("lab/tiny-llama")
+        try:
+            done = site.run(site.evaluate())
+        finally:
+            site.stop_redis()
+    assert done.returncode == 0, done.stderr
+    assert f"lab/tiny-llama: fetching revision {COMMIT[:8]}, " in done.stderr
+    assert site.results()["results"] == expected(toy_model, ENTRIES)
+    record = json.loads((site.root() / "evaluation.json").read_text())
+    assert record["evaluation_id"].startswith("tiny-llama-toys-")
+    assert record["checkpoint"]["step"] is None
+    assert site.run(site.evaluate()).returncode == 0, "the server is gone: the cache has it"
+    assert len(list(site.work.glob("*/evaluation.json"))) == 1
