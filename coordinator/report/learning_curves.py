@@ -56,7 +56,8 @@ class Point(Record):
     step: int | None
     status: str  # running | done | failed | cancelled
     accepted_at: float  # unix seconds
-    makespan_seconds: float | None = None
+    makespan_seconds: float | None = None  # without `paused_seconds`
+    paused_seconds: float = 0.0  # no coordinator ran it, and none of its jobs worked
     gpu_seconds: float | None = None
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
     scores: tuple[ScoreValue, ...] = ()
@@ -64,7 +65,7 @@ class Point(Record):
     @property
     def ended_at(self) -> float:
         """Unix seconds of the last score."""
-        return self.accepted_at + (self.makespan_seconds or 0.0)
+        return self.accepted_at + (self.makespan_seconds or 0.0) + self.paused_seconds
 
     @property
     def label(self) -> str:
