@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, VERBOSE, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ def evaluate(
         int | None,
         typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
     ] = None,
+    verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
-    """Evaluate one checkpoint on one suite and print the scores and the makespan.
+    """Evaluate one checkpoint on one suite and print the makespan and the scores.
 
     Killed and run again, it goes on where it stood. Example:
 
@@ -94,6 +95,7 @@ def evaluate(
         paths.root,
         ran=before is None or _written_at(paths.results) != before,
         as_json=as_json,
+        verbose=verbose,
         gpu_hour_price=settings.gpu_hour_price,
     )
 
@@ -126,7 +128,9 @@ def _written_at(file: Path) -> int | None:
         return None
 
 
-def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_price: float | None) -> None:
+def _finish(
+    state: State, root: Path, *, ran: bool, as_json: bool, verbose: bool, gpu_hour_price: float | None
+) -> None:
     from coordinator.intake.resubmit import nothing_run
     from coordinator.report.measurements import Report
     from coordinator.report.render import show
@@ -138,7 +142,7 @@ def _finish(state: State, root: Path, *, ran: bool, as_json: bool, gpu_hour_pric
         show_json(results)
     else:
         report = Report.model_validate_json((root / "report.json").read_bytes())
-        show(stdout(), report, results, gpu_hour_price, ran=ran)
+        show(stdout(), report, results, gpu_hour_price, ran=ran, verbose=verbose)
         say(f"\nResults: {root / 'results.json'}\nSamples, logs, responses: {root}")
     if state.ending.cancelled:
         raise typer.Exit(130)

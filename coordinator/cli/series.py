@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, VERBOSE, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ PRICE = Annotated[
     typer.Option("--gpu-hour-price", min=0, help="Cost of a GPU hour, any currency."),
 ]
 
+# parts of lm-eval's results that `report --json` gives beside the scores
+OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples")
+
 
 @app.command()
 def report(
@@ -41,9 +44,10 @@ def report(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV: a line per checkpoint and score.")
     ] = False,
+    verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
-    """Print an evaluation's scores and makespan; with --series, learning curves over checkpoints.
+    """Print an evaluation's makespan and scores; with --series, learning curves over checkpoints.
 
     A drop between two checkpoints beyond two standard errors is flagged. Examples:
 
@@ -71,9 +75,10 @@ def report(
         json.loads(paths.results.read_text()) if paths.results.exists() else finalize.merged_results(state)
     )
     if as_json:
-        show_json({**made.model_dump(mode="json"), "scores": results.get("results", {})})
+        more = {key: results.get(key, {}) for key in OF_SCORES}
+        show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
     else:
-        show(stdout(), made, results, settings.gpu_hour_price)
+        show(stdout(), made, results, settings.gpu_hour_price, verbose=verbose)
 
 
 def _points(

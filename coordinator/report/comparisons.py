@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.report.learning_curves import Curve, Series, difference, is_regression, keys_of, scores_of
-from coordinator.report.render import plain_table, seconds
+from coordinator.report.render import seconds
+from coordinator.report.scores import plain_table
 
 WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",

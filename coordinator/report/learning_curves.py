@@ -36,7 +36,9 @@ class ScoreValue(Record):
     value: float
     stderr: float | None = None
     higher_is_better: bool = True
-    documents: int | None = None
+    documents: int | None = None  # of a group: of all its tasks
+    version: str = ""  # the task's own, as lm-eval gives it
+    n_shot: int | None = None
     keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
 
     @property
@@ -121,7 +123,7 @@ class Series(Record):
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
     """The numbers in lm-eval's results, in its order; aliases and texts are left out."""
-    samples: Mapping[str, Any] = results.get("n-samples", {})
+    versions, shots = results.get("versions", {}), results.get("n-shot", {})
     better: Mapping[str, Any] = results.get("higher_is_better", {})
     found = []
     for task, values in {**results.get("results", {}), **results.get("groups", {})}.items():
@@ -139,11 +141,23 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
                     value=float(value),
                     stderr=float(error) if isinstance(error, int | float) else None,
                     higher_is_better=True if higher is None else bool(higher),
-                    documents=samples.get(task, {}).get("effective"),
+                    documents=_documents(results, task),
+                    version="" if versions.get(task) is None else str(versions[task]),
+                    n_shot=shots[task] if isinstance(shots.get(task), int) else None,
                     keys=keys_of(results, task),
                 )
             )
     return tuple(found)
+
+
+def _documents(results: Mapping[str, Any], task: str) -> int | None:
+    """Documents of a task, or of all tasks of a group; None where lm-eval does not say."""
+    counts = [
+        results.get("n-samples", {}).get(leaf, {}).get("effective")
+        for leaf in set(_leaves(results.get("group_subtasks", {}), task, frozenset()))
+    ]
+    known = [count for count in counts if isinstance(count, int)]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
