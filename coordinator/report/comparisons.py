@@ -6,6 +6,7 @@ never cut: where columns do not fit, a row becomes lines.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.report.learning_curves import Curve, Series, difference, is_regression, keys_of, scores_of
-from coordinator.report.render import seconds
-from coordinator.report.scores import plain_table
+from coordinator.report.learning_curves import (
+    Curve,
+    Point,
+    Series,
+    difference,
+    is_regression,
+    keys_of,
+    labels,
+    scores_of,
+)
+from coordinator.report.render import folded, seconds
+from coordinator.report.scores import fits, plain_table
 
 WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",
@@ -25,6 +35,7 @@ MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
 HEIGHT = 12
+FEWEST = 3  # checkpoints; where fewer fit beside each other, a curve becomes lines
 
 
 def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
@@ -54,8 +65,9 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
     labels = sorted(places, key=lambda label: places[label])
     left, right = labels[0], labels[-1]
     lines.append(" " * AXIS + left + " " * max(1, columns - len(left) - len(right)) + right)
-    legend = [f"  {mark} {c.name}" for mark, c in zip(MARKS, curves, strict=False)]
-    return [line[:width] for line in [*lines, *legend]]
+    named = zip(MARKS, curves, strict=False)
+    legend = [line for mark, c in named for line in textwrap.wrap(f"{mark} {c.name}", width - 4)]
+    return [*(line[:width] for line in lines), *(f"  {line}" for line in legend)]
 
 
 def _places(curves: Sequence[Curve]) -> dict[str, float]:
@@ -75,49 +87,104 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
     return list(groups.values())
 
 
-def curve_table(series: Series, width: int) -> Table:
-    """A row per curve: the last checkpoints that fit, and the change over all.
+def show_scores(console: Console, curves: Sequence[Curve], title: str) -> None:
+    """Print a row per curve: its checkpoints, and the change over all.
 
-    `!` marks a regression, `~` a point whose requests or scoring differ from the point before.
+    `!` marks a regression, `~` a point whose requests or scoring differ from the point before. Where
+    not all checkpoints fit, the last ones are shown and the others named; where hardly any fits,
+    each curve is a few lines.
     """
-    longest = max((len(c.name) for c in series.curves), default=0)
-    room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
-    labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
-    table = plain_table("Scores by step")
-    table.add_column("score", overflow="fold")
-    for label in labels:
+    shown = {
+        (curve.name, p.label): f"{p.value:.4f}{'!' if p.regressed else MARK if p.differs else ''}"
+        for curve in curves
+        for p in curve.points
+    }
+    labels = list(dict.fromkeys(p.label for c in curves for p in c.points))
+    most = min(len(labels), console.width // 8)  # a figure and its gap take 8 columns
+    for count in range(most, min(len(labels), FEWEST) - 1, -1):
+        last = labels[len(labels) - count :]
+        table = _curve_table(curves, last, shown, title, fold=None)
+        if fits(console, table):
+            break
+        # a folded name makes room for figures
+        table = _curve_table(curves, last, shown, title, fold=max(12, console.width // 3))
+        if fits(console, table):
+            break
+    else:
+        _show_score_lines(console, curves, shown, title)
+        return
+    console.print(table)
+    left = labels[: len(labels) - count]
+    if left:
+        which = ", ".join(left) if len(left) <= 4 else f"{left[0]} to {left[-1]} ({len(left)} checkpoints)"
+        _say(console, f"left out: {which}; a wider terminal shows more, --csv all", "yellow")
+
+
+def _curve_table(
+    curves: Sequence[Curve],
+    labels: Sequence[str],
+    shown: Mapping[tuple[str, str], str],
+    title: str,
+    fold: int | None,
+) -> Table:
+    table = plain_table(title)
+    longest = max((len(c.name) for c in curves), default=0)
+    width = longest if fold is None else min(longest, fold)
+    table.add_column("score", overflow="fold", min_width=width, max_width=width)
+    for label in (*labels, "change"):
         table.add_column(label, justify="right", no_wrap=True)
-    table.add_column("change", justify="right", no_wrap=True)
-    for curve in series.curves:
-        shown = {
-            p.label: f"{p.value:.4f}{'!' if p.regressed else MARK if p.differs else ''}" for p in curve.points
-        }
-        change = curve.points[-1].value - curve.points[0].value
-        table.add_row(
-            curve.name,
-            *(shown.get(label, "-") for label in labels),
-            f"{change:+.4f}",
-            style="red" if curve.points[-1].regressed else "",
-        )
+    for curve in curves:
+        values = [shown.get((curve.name, label), "-") for label in labels]
+        style = "red" if curve.points[-1].regressed else ""
+        table.add_row(curve.name, *values, _change(curve), style=style)
     return table
 
 
-def cost_table(series: Series) -> Table:
-    """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
+def _change(curve: Curve) -> str:
+    return f"{curve.points[-1].value - curve.points[0].value:+.4f}"
+
+
+def _show_score_lines(
+    console: Console, curves: Sequence[Curve], shown: Mapping[tuple[str, str], str], title: str
+) -> None:
+    console.print(Text(title, style="italic"))
+    for curve in curves:
+        style = "red" if curve.points[-1].regressed else ""
+        console.print(Text(curve.name, style=style))
+        parts = [f"{p.label}: {shown[curve.name, p.label]}" for p in curve.points]
+        lines = folded([*parts, f"change {_change(curve)}"], console.width - 2)
+        console.print(Text(f"  {lines}".replace("\n", "\n  "), style=style))
+
+
+def show_costs(console: Console, series: Series) -> None:
+    """Print a row per checkpoint: makespan, what it leaves out, GPU time, cost at the given price."""
+    rows = []
+    for point in series.points:
+        gpu = "-" if point.gpu_seconds is None else f"{point.gpu_seconds:.1f}"
+        cost = "-" if point.cost is None else f"{point.cost:.2f}" if point.cost >= 1 else f"{point.cost:.4f}"
+        paused = seconds(point.paused_seconds) if point.paused_seconds else ""
+        rows.append((point.label, point.status, seconds(point.makespan_seconds), paused, gpu, cost))
+    wanted = {
+        "step": True,
+        "status": any(p.status != "done" for p in series.points),
+        "makespan": True,
+        "paused": any(p.paused_seconds for p in series.points),
+        "GPU s": True,
+        "cost": series.gpu_hour_price is not None,
+    }
+    heads = [head for head, kept in wanted.items() if kept]
+    cells = [[cell for cell, kept in zip(row, wanted.values(), strict=True) if kept] for row in rows]
     table = plain_table("Checkpoints")
-    all_done = all(p.status == "done" for p in series.points)
-    table.add_column("step", justify="right", no_wrap=True)
-    for name in (*(() if all_done else ("status",)), "makespan", "GPU s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if series.gpu_hour_price is not None:
-        table.add_column("cost", justify="right", no_wrap=True)
-    for p in series.points:
-        gpu = "-" if p.gpu_seconds is None else f"{p.gpu_seconds:.1f}"
-        cells = [p.label, *([] if all_done else [p.status]), seconds(p.makespan_seconds), gpu]
-        if series.gpu_hour_price is not None:
-            cells.append("-" if p.cost is None else f"{p.cost:.2f}" if p.cost >= 1 else f"{p.cost:.4f}")
-        table.add_row(*cells)
-    return table
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
+    if fits(console, table):
+        console.print(table)
+        return
+    for row in cells:
+        parts = (f"{head} {cell}" for head, cell in zip(heads, row, strict=True) if cell)
+        console.print(Text(folded(parts, console.width)))
 
 
 def _show_differences(console: Console, series: Series) -> None:
@@ -128,12 +195,8 @@ def _show_differences(console: Console, series: Series) -> None:
             if point.differs:
                 alike.setdefault((before.label, point.label, point.differs), []).append(curve.name)
     for (before_label, label, what), names in alike.items():
-        console.print(
-            f"{MARK} at {label} {', '.join(names)} {WHAT[what]} than at {before_label}: not comparable",
-            style="yellow",
-            markup=False,
-            highlight=False,
-        )
+        text = f"{MARK} at {label} {', '.join(names)} {WHAT[what]} than at {before_label}: not comparable"
+        _say(console, text, "yellow")
 
 
 def show_series(console: Console, series: Series) -> None:
@@ -144,20 +207,15 @@ def show_series(console: Console, series: Series) -> None:
             for first in range(0, len(alike), len(MARKS)):
                 for line in plot(alike[first : first + len(MARKS)], console.width):
                     console.print(Text(line), no_wrap=True, crop=True)
-    if series.curves:
-        console.print(curve_table(series, console.width))
+        if curves:
+            show_scores(console, curves, f"{suite}: scores by step")
     for curve in series.curves:
         for before, point in zip(curve.points, curve.points[1:], strict=False):
             if point.regressed:
-                console.print(
-                    f"regression: {curve.name} {before.value:.4f} at {before.label} -> {point.value:.4f} at "
-                    f"{point.label}, beyond two standard errors",
-                    style="red",
-                    markup=False,
-                    highlight=False,
-                )
+                change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
+                _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
     _show_differences(console, series)
-    console.print(cost_table(series))
+    show_costs(console, series)
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -192,27 +250,36 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a row per score: a column per evaluation (the digest of its id), and the change overall."""
-    digests = [name.rsplit("-", 1)[-1] for name in names]
+def heads_of(points: Sequence[Point]) -> list[str]:
+    """A short heading for each evaluation, unique among them."""
+    names = labels(points)
+    plain = all(p.step is not None and name == p.label for p, name in zip(points, names, strict=True))
+    return [f"step {name}" for name in names] if plain else names
+
+
+def show_comparison(
+    console: Console, heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print a row per score: a column per evaluation, and the change overall; then the evaluations' ids."""
     cells = [_cells(row) for row in rows]
-    heads = ("task", "metric", *digests, "change")
-    widths = [max(len(c[i]) for c in [*cells, heads]) for i in range(len(heads))]
-    if sum(widths) + 2 * len(widths) + 2 > console.width:
+    for tight in (False, True):
+        table = plain_table(tight=tight)
+        for i, head in enumerate(("task", "metric", *heads, "change")):
+            table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
+        for row, cell in zip(rows, cells, strict=True):
+            table.add_row(*cell, style="red" if row["regressed"] else "")
+        if fits(console, table):
+            console.print(table)
+            break
+    else:
         for row, (task, metric, *values, change) in zip(rows, cells, strict=True):
             style = "red" if row["regressed"] else ""
-            console.print(f"{task} {metric}", style=style, soft_wrap=True, highlight=False, markup=False)
-            console.print(f"    {' -> '.join(values)}", style=style, highlight=False, markup=False)
-            console.print(f"    {change}", style=style, highlight=False, markup=False)
-        _show_columns_that_differ(console, digests, rows)
-        return
-    table = plain_table()
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
-    for row, cell in zip(rows, cells, strict=True):
-        table.add_row(*cell, style="red" if row["regressed"] else "")
-    console.print(table)
-    _show_columns_that_differ(console, digests, rows)
+            parts = [f"{head}: {value}" for head, value in zip(heads, values, strict=True)]
+            lines = folded([*parts, f"change {change}"], console.width - 4).replace("\n", "\n    ")
+            console.print(Text(f"{task} {metric}\n    {lines}", style=style))
+    for head, evaluation in zip(heads, ids, strict=True):
+        _say(console, f"{head}: {evaluation}")
+    _show_columns_that_differ(console, heads, rows)
 
 
 def _show_columns_that_differ(
@@ -227,14 +294,23 @@ def _show_columns_that_differ(
                 tasks.append(row["task"])
     for (name, what), tasks in alike.items():
         text = f"{MARK} in {name} {', '.join(tasks)} {WHAT[what]} than in {names[0]}: not comparable"
-        console.print(text, style="yellow", highlight=False, markup=False)
+        _say(console, text, "yellow")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, highlight=False, markup=False)
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     marks = [MARK if what else "" for what in row["differs"]]
     values = ["-" if v is None else f"{v:.4f}{mark}" for v, mark in zip(row["values"], marks, strict=True)]
     change = "-" if row["change"] is None else f"{row['change']:+.4f}"
-    return row["task"], row["metric"], *values, change + (" !" if row["regressed"] else "")
+    return (
+        row["task"],
+        row["metric"].removesuffix(",none"),
+        *values,
+        change + (" !" if row["regressed"] else ""),
+    )
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:

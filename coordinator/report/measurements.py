@@ -28,7 +28,7 @@ from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.judge_cost import JudgeUse
-from coordinator.report.pauses import Absences, Span, within, without
+from coordinator.report.pauses import Absences, Span, covered, within, without
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
@@ -64,7 +64,7 @@ class GpuUse(Record):
 
 
 class Stages(Record):
-    """Wall seconds of each stage without pauses; they overlap. None: there was no such stage."""
+    """Seconds in which a job of each stage ran; stages overlap. None: there was no such stage."""
 
     build: float | None = None
     staging: float | None = None
@@ -73,7 +73,7 @@ class Stages(Record):
     load_import: float | None = None
     load_weights: float | None = None
     load_warm_up: float | None = None
-    inference: float | None = None  # from the first shard's start to the last one's end
+    inference: float | None = None
     metric_tail: float | None = None  # from the last shard's end to the last score
     metric: float | None = None  # summed seconds of execute and score jobs
 
@@ -122,15 +122,6 @@ class Report(Record):
     away_seconds: float = 0.0  # until the last score, in which no coordinator ran the evaluation
     paused_seconds: float = 0.0  # of these, in which none of its jobs worked or waited in a queue either
     warnings: tuple[str, ...]
-
-
-def _union(spans: Iterable[Span], pauses: Sequence[Span]) -> float | None:
-    """Seconds from the first start to the last end, without the pauses in between."""
-    spans = list(spans)
-    if not spans:
-        return None
-    start, end = min(s for s, _ in spans), max(e for _, e in spans)
-    return end - start - within(pauses, start, end)
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -259,14 +250,14 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[S
         last = max(s.started_at + s.seconds for s in shards)
         tail = max(0.0, gathered.scored_at - last - within(pauses, last, gathered.scored_at))
     return Stages(
-        build=_union(gathered.built, pauses),
-        staging=_union(gathered.staged_at, pauses),
+        build=covered(gathered.built),
+        staging=covered(gathered.staged_at),
         queue_wait=max(waits) if waits else None,
         load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials),
         load_import=_mean(t.import_seconds for t in gathered.trials),
         load_weights=_mean(t.load_seconds for t in gathered.trials),
         load_warm_up=_mean(t.warm_seconds for t in gathered.trials),
-        inference=_union(((s.started_at, s.started_at + s.seconds) for s in shards), pauses),
+        inference=covered((s.started_at, s.started_at + s.seconds) for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
     )
@@ -280,9 +271,7 @@ def _status(state: State) -> str:
     return "failed" if any(e.status == "failed" for e in state.entries) else "done"
 
 
-def _bound(
-    state: State, gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span]
-) -> float | None:
+def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> float | None:
     """Seconds that no schedule of these measured seconds beats; None before a plan."""
     if not shards or not gathered.trials:
         return None
@@ -309,7 +298,7 @@ def _bound(
         else sum(n.lanes for n in state.nodes.by_name.values()),
     )
     loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
-    built = _union(gathered.built, pauses) or 0.0
+    built = covered(gathered.built) or 0.0
     staged = min((s.seconds for s in gathered.staged), default=0.0)
     return measured_lower_bound(
         sets,
@@ -355,7 +344,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         gpus.append(_gpu_use(trial, gathered.started.get((job, int(index)))))
     held = sum(g.held * max(1, g.gpus) for g in gpus)
     busy = sum(g.infer * max(1, g.gpus) for g in gpus)
-    bound = None if running else _bound(state, gathered, shards, pauses)
+    bound = None if running else _bound(state, gathered, shards)
     return Report(
         evaluation_id=record.evaluation_id,
         checkpoint=record.checkpoint.announced,

@@ -43,11 +43,11 @@ class Absences:
 
 def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
     """The parts of `spans` that no span of `work` covers."""
-    covered = sorted(work)
+    busy = sorted(work)
     left = []
     for start, end in spans:
         at = start
-        for begin, over in covered:
+        for begin, over in busy:
             if begin >= end:
                 break
             if begin > at:
@@ -61,3 +61,12 @@ def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
 def within(spans: Iterable[Span], start: float, end: float) -> float:
     """Seconds of `spans`, which do not overlap, between `start` and `end`."""
     return sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
+
+
+def covered(spans: Iterable[Span]) -> float | None:
+    """Seconds in which at least one of `spans` lasts; None where there is none."""
+    length, at, found = 0.0, float("-inf"), False
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, at))
+        at, found = max(at, end), True
+    return length if found else None

@@ -195,9 +195,9 @@ def _ratio(report: Report) -> str:
 def absence(report: Report) -> Iterator[str]:
     """What the makespan leaves out, and what it does not: the time in which no coordinator ran the evaluation."""
     went_on = report.away_seconds - report.paused_seconds
-    if round(report.paused_seconds, 1) > 0:
+    if report.paused_seconds >= 1:
         yield f"without {seconds(report.paused_seconds)} in which no coordinator ran and no job worked"
-    if round(went_on, 1) > 0:
+    if went_on >= 1:
         yield f"jobs went on for {seconds(went_on)} without a coordinator"
 
 

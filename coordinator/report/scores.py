@@ -22,8 +22,8 @@ SHORT_HEADS = ("task", "ver", "shot", "n", "filter", "metric", "", "value")
 UNBOUNDED = 10_000  # columns: wider than any table
 
 
-def plain_table(title: str | None = None) -> Table:
-    """A table without lines between columns, which would take columns from figures."""
+def plain_table(title: str | None = None, *, tight: bool = False) -> Table:
+    """A table without lines between columns, which would take columns from figures. `tight`: one blank."""
     return Table(
         title=title,
         title_justify="left",
@@ -31,6 +31,8 @@ def plain_table(title: str | None = None) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
+        padding=0 if tight else (0, 1),
+        show_edge=not tight,
     )
 
 
@@ -60,9 +62,7 @@ def score_table(console: Console, results: Mapping[str, Any], title: str = "Scor
 
 
 def _table(scores: list[ScoreValue], arrows: Mapping[str, str], heads: list[str], title: str) -> Table:
-    table = plain_table(title)
-    if "n-shot" not in heads:
-        table.padding, table.show_edge = 0, False
+    table = plain_table(title, tight="n-shot" not in heads)
     filtered = any(score.filter != "none" for score in scores)
     for name in heads:
         right = name in ("n-shot", "shot", "n", "value", heads[-1])

@@ -13,7 +13,7 @@ from support.simulated.world import World
 
 from coordinator.evaluation import events as ev
 from coordinator.report.measurements import Report, make_report
-from coordinator.report.pauses import Absences, within, without
+from coordinator.report.pauses import Absences, covered, within, without
 from evaljobs.contract.outcomes import TrialEnded
 
 SPANS = st.lists(
@@ -31,7 +31,14 @@ def test_what_work_covers_is_no_pause(edges: list[int], work: list[tuple[int, in
     assert {t for a, b in left for t in range(int(a), int(b))} == cells
     assert all(a < b for a, b in left)
     assert all(before[1] <= after[0] for before, after in pairwise(left))
+    assert covered(left) == (len(cells) if left else None)
     assert within(left, 10, 30) == len([t for t in cells if 10 <= t < 30])
+
+
+@given(spans=SPANS)
+def test_what_overlaps_counts_once(spans: list[tuple[int, int]]) -> None:
+    """A stage's seconds are those in which at least one of its jobs ran."""
+    assert covered(spans) == (len({t for a, b in spans for t in range(a, b)}) if spans else None)
 
 
 @pytest.fixture(scope="module")
