@@ -245,6 +245,8 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "change": change,
                 "regressed": regressed,
                 "differs": differs,
+                "versions": [None if score is None else score.version for score in found],
+                "n_shot": [None if score is None else score.n_shot for score in found],
             }
         )
     return rows
@@ -277,6 +279,8 @@ def show_comparison(
             parts = [f"{head}: {value}" for head, value in zip(heads, values, strict=True)]
             lines = folded([*parts, f"change {change}"], console.width - 4).replace("\n", "\n    ")
             console.print(Text(f"{task} {metric}\n    {lines}", style=style))
+    if tight:
+        console.print()
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
     _show_columns_that_differ(console, heads, rows)
@@ -286,15 +290,23 @@ def _show_columns_that_differ(
     console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> None:
     """Print a line per evaluation and kind of difference from the first one: the tasks concerned."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
-        for name, what in zip(names, row["differs"], strict=True):
-            tasks = alike.setdefault((name, what), []) if what else []
-            if row["task"] not in tasks:
-                tasks.append(row["task"])
+        for i, (name, what) in enumerate(zip(names, row["differs"], strict=True)):
+            if what:
+                alike.setdefault((name, what), {})[row["task"] + _other_facts(row, i)] = None
     for (name, what), tasks in alike.items():
         text = f"{MARK} in {name} {', '.join(tasks)} {WHAT[what]} than in {names[0]}: not comparable"
         _say(console, text, "yellow")
+
+
+def _other_facts(row: Mapping[str, Any], i: int) -> str:
+    """Version and n-shot of column `i` where they are known and not those of the first one, in brackets."""
+    parts = []
+    for facts, text in ((row["versions"], "version {}, not {}"), (row["n_shot"], "{}-shot, not {}-shot")):
+        if None not in (facts[0], facts[i]) and facts[0] != facts[i]:
+            parts.append(text.format(facts[i], facts[0]))
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -75,3 +75,20 @@ def test_gpus_with_the_same_data_sets_share_a_row():
     table = lane_table(lanes)
     cells = [list(column.cells) for column in table.columns]
     assert cells == [["0-999", "1001"], ["3-4", "1"], ["mmlu", "gsm8k"]]
+
+
+def test_a_column_that_is_not_comparable_says_what_lm_eval_says_of_it():
+    """The mark stands at the value; version and n-shot are named where they differ, below with the task."""
+
+    def of(value, key, version, shots):
+        made = results(value, versions={"add": version}, **{"n-shot": {"add": shots}})
+        return {**made, "evalspan": {"keys": {"add": {"requests": key, "score": "s"}}}}
+
+    out = io.StringIO()
+    rows = comparison([of(0.9, "a", 2.0, 5), of(0.1, "b", 3.0, 0)])
+    show_comparison(Console(file=out, width=120), ["step 1", "step 2"], ["id-1", "id-2"], rows)
+    text = out.getvalue()
+    assert "0.1000~" in text
+    assert "!" not in text, "no regression: other prompts"
+    assert "in step 2 add (version 3.0, not 2.0; 0-shot, not 5-shot) was asked with other prompts" in text
+    assert "pages" not in text[text.index("in step 2") :]
