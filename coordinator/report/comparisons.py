@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +25,7 @@ from coordinator.report.learning_curves import (
     scores_of,
 )
 from coordinator.report.render import folded, seconds
-from coordinator.report.scores import fits, plain_table
+from coordinator.report.scores import fits, natural_width, plain_table
 
 WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",
@@ -36,6 +36,14 @@ MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
 HEIGHT = 12
 FEWEST = 3  # checkpoints; where fewer fit beside each other, a curve becomes lines
+
+
+class Row(NamedTuple):
+    """A score of several evaluations, as shown."""
+
+    name: str  # task/metric
+    cells: list[str]
+    regressed: bool
 
 
 def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
@@ -103,12 +111,12 @@ def show_scores(console: Console, curves: Sequence[Curve], title: str) -> None:
     most = min(len(labels), console.width // 8)  # a figure and its gap take 8 columns
     for count in range(most, min(len(labels), FEWEST) - 1, -1):
         last = labels[len(labels) - count :]
-        table = _curve_table(curves, last, shown, title, fold=None)
-        if fits(console, table):
-            break
-        # a folded name makes room for figures
-        table = _curve_table(curves, last, shown, title, fold=max(12, console.width // 3))
-        if fits(console, table):
+        rows = [
+            Row(c.name, [*(shown.get((c.name, x), "-") for x in last), _change(c)], c.points[-1].regressed)
+            for c in curves
+        ]
+        table = _figure_table(console, ["score", *last, "change"], rows, title)
+        if table is not None:
             break
     else:
         _show_score_lines(console, curves, shown, title)
@@ -120,24 +128,24 @@ def show_scores(console: Console, curves: Sequence[Curve], title: str) -> None:
         _say(console, f"left out: {which}; a wider terminal shows more, --csv all", "yellow")
 
 
-def _curve_table(
-    curves: Sequence[Curve],
-    labels: Sequence[str],
-    shown: Mapping[tuple[str, str], str],
-    title: str,
-    fold: int | None,
-) -> Table:
-    table = plain_table(title)
-    longest = max((len(c.name) for c in curves), default=0)
-    width = longest if fold is None else min(longest, fold)
-    table.add_column("score", overflow="fold", min_width=width, max_width=width)
-    for label in (*labels, "change"):
-        table.add_column(label, justify="right", no_wrap=True)
-    for curve in curves:
-        values = [shown.get((curve.name, label), "-") for label in labels]
-        style = "red" if curve.points[-1].regressed else ""
-        table.add_row(curve.name, *values, _change(curve), style=style)
-    return table
+def _figure_table(
+    console: Console, heads: Sequence[str], rows: Sequence[Row], title: str | None = None
+) -> Table | None:
+    """A table that fits, with names folded after their task where that helps; None where none does."""
+
+    def made(width: int) -> Table:
+        table = plain_table(title)
+        table.add_column(heads[0], overflow="fold", min_width=width, max_width=width)
+        for head in heads[1:]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            name = row.name if len(row.name) <= width else row.name.replace("/", "/\n", 1)
+            table.add_row(name, *row.cells, style="red" if row.regressed else "")
+        return table
+
+    longest = max((len(row.name) for row in rows), default=0)
+    fold = longest - max(0, natural_width(console, made(longest)) - console.width)
+    return made(fold) if fold >= min(longest, max(12, console.width // 3)) else None
 
 
 def _change(curve: Curve) -> str:
@@ -200,6 +208,8 @@ def _show_differences(console: Console, series: Series) -> None:
 
 
 def show_series(console: Console, series: Series) -> None:
+    """Print what each checkpoint took, then curves, scores, and drops or breaks in them."""
+    show_costs(console, series)
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
         console.print(Text(f"{suite}: learning curves", style="bold"))
@@ -215,7 +225,6 @@ def show_series(console: Console, series: Series) -> None:
                 change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
                 _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
     _show_differences(console, series)
-    show_costs(console, series)
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -264,23 +273,13 @@ def show_comparison(
 ) -> None:
     """Print a row per score: a column per evaluation, and the change overall; then the evaluations' ids."""
     cells = [_cells(row) for row in rows]
-    for tight in (False, True):
-        table = plain_table(tight=tight)
-        for i, head in enumerate(("task", "metric", *heads, "change")):
-            table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
-        for row, cell in zip(rows, cells, strict=True):
-            table.add_row(*cell, style="red" if row["regressed"] else "")
-        if fits(console, table):
-            console.print(table)
-            break
-    else:
-        for row, (task, metric, *values, change) in zip(rows, cells, strict=True):
-            style = "red" if row["regressed"] else ""
-            parts = [f"{head}: {value}" for head, value in zip(heads, values, strict=True)]
-            lines = folded([*parts, f"change {change}"], console.width - 4).replace("\n", "\n    ")
-            console.print(Text(f"{task} {metric}\n    {lines}", style=style))
-    if tight:
-        console.print()
+    table = _figure_table(console, ["score", *heads, "change"], cells)
+    if table is not None:
+        console.print(table)
+    for row in [] if table is not None else cells:
+        parts = [f"{head}: {value}" for head, value in zip([*heads, "change"], row.cells, strict=True)]
+        lines = folded(parts, console.width - 4).replace("\n", "\n    ")
+        console.print(Text(f"{row.name}\n    {lines}", style="red" if row.regressed else ""))
     for head, evaluation in zip(heads, ids, strict=True):
         _say(console, f"{head}: {evaluation}")
     _show_columns_that_differ(console, heads, rows)
@@ -313,16 +312,12 @@ def _say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, highlight=False, markup=False)
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> Row:
     marks = [MARK if what else "" for what in row["differs"]]
     values = ["-" if v is None else f"{v:.4f}{mark}" for v, mark in zip(row["values"], marks, strict=True)]
     change = "-" if row["change"] is None else f"{row['change']:+.4f}"
-    return (
-        row["task"],
-        row["metric"].removesuffix(",none"),
-        *values,
-        change + (" !" if row["regressed"] else ""),
-    )
+    name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
+    return Row(name, [*values, change + (" !" if row["regressed"] else "")], row["regressed"])
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:

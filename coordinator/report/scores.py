@@ -36,10 +36,14 @@ def plain_table(title: str | None = None, *, tight: bool = False) -> Table:
     )
 
 
+def natural_width(console: Console, table: Table) -> int:
+    """Columns at which no cell of it is folded or cut."""
+    return Measurement.get(console, console.options.update_width(UNBOUNDED), table).maximum
+
+
 def fits(console: Console, table: Table) -> bool:
     """Is no cell of it folded or cut at the console's width?"""
-    natural = Measurement.get(console, console.options.update_width(UNBOUNDED), table)
-    return natural.maximum <= console.width
+    return natural_width(console, table) <= console.width
 
 
 def score_table(console: Console, results: Mapping[str, Any], title: str = "Scores") -> RenderableType:
