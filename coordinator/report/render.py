@@ -241,15 +241,16 @@ def folded(parts: Iterable[str], width: int) -> str:
 def accounting(
     console: Console, report: Report, gpu_hour_price: float | None, *, verbose: bool
 ) -> Iterator[RenderableType]:
-    """What the evaluation took: a few lines, or all tables."""
+    """What the evaluation took: a few lines, or all tables. A narrow terminal gets the figures of both."""
+    narrow = console.width < NARROW
+    if narrow or not verbose:
+        yield from (
+            Text(folded(parts, console.width)) for parts in brief(report, gpu_hour_price) if any(parts)
+        )
     if not verbose:
-        for parts in brief(report, gpu_hour_price):
-            if line := folded(parts, console.width):
-                yield Text(line)
         return
-    notes = summary(report, gpu_hour_price)
     yield Text(f"Makespan of {report.evaluation_id}", style="italic")
-    yield notes if console.width >= NARROW else summary(report, gpu_hour_price, notes=False)
+    yield summary(report, gpu_hour_price, notes=not narrow)
     if report.gpus:
         table = gpu_table(report)
         yield table if fits(console, table) else gpu_lines(report)
