@@ -48,6 +48,9 @@ WORK_DIR = Annotated[
     Path | None, typer.Option("--work-dir", help="Folder that holds everything, on shared storage.")
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) instead of tables.")]
+VERBOSE = Annotated[
+    bool, typer.Option("--verbose", "-v", help="All of the accounting: by stage and GPU, other schedulers.")
+]
 
 EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
 

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, say_aside, settings_of, show_json, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    JSON,
+    VERBOSE,
+    WORK_DIR,
+    app,
+    say,
+    say_aside,
+    settings_of,
+    show_json,
+    stdout,
+)
 
 if TYPE_CHECKING:
     from coordinator.api import Results
@@ -23,7 +34,7 @@ SUITE = Annotated[
     typer.Option(
         "--suite",
         "-s",
-        help="A suite's name, or a suite file (default: [watch] suite).",
+        help="A suite's name, or a suite file (default: \\[watch] suite).",
         rich_help_panel=ONE_OFF,
     ),
 ]
@@ -70,9 +81,10 @@ def evaluate(
         int | None, typer.Option(min=1, help="Force this many shards a task.", rich_help_panel=SITE)
     ] = None,
     step: STEP = None,
+    verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
-    """Evaluate one checkpoint on one suite and print the scores and the makespan.
+    """Evaluate one checkpoint on one suite and print the makespan and the scores.
 
     Killed and run again, it goes on where it stood. Examples:
 
@@ -105,10 +117,11 @@ def evaluate(
         follow=AtTerminal(Console(stderr=as_json)),
         say=say_aside,
     )
-    _show(found, as_json=as_json, gpu_hour_price=settings_of(config, work_dir).gpu_hour_price)
+    price = settings_of(config, work_dir).gpu_hour_price
+    _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
 
 
-def _show(found: Results, *, as_json: bool, gpu_hour_price: float | None) -> None:
+def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float | None) -> None:
     """Print results; exit code 130 where the evaluation was cancelled, 1 where scores are missing."""
     from coordinator.report.render import show
 
@@ -117,7 +130,7 @@ def _show(found: Results, *, as_json: bool, gpu_hour_price: float | None) -> Non
     if as_json:
         show_json(found.raw)
     else:
-        show(stdout(), found.report, found.raw, gpu_hour_price, ran=not found.note)
+        show(stdout(), found.report, found.raw, gpu_hour_price, ran=not found.note, verbose=verbose)
         say(f"\nResults: {found.folder / 'results.json'}\nSamples, logs, responses: {found.folder}")
     if found.status == "cancelled":
         raise typer.Exit(130)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import CONFIG, JSON, VERBOSE, WORK_DIR, app, say, settings_of, show_json, stdout
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ PRICE = Annotated[
     typer.Option("--gpu-hour-price", min=0, help="Cost of a GPU hour, any currency."),
 ]
 
+FILES = ("csv", "json")  # formats of `export` that are one file
+# parts of lm-eval's results that `report --json` gives beside the scores
+OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples")
+
 
 @app.command()
 def report(
@@ -41,9 +45,10 @@ def report(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV: a line per checkpoint and score.")
     ] = False,
+    verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
-    """Print an evaluation's scores and makespan; with --series, learning curves over checkpoints.
+    """Print an evaluation's makespan and scores; with --series, learning curves over checkpoints.
 
     A drop between two checkpoints beyond two standard errors is flagged. Examples:
 
@@ -71,9 +76,10 @@ def report(
         json.loads(paths.results.read_text()) if paths.results.exists() else finalize.merged_results(state)
     )
     if as_json:
-        show_json({**made.model_dump(mode="json"), "scores": results.get("results", {})})
+        more = {key: results.get(key, {}) for key in OF_SCORES}
+        show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
     else:
-        show(stdout(), made, results, settings.gpu_hour_price)
+        show(stdout(), made, results, settings.gpu_hour_price, verbose=verbose)
 
 
 def _points(
@@ -118,7 +124,10 @@ def export(
         Literal["tensorboard", "wandb", "mlflow", "csv", "json", "lm-eval"] | None,
         typer.Option(help="What to write."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write to.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to write to; of csv and json a file, or else stdout."),
+    ] = None,
     left: Annotated[
         bool, typer.Option("--left", help="What the trackers of the settings do not have yet.")
     ] = False,
@@ -139,6 +148,8 @@ def export(
 
     evalspan export --series runs/7b --to tensorboard --out tb
 
+    evalspan export --series runs/7b --to csv --out curve.csv
+
     evalspan export step-1000-core-1a2b3c4d --to lm-eval --out results
 
     evalspan export --left
@@ -149,8 +160,8 @@ def export(
     if left:
         _export_left(settings)
         return
-    if to is None or out is None:
-        raise OperatorError("say --to and --out, or --left")
+    if to is None or (out is None and to not in FILES):
+        raise OperatorError(f"say --to and --out FOLDER, or --left ({' and '.join(FILES)} need no --out)")
     if (evaluation is None) == (series is None):
         raise OperatorError("name an evaluation, or say --series FOLDER")
     if to == "wandb" and evaluation is not None:
@@ -164,7 +175,7 @@ def export(
     try:
         written = _write(settings, to, out, found, done, run, project)
     except OSError as error:
-        raise OperatorError(f"{error.filename or out}: {error.strerror or error}") from error
+        raise OperatorError(f"{error.filename or out or 'stdout'}: {error.strerror or error}") from error
     for path in written:
         say(str(path))
     running = len(found.points) - len(done)
@@ -173,17 +184,28 @@ def export(
 
 
 def _write(
-    settings: Config, to: str, out: Path, found: Series, done: list[Point], run: str | None, project: str
+    settings: Config,
+    to: str,
+    out: Path | None,
+    found: Series,
+    done: list[Point],
+    run: str | None,
+    project: str,
 ) -> list[Path]:
-    """Files and folders written below `out`."""
+    """Files and folders written below `out`, or the file `out`; none where it is None: standard output."""
     from coordinator.report.learning_curves import to_csv
     from coordinator.trackers import TRACKERS, export_points, lm_eval_files
 
+    text = to_csv(found) if to == "csv" else found.model_dump_json(indent=1) + "\n"
+    if out is None:
+        sys.stdout.write(text)
+        return []
+    if to in FILES:
+        file = out if out.suffix == f".{to}" and not out.is_dir() else out / f"series.{to}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return [file]
     out.mkdir(parents=True, exist_ok=True)
     if to == "lm-eval":
         return [f for p in done for f in lm_eval_files.write(settings.work_dir / p.evaluation_id, out)]
-    if to in TRACKERS:
-        return export_points(TRACKERS[to], done, out, run=run, project=project)
-    file = out / f"series.{to}"
-    file.write_text(to_csv(found) if to == "csv" else found.model_dump_json(indent=1) + "\n")
-    return [file]
+    return export_points(TRACKERS[to], done, out, run=run, project=project)

@@ -230,20 +230,22 @@ def compare(
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
     from coordinator.cli.evaluations import find_evaluation
-    from coordinator.report.comparisons import comparison, show_comparison
+    from coordinator.report.comparisons import comparison, heads_of, show_comparison
+    from coordinator.report.load_series import point_of
 
     settings = settings_of(config, work_dir)
-    columns = []
+    points, columns = [], []
     for name in evaluations:
         state, paths, _ = find_evaluation(settings, name)
         if not paths.results.exists():
             raise OperatorError(f"{state.evaluation_id} has no results yet")
-        columns.append((state.evaluation_id, json.loads(paths.results.read_text())))
-    rows = comparison([results for _, results in columns])
+        points.append(point_of(paths, state.record))
+        columns.append(json.loads(paths.results.read_text()))
+    ids, heads, rows = [p.evaluation_id for p in points], heads_of(points), comparison(columns)
     if as_json:
-        show_json({"schema_version": 1, "evaluations": [name for name, _ in columns], "rows": rows})
+        show_json({"schema_version": 1, "evaluations": ids, "rows": rows, "headings": heads})
         return
-    show_comparison(stdout(), [name for name, _ in columns], rows)
+    show_comparison(stdout(), heads, ids, rows)
 
 
 @app.command()

@@ -298,9 +298,13 @@ class PriorityAsked(Event):
 
 
 class Restarted(Event):
-    """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first."""
+    """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first.
+
+    `seen_at`: unix seconds of the last sign of the coordinator before it, by the journal's age.
+    """
 
     kind: Literal["restarted"] = "restarted"
+    seen_at: float | None = None  # None: written by a version that left no sign
 
 
 class ResultsWritten(Event):

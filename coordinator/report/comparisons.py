@@ -6,15 +6,26 @@ never cut: where columns do not fit, a row becomes lines.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.report.learning_curves import Curve, Series, difference, is_regression, keys_of, scores_of
-from coordinator.report.render import plain_table, seconds
+from coordinator.report.learning_curves import (
+    Curve,
+    Point,
+    Series,
+    difference,
+    is_regression,
+    keys_of,
+    labels,
+    scores_of,
+)
+from coordinator.report.render import folded, seconds
+from coordinator.report.scores import fits, natural_width, plain_table
 
 WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",
@@ -24,6 +35,15 @@ MARK = "~"  # stands beside a value that is not comparable with its neighbour
 MARKS = "*o+x#@%&"
 AXIS = 9  # columns of the axis of values
 HEIGHT = 12
+FEWEST = 3  # checkpoints; where fewer fit beside each other, a curve becomes lines
+
+
+class Row(NamedTuple):
+    """A score of several evaluations, as shown."""
+
+    name: str  # task/metric
+    cells: list[str]
+    regressed: bool
 
 
 def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
@@ -53,8 +73,9 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
     labels = sorted(places, key=lambda label: places[label])
     left, right = labels[0], labels[-1]
     lines.append(" " * AXIS + left + " " * max(1, columns - len(left) - len(right)) + right)
-    legend = [f"  {mark} {c.name}" for mark, c in zip(MARKS, curves, strict=False)]
-    return [line[:width] for line in [*lines, *legend]]
+    named = zip(MARKS, curves, strict=False)
+    legend = [line for mark, c in named for line in textwrap.wrap(f"{mark} {c.name}", width - 4)]
+    return [*(line[:width] for line in lines), *(f"  {line}" for line in legend)]
 
 
 def _places(curves: Sequence[Curve]) -> dict[str, float]:
@@ -74,49 +95,104 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
     return list(groups.values())
 
 
-def curve_table(series: Series, width: int) -> Table:
-    """A row per curve: the last checkpoints that fit, and the change over all.
+def show_scores(console: Console, curves: Sequence[Curve], title: str) -> None:
+    """Print a row per curve: its checkpoints, and the change over all.
 
-    `!` marks a regression, `~` a point whose requests or scoring differ from the point before.
+    `!` marks a regression, `~` a point whose requests or scoring differ from the point before. Where
+    not all checkpoints fit, the last ones are shown and the others named; where hardly any fits,
+    each curve is a few lines.
     """
-    longest = max((len(c.name) for c in series.curves), default=0)
-    room = max(1, min(12, (width - min(longest, width // 3) - 10) // 9))
-    labels = list(dict.fromkeys(p.label for c in series.curves for p in c.points))[-room:]
-    table = plain_table("Scores by step")
-    table.add_column("score", overflow="fold")
-    for label in labels:
-        table.add_column(label, justify="right", no_wrap=True)
-    table.add_column("change", justify="right", no_wrap=True)
-    for curve in series.curves:
-        shown = {
-            p.label: f"{p.value:.4f}{'!' if p.regressed else MARK if p.differs else ''}" for p in curve.points
-        }
-        change = curve.points[-1].value - curve.points[0].value
-        table.add_row(
-            curve.name,
-            *(shown.get(label, "-") for label in labels),
-            f"{change:+.4f}",
-            style="red" if curve.points[-1].regressed else "",
-        )
-    return table
+    shown = {
+        (curve.name, p.label): f"{p.value:.4f}{'!' if p.regressed else MARK if p.differs else ''}"
+        for curve in curves
+        for p in curve.points
+    }
+    labels = list(dict.fromkeys(p.label for c in curves for p in c.points))
+    most = min(len(labels), console.width // 8)  # a figure and its gap take 8 columns
+    for count in range(most, min(len(labels), FEWEST) - 1, -1):
+        last = labels[len(labels) - count :]
+        rows = [
+            Row(c.name, [*(shown.get((c.name, x), "-") for x in last), _change(c)], c.points[-1].regressed)
+            for c in curves
+        ]
+        table = _figure_table(console, ["score", *last, "change"], rows, title)
+        if table is not None:
+            break
+    else:
+        _show_score_lines(console, curves, shown, title)
+        return
+    console.print(table)
+    left = labels[: len(labels) - count]
+    if left:
+        which = ", ".join(left) if len(left) <= 4 else f"{left[0]} to {left[-1]} ({len(left)} checkpoints)"
+        _say(console, f"left out: {which}; a wider terminal shows more, --csv all", "yellow")
 
 
-def cost_table(series: Series) -> Table:
-    """A row per checkpoint: makespan, GPU seconds, cost at the given price."""
+def _figure_table(
+    console: Console, heads: Sequence[str], rows: Sequence[Row], title: str | None = None
+) -> Table | None:
+    """A table that fits, with names folded after their task where that helps; None where none does."""
+
+    def made(width: int) -> Table:
+        table = plain_table(title)
+        table.add_column(heads[0], overflow="fold", min_width=width, max_width=width)
+        for head in heads[1:]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            name = row.name if len(row.name) <= width else row.name.replace("/", "/\n", 1)
+            table.add_row(name, *row.cells, style="red" if row.regressed else "")
+        return table
+
+    longest = max((len(row.name) for row in rows), default=0)
+    fold = longest - max(0, natural_width(console, made(longest)) - console.width)
+    return made(fold) if fold >= min(longest, max(12, console.width // 3)) else None
+
+
+def _change(curve: Curve) -> str:
+    return f"{curve.points[-1].value - curve.points[0].value:+.4f}"
+
+
+def _show_score_lines(
+    console: Console, curves: Sequence[Curve], shown: Mapping[tuple[str, str], str], title: str
+) -> None:
+    console.print(Text(title, style="italic"))
+    for curve in curves:
+        style = "red" if curve.points[-1].regressed else ""
+        console.print(Text(curve.name, style=style))
+        parts = [f"{p.label}: {shown[curve.name, p.label]}" for p in curve.points]
+        lines = folded([*parts, f"change {_change(curve)}"], console.width - 2)
+        console.print(Text(f"  {lines}".replace("\n", "\n  "), style=style))
+
+
+def show_costs(console: Console, series: Series) -> None:
+    """Print a row per checkpoint: makespan, what it leaves out, GPU time, cost at the given price."""
+    rows = []
+    for point in series.points:
+        gpu = "-" if point.gpu_seconds is None else f"{point.gpu_seconds:.1f}"
+        cost = "-" if point.cost is None else f"{point.cost:.2f}" if point.cost >= 1 else f"{point.cost:.4f}"
+        paused = seconds(point.paused_seconds) if point.paused_seconds else ""
+        rows.append((point.label, point.status, seconds(point.makespan_seconds), paused, gpu, cost))
+    wanted = {
+        "step": True,
+        "status": any(p.status != "done" for p in series.points),
+        "makespan": True,
+        "paused": any(p.paused_seconds for p in series.points),
+        "GPU s": True,
+        "cost": series.gpu_hour_price is not None,
+    }
+    heads = [head for head, kept in wanted.items() if kept]
+    cells = [[cell for cell, kept in zip(row, wanted.values(), strict=True) if kept] for row in rows]
     table = plain_table("Checkpoints")
-    all_done = all(p.status == "done" for p in series.points)
-    table.add_column("step", justify="right", no_wrap=True)
-    for name in (*(() if all_done else ("status",)), "makespan", "GPU s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if series.gpu_hour_price is not None:
-        table.add_column("cost", justify="right", no_wrap=True)
-    for p in series.points:
-        gpu = "-" if p.gpu_seconds is None else f"{p.gpu_seconds:.1f}"
-        cells = [p.label, *([] if all_done else [p.status]), seconds(p.makespan_seconds), gpu]
-        if series.gpu_hour_price is not None:
-            cells.append("-" if p.cost is None else f"{p.cost:.2f}" if p.cost >= 1 else f"{p.cost:.4f}")
-        table.add_row(*cells)
-    return table
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
+    if fits(console, table):
+        console.print(table)
+        return
+    for row in cells:
+        parts = (f"{head} {cell}" for head, cell in zip(heads, row, strict=True) if cell)
+        console.print(Text(folded(parts, console.width)))
 
 
 def _show_differences(console: Console, series: Series) -> None:
@@ -127,15 +203,13 @@ def _show_differences(console: Console, series: Series) -> None:
             if point.differs:
                 alike.setdefault((before.label, point.label, point.differs), []).append(curve.name)
     for (before_label, label, what), names in alike.items():
-        console.print(
-            f"{MARK} at {label} {', '.join(names)} {WHAT[what]} than at {before_label}: not comparable",
-            style="yellow",
-            markup=False,
-            highlight=False,
-        )
+        text = f"{MARK} at {label} {', '.join(names)} {WHAT[what]} than at {before_label}: not comparable"
+        _say(console, text, "yellow")
 
 
 def show_series(console: Console, series: Series) -> None:
+    """Print what each checkpoint took, then curves, scores, and drops or breaks in them."""
+    show_costs(console, series)
     for suite in dict.fromkeys(p.suite for p in series.points):
         curves = [c for c in series.curves if c.suite == suite]
         console.print(Text(f"{suite}: learning curves", style="bold"))
@@ -143,20 +217,14 @@ def show_series(console: Console, series: Series) -> None:
             for first in range(0, len(alike), len(MARKS)):
                 for line in plot(alike[first : first + len(MARKS)], console.width):
                     console.print(Text(line), no_wrap=True, crop=True)
-    if series.curves:
-        console.print(curve_table(series, console.width))
+        if curves:
+            show_scores(console, curves, f"{suite}: scores by step")
     for curve in series.curves:
         for before, point in zip(curve.points, curve.points[1:], strict=False):
             if point.regressed:
-                console.print(
-                    f"regression: {curve.name} {before.value:.4f} at {before.label} -> {point.value:.4f} at "
-                    f"{point.label}, beyond two standard errors",
-                    style="red",
-                    markup=False,
-                    highlight=False,
-                )
+                change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
+                _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
     _show_differences(console, series)
-    console.print(cost_table(series))
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -186,54 +254,70 @@ def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "change": change,
                 "regressed": regressed,
                 "differs": differs,
+                "versions": [None if score is None else score.version for score in found],
+                "n_shot": [None if score is None else score.n_shot for score in found],
             }
         )
     return rows
 
 
-def show_comparison(console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a row per score: a column per evaluation (the digest of its id), and the change overall."""
-    digests = [name.rsplit("-", 1)[-1] for name in names]
+def heads_of(points: Sequence[Point]) -> list[str]:
+    """A short heading for each evaluation, unique among them."""
+    names = labels(points)
+    plain = all(p.step is not None and name == p.label for p, name in zip(points, names, strict=True))
+    return [f"step {name}" for name in names] if plain else names
+
+
+def show_comparison(
+    console: Console, heads: Sequence[str], ids: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print a row per score: a column per evaluation, and the change overall; then the evaluations' ids."""
     cells = [_cells(row) for row in rows]
-    heads = ("task", "metric", *digests, "change")
-    widths = [max(len(c[i]) for c in [*cells, heads]) for i in range(len(heads))]
-    if sum(widths) + 2 * len(widths) + 2 > console.width:
-        for row, (task, metric, *values, change) in zip(rows, cells, strict=True):
-            style = "red" if row["regressed"] else ""
-            console.print(f"{task} {metric}", style=style, soft_wrap=True, highlight=False, markup=False)
-            console.print(f"    {' -> '.join(values)}", style=style, highlight=False, markup=False)
-            console.print(f"    {change}", style=style, highlight=False, markup=False)
-        _show_columns_that_differ(console, digests, rows)
-        return
-    table = plain_table()
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
-    for row, cell in zip(rows, cells, strict=True):
-        table.add_row(*cell, style="red" if row["regressed"] else "")
-    console.print(table)
-    _show_columns_that_differ(console, digests, rows)
+    table = _figure_table(console, ["score", *heads, "change"], cells)
+    if table is not None:
+        console.print(table)
+    for row in [] if table is not None else cells:
+        parts = [f"{head}: {value}" for head, value in zip([*heads, "change"], row.cells, strict=True)]
+        lines = folded(parts, console.width - 4).replace("\n", "\n    ")
+        console.print(Text(f"{row.name}\n    {lines}", style="red" if row.regressed else ""))
+    for head, evaluation in zip(heads, ids, strict=True):
+        _say(console, f"{head}: {evaluation}")
+    _show_columns_that_differ(console, heads, rows)
 
 
 def _show_columns_that_differ(
     console: Console, names: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> None:
     """Print a line per evaluation and kind of difference from the first one: the tasks concerned."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
-        for name, what in zip(names, row["differs"], strict=True):
-            tasks = alike.setdefault((name, what), []) if what else []
-            if row["task"] not in tasks:
-                tasks.append(row["task"])
+        for i, (name, what) in enumerate(zip(names, row["differs"], strict=True)):
+            if what:
+                alike.setdefault((name, what), {})[row["task"] + _other_facts(row, i)] = None
     for (name, what), tasks in alike.items():
         text = f"{MARK} in {name} {', '.join(tasks)} {WHAT[what]} than in {names[0]}: not comparable"
-        console.print(text, style="yellow", highlight=False, markup=False)
+        _say(console, text, "yellow")
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _other_facts(row: Mapping[str, Any], i: int) -> str:
+    """Version and n-shot of column `i` where they are known and not those of the first one, in brackets."""
+    parts = []
+    for facts, text in ((row["versions"], "version {}, not {}"), (row["n_shot"], "{}-shot, not {}-shot")):
+        if None not in (facts[0], facts[i]) and facts[0] != facts[i]:
+            parts.append(text.format(facts[i], facts[0]))
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, highlight=False, markup=False)
+
+
+def _cells(row: Mapping[str, Any]) -> Row:
     marks = [MARK if what else "" for what in row["differs"]]
     values = ["-" if v is None else f"{v:.4f}{mark}" for v, mark in zip(row["values"], marks, strict=True)]
     change = "-" if row["change"] is None else f"{row['change']:+.4f}"
-    return row["task"], row["metric"], *values, change + (" !" if row["regressed"] else "")
+    name = f"{row['task']}/{row['metric'].removesuffix(',none')}"
+    return Row(name, [*values, change + (" !" if row["regressed"] else "")], row["regressed"])
 
 
 def lane_table(lanes: Sequence[Mapping[str, Any]]) -> Table:

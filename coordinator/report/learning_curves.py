@@ -12,7 +12,7 @@ import csv
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import ConfigDict
@@ -37,10 +37,13 @@ class ScoreValue(Record):
     value: float
     stderr: float | None = None
     higher_is_better: bool = True
-    documents: int | None = None
+    documents: int | None = None  # of a group: of all its tasks
+    version: str = ""  # the task's own, as lm-eval gives it
     n_shot: int | None = None
-    version: str | None = None  # of the task, by its author
     keys: tuple[str, str] = ("", "")  # request digest and score key; empty where results.json has none
+    # against the checkpoint before in its series, as of `CurvePoint`
+    differs: Difference = ""
+    regressed: bool = False
 
     @property
     def name(self) -> str:
@@ -59,7 +62,8 @@ class Point(Record):
     step: int | None
     status: str  # running | done | failed | cancelled
     accepted_at: float  # unix seconds
-    makespan_seconds: float | None = None
+    makespan_seconds: float | None = None  # without `paused_seconds`
+    paused_seconds: float = 0.0  # no coordinator ran it, and none of its jobs worked
     gpu_seconds: float | None = None
     cost: float | None = None  # gpu_seconds at the price that was given, in its currency
     scores: tuple[ScoreValue, ...] = ()
@@ -67,7 +71,7 @@ class Point(Record):
     @property
     def ended_at(self) -> float:
         """Unix seconds of the last score."""
-        return self.accepted_at + (self.makespan_seconds or 0.0)
+        return self.accepted_at + (self.makespan_seconds or 0.0) + self.paused_seconds
 
     @property
     def label(self) -> str:
@@ -123,9 +127,8 @@ class Series(Record):
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
     """The numbers in lm-eval's results, in its order; aliases and texts are left out."""
-    samples: Mapping[str, Any] = results.get("n-samples", {})
+    versions, shots = results.get("versions", {}), results.get("n-shot", {})
     better: Mapping[str, Any] = results.get("higher_is_better", {})
-    shots, versions = results.get("n-shot", {}), results.get("versions", {})
     found = []
     for task, values in {**results.get("results", {}), **results.get("groups", {})}.items():
         for key, value in values.items():
@@ -142,13 +145,23 @@ def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
                     value=float(value),
                     stderr=float(error) if isinstance(error, int | float) else None,
                     higher_is_better=True if higher is None else bool(higher),
-                    documents=samples.get(task, {}).get("effective"),
-                    n_shot=shots.get(task),
-                    version=None if versions.get(task) is None else str(versions[task]),
+                    documents=_documents(results, task),
+                    version="" if versions.get(task) is None else str(versions[task]),
+                    n_shot=shots[task] if isinstance(shots.get(task), int) else None,
                     keys=keys_of(results, task),
                 )
             )
     return tuple(found)
+
+
+def _documents(results: Mapping[str, Any], task: str) -> int | None:
+    """Documents of a task, or of all tasks of a group; None where lm-eval does not say."""
+    counts = [
+        results.get("n-samples", {}).get(leaf, {}).get("effective")
+        for leaf in set(_leaves(results.get("group_subtasks", {}), task, frozenset()))
+    ]
+    known = [count for count in counts if isinstance(count, int)]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def keys_of(results: Mapping[str, Any], task: str) -> tuple[str, str]:
@@ -182,14 +195,43 @@ def difference(before: tuple[str, str], after: tuple[str, str]) -> Difference:
     return ""
 
 
+def in_order(points: Iterable[Point]) -> list[Point]:
+    """Points in training order, suite by suite; each score is compared with that of the point before."""
+    last: dict[tuple[str, str], ScoreValue] = {}
+    compared = []
+    for point in sorted(points, key=lambda p: (p.suite, p.step is None, float(p.step or 0), p.accepted_at)):
+        scores = []
+        for score in point.scores:
+            before = last.get((point.suite, score.name), score)
+            differs = difference(before.keys, score.keys)
+            regressed = not differs and is_regression(before.value, before.stderr, score)
+            scores.append(score.model_copy(update={"differs": differs, "regressed": regressed}))
+            last[point.suite, score.name] = score
+        compared.append(point.model_copy(update={"scores": tuple(scores)}))
+    return compared
+
+
+def labels(points: Sequence[Point]) -> list[str]:
+    """A short name for each point, unique among them: its step or folder, and more only where two are alike."""
+    parents = [p.checkpoint.rstrip("/").split("/")[-2:-1] for p in points]
+    trainings = ["/".join([*parent, p.label]) for parent, p in zip(parents, points, strict=True)]
+    for made in (
+        [p.label for p in points],
+        [f"{p.label} {p.suite}" for p in points],
+        trainings,
+        [f"{training} {p.suite}" for training, p in zip(trainings, points, strict=True)],
+    ):
+        if len(set(made)) == len(points):
+            return made
+    return [f"{p.label} {p.evaluation_id.rsplit('-', 1)[-1]}" for p in points]
+
+
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
     """Points in training order, and their curves; of two evaluations of a checkpoint, the later."""
     latest: dict[tuple[str, str], Point] = {}
     for point in sorted(points, key=lambda p: p.accepted_at):
         latest[point.suite, point.checkpoint] = point
-    ordered = sorted(
-        latest.values(), key=lambda p: (p.suite, p.step is None, float(p.step or 0), p.accepted_at)
-    )
+    ordered = in_order(latest.values())
     if gpu_hour_price is not None:
         ordered = [
             p.model_copy(update={"cost": p.gpu_seconds / 3600 * gpu_hour_price})
@@ -197,32 +239,31 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
             else p
             for p in ordered
         ]
-    rows: dict[tuple[str, str], list[tuple[Point, ScoreValue]]] = defaultdict(list)
-    for point in ordered:
-        for score in point.scores:
-            rows[point.suite, score.name].append((point, score))
-    curves = tuple(_curve(suite, row) for (suite, _), row in rows.items())
-    return Series(points=tuple(ordered), curves=curves, gpu_hour_price=gpu_hour_price)
+    curves: list[Curve] = []
+    for suite in dict.fromkeys(p.suite for p in ordered):
+        alike = [p for p in ordered if p.suite == suite]
+        rows: dict[str, list[tuple[str, int | None, ScoreValue]]] = defaultdict(list)
+        for label, point in zip(labels(alike), alike, strict=True):
+            for score in point.scores:
+                rows[score.name].append((label, point.step, score))
+        curves += [_curve(suite, row) for row in rows.values()]
+    return Series(points=tuple(ordered), curves=tuple(curves), gpu_hour_price=gpu_hour_price)
 
 
-def _curve(suite: str, row: list[tuple[Point, ScoreValue]]) -> Curve:
-    last = row[-1][1]
+def _curve(suite: str, row: Sequence[tuple[str, int | None, ScoreValue]]) -> Curve:
+    last = row[-1][2]
     made: list[CurvePoint] = []
-    for number, (point, score) in enumerate(row):
+    for label, step, score in row:
         before = made[-1] if made else None
-        differs = difference(row[number - 1][1].keys, score.keys) if number else ""
-        change = None if before is None else score.value - before.value
         made.append(
             CurvePoint(
-                label=point.label,
-                step=point.step,
+                label=label,
+                step=step,
                 value=score.value,
                 stderr=score.stderr,
-                change=change,
-                regressed=before is not None
-                and not differs
-                and is_regression(before.value, before.stderr, score),
-                differs=differs,
+                change=None if before is None else score.value - before.value,
+                regressed=score.regressed,
+                differs=score.differs,
             )
         )
     return Curve(
@@ -248,21 +289,22 @@ def is_regression(value: float, stderr: float | None, later: ScoreValue) -> bool
 CSV_COLUMNS = (
     "suite", "step", "checkpoint", "evaluation_id", "status", "task", "metric", "filter", "value", "stderr",
     "documents", "regressed", "makespan_seconds", "gpu_seconds", "cost",
+    "version", "n_shot", "higher_is_better", "differs", "paused_seconds",
 )  # fmt: skip
 
 
 def to_csv(series: Series) -> str:
     """A line per checkpoint and score; a checkpoint without scores has one line with empty columns."""
-    worse = {(c.suite, c.name, p.label) for c in series.curves for p in c.regressions}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for p in series.points:
         head = (p.suite, p.step, p.checkpoint, p.evaluation_id, p.status)
-        tail = (p.makespan_seconds, p.gpu_seconds, p.cost)
+        costs = (p.makespan_seconds, p.gpu_seconds, p.cost)
         for s in p.scores:
-            flag = int((p.suite, s.name, p.label) in worse)
-            writer.writerow((*head, s.task, s.metric, s.filter, s.value, s.stderr, s.documents, flag, *tail))
+            score = (s.task, s.metric, s.filter, s.value, s.stderr, s.documents, int(s.regressed))
+            facts = (s.version, s.n_shot, int(s.higher_is_better), s.differs, p.paused_seconds)
+            writer.writerow((*head, *score, *costs, *facts))
         if not p.scores:
-            writer.writerow((*head, *[None] * 7, *tail))
+            writer.writerow((*head, *[None] * 7, *costs, *[None] * 4, p.paused_seconds))
     return out.getvalue()

@@ -69,6 +69,7 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
     return Point(
         status=report.status,
         makespan_seconds=report.makespan_seconds,
+        paused_seconds=report.paused_seconds,
         gpu_seconds=report.gpu_seconds,
         scores=scores_of(results),
         **known,

@@ -28,6 +28,7 @@ from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
 from coordinator.report.counterfactual import without_evalspan
 from coordinator.report.judge_cost import JudgeUse
+from coordinator.report.pauses import Absences, Span, covered, within, without
 from evaljobs.contract.names import ShardId
 from evaljobs.contract.outcomes import Built, Executed, Scored, Staged, TrialEnded
 from evaljobs.contract.specs import Record
@@ -63,7 +64,7 @@ class GpuUse(Record):
 
 
 class Stages(Record):
-    """Wall seconds of each stage; they overlap. None: there was no such stage."""
+    """Seconds in which a job of each stage ran; stages overlap. None: there was no such stage."""
 
     build: float | None = None
     staging: float | None = None
@@ -72,7 +73,7 @@ class Stages(Record):
     load_import: float | None = None
     load_weights: float | None = None
     load_warm_up: float | None = None
-    inference: float | None = None  # from the first shard's start to the last one's end
+    inference: float | None = None
     metric_tail: float | None = None  # from the last shard's end to the last score
     metric: float | None = None  # summed seconds of execute and score jobs
 
@@ -96,7 +97,7 @@ class Report(Record):
     suite: str
     status: str  # running | done | failed | cancelled
     accepted_at: float
-    makespan_seconds: float | None
+    makespan_seconds: float | None  # from acceptance to the last score, without `paused_seconds`
     predicted_makespan_seconds: float | None
     lower_bound_seconds: float | None
     ratio: float | None
@@ -118,12 +119,9 @@ class Report(Record):
     judge: JudgeUse | None = None
     reused: dict[str, str] = Field(default_factory=dict)  # leaf task -> evaluation that made its responses
     reused_scores: tuple[str, ...] = ()  # entries whose scores were reused, too
+    away_seconds: float = 0.0  # until the last score, in which no coordinator ran the evaluation
+    paused_seconds: float = 0.0  # of these, in which none of its jobs worked or waited in a queue either
     warnings: tuple[str, ...]
-
-
-def _union(spans: Iterable[tuple[float, float]]) -> float | None:
-    spans = list(spans)
-    return max(e for _, e in spans) - min(s for s, _ in spans) if spans else None
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -182,8 +180,18 @@ class _Gathered:
         self.dumped_at: float | None = None
         self.finished_at: float | None = None
         self.planned: Planned | None = None
+        self.absences = Absences()
+        self.measured: list[Span] = []  # when jobs worked that left an outcome, trials apart
         for event in events:
+            self.absences.take(event)
             self._take(event)
+
+    def pauses(self, shards: Iterable[ShardSpan]) -> list[Span]:
+        """When no coordinator ran the evaluation, and none of its jobs worked or waited in a queue."""
+        queued = ((self.submitted.get(job, at), at) for (job, _), at in self.started.items())
+        trials = ((t.started_at, t.ended_at) for t in self.trials)
+        inferred = ((s.started_at, s.started_at + s.seconds) for s in shards)
+        return without(self.absences.spans, [*self.measured, *queued, *trials, *inferred])
 
     def _take(self, event: AnyEvent) -> None:
         match event:
@@ -210,6 +218,8 @@ class _Gathered:
                 pass
 
     def _outcome(self, outcome: Any, at: float) -> None:
+        if isinstance(outcome, (Built, Staged, Executed, Scored)):
+            self.measured.append((at - outcome.seconds, at))
         match outcome:
             case Built():
                 self.built.append((at - outcome.seconds, at))
@@ -229,7 +239,7 @@ class _Gathered:
                 pass
 
 
-def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
+def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span]) -> Stages:
     waits = [
         at - gathered.submitted[job]
         for (job, _), at in gathered.started.items()
@@ -237,16 +247,17 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan]) -> Stages:
     ]
     tail = None
     if shards and gathered.scored_at is not None:
-        tail = max(0.0, gathered.scored_at - max(s.started_at + s.seconds for s in shards))
+        last = max(s.started_at + s.seconds for s in shards)
+        tail = max(0.0, gathered.scored_at - last - within(pauses, last, gathered.scored_at))
     return Stages(
-        build=_union(gathered.built),
-        staging=_union(gathered.staged_at),
+        build=covered(gathered.built),
+        staging=covered(gathered.staged_at),
         queue_wait=max(waits) if waits else None,
         load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials),
         load_import=_mean(t.import_seconds for t in gathered.trials),
         load_weights=_mean(t.load_seconds for t in gathered.trials),
         load_warm_up=_mean(t.warm_seconds for t in gathered.trials),
-        inference=_union((s.started_at, s.started_at + s.seconds) for s in shards),
+        inference=covered((s.started_at, s.started_at + s.seconds) for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
     )
@@ -287,7 +298,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
         else sum(n.lanes for n in state.nodes.by_name.values()),
     )
     loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
-    built = _union(gathered.built) or 0.0
+    built = covered(gathered.built) or 0.0
     staged = min((s.seconds for s in gathered.staged), default=0.0)
     return measured_lower_bound(
         sets,
@@ -323,7 +334,10 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
     record = state.record
     end = gathered.scored_at if gathered.scored_at is not None else gathered.finished_at
     running = _status(state) == "running"
-    makespan = (now if running else end or now) - gathered.accepted_at
+    accepted, over = gathered.accepted_at, now if running else end or now
+    pauses = gathered.pauses(shards)
+    paused = within(pauses, accepted, over)
+    makespan = over - accepted - paused
     gpus = []
     for trial in sorted(gathered.trials, key=lambda t: (t.node, t.name)):
         job, _, index = trial.name.rpartition(".")
@@ -337,14 +351,14 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         step=record.checkpoint.step,
         suite=record.suite.name,
         status=_status(state),
-        accepted_at=gathered.accepted_at,
+        accepted_at=accepted,
         makespan_seconds=makespan,
         predicted_makespan_seconds=state.plan.predicted_makespan_seconds or None,
         lower_bound_seconds=bound,
         ratio=makespan / bound if bound and not running else None,
         plan_policy=record.options.plan_policy,
         without_evalspan={} if running else _without(state, gathered, shards),
-        stages=_stages(gathered, shards),
+        stages=_stages(gathered, shards, pauses),
         gpu_seconds=held,
         gpu_busy_fraction=busy / held if held else None,
         gpus=tuple(gpus),
@@ -365,5 +379,7 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         ),
         reused=dict(state.plan.reused),
         reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
+        away_seconds=within(gathered.absences.spans, accepted, over),
+        paused_seconds=paused,
         warnings=tuple(dict.fromkeys(state.warnings)),
     )

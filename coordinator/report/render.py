@@ -1,23 +1,27 @@
-"""Results and reports as rich tables in a terminal. For `eval` and `report`.
+"""Reports in a terminal: what an evaluation took, then its scores, then what failed. For `eval` and `report`.
 
-Rule: no arithmetic; a figure is shown with its unit, an unknown one as a dash.
+Rule: no arithmetic; a figure is shown with its unit, an unknown one as a dash. Scores end the output,
+so that they are on the screen; only failures, on which a person must act, follow them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from coordinator.report.judge_cost import JudgeUse
 from coordinator.report.measurements import GpuUse, Report
+from coordinator.report.scores import fits, plain_table, score_table
 
-GANTT_WIDTH = 50
-NARROW = 72  # columns below which tables would cut figures
+NARROW = 72  # columns below which the summary leaves out its notes
+LANES = 64  # lanes that are drawn
 
 
 def seconds(value: float | None) -> str:
@@ -52,52 +56,6 @@ def size(value: int) -> str:
     return f"{number:.2f} TB"
 
 
-def plain_table(title: str | None = None) -> Table:
-    """A table without lines between columns, which would take columns from figures."""
-    return Table(
-        title=title,
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-
-
-def _score(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def score_table(results: Mapping[str, Any]) -> Table:
-    """lm-eval's results as rows: task, filter, metric, value and standard error; groups last."""
-    table = plain_table("Scores")
-    for name in ("task", "n", "filter", "metric"):
-        justify: JustifyMethod = "right" if name == "n" else "left"
-        table.add_column(name, no_wrap=name != "task", justify=justify, overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("± stderr", justify="right", no_wrap=True)
-    before = ""
-    for task, which, metric, value, error in _scores(results):
-        count = results.get("n-samples", {}).get(task, {}).get("effective")
-        head = ("", "") if task == before else (task, "" if count is None else str(count))
-        table.add_row(*head, which, metric, value, error or "-")
-        before = task
-    return table
-
-
-def _scores(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
-    """(task, filter, metric, value, standard error) as shown, groups last; no filter or error: ""."""
-    groups = results.get("groups", {})
-    alone = {task: values for task, values in results.get("results", {}).items() if task not in groups}
-    for task, values in (alone | groups).items():
-        for key, value in values.items():
-            metric, _, which = key.partition(",")
-            if which and not metric.endswith("_stderr"):
-                error = values.get(f"{metric}_stderr,{which}")
-                shown = _score(error) if isinstance(error, float) else ""
-                yield task, "" if which == "none" else which, metric, _score(value), shown
-
-
 def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool = True) -> Table:
     """Makespan, bound, stages, GPU seconds and cost, a line each; without `notes` the figures alone."""
     table = Table(show_header=False, box=box.SIMPLE)
@@ -113,12 +71,8 @@ def summary(report: Report, gpu_hour_price: float | None = None, *, notes: bool 
 
 def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str, str, str]]:
     stages = report.stages
-    ratio = (
-        f"{report.ratio:.2f} x the lower bound of {seconds(report.lower_bound_seconds)}"
-        if report.ratio
-        else ""
-    )
-    yield "makespan", seconds(report.makespan_seconds), ratio
+    ratio = _ratio(report)
+    yield "makespan", seconds(report.makespan_seconds), "; ".join(filter(None, (ratio, *absence(report))))
     policy = "" if report.plan_policy == "evalspan" else f", planned by {report.plan_policy}"
     yield "  predicted", seconds(report.predicted_makespan_seconds), f"from the plan on, by the prior{policy}"
     for other, makespan in report.without_evalspan.items():
@@ -173,27 +127,33 @@ def gpu_table(report: Report) -> Table:
     return table
 
 
-def gantt(report: Report) -> Text:
+def gantt(report: Report, width: int) -> Text:
     """A line per trial: `.` import and load, `#` inference, blank idle."""
     if not report.gpus:
         return Text("")
     begin = min(g.started_at for g in report.gpus)
     span = max(max(g.started_at + g.held for g in report.gpus) - begin, 1e-9)
     text = Text(f"\nLanes over {seconds(span)}: # inference, . import and load\n", style="bold")
-    for g in report.gpus[:64]:
-        text.append(f"{g.trial.split('-', 3)[-1]:>24} |{_lane(report, g, begin, span)}|\n", style="default")
-    if len(report.gpus) > 64:
-        text.append(f"... and {len(report.gpus) - 64} more\n")
+    longest = max(len(_lane_name(g)) for g in report.gpus[:LANES])
+    for g in report.gpus[:LANES]:
+        lane = _lane(report, g, begin, span, max(10, width - longest - 4))
+        text.append(f"{_lane_name(g):>{longest}} |{lane}|\n", style="default")
+    if len(report.gpus) > LANES:
+        text.append(f"... and {len(report.gpus) - LANES} more\n")
     return text
 
 
-def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
-    cells = [" "] * GANTT_WIDTH
+def _lane_name(gpu: GpuUse) -> str:
+    return gpu.trial.split("-", 3)[-1]
+
+
+def _lane(report: Report, gpu: GpuUse, begin: float, span: float, width: int) -> str:
+    cells = [" "] * width
 
     def paint(start: float, length: float, mark: str) -> None:
-        first = int((start - begin) / span * GANTT_WIDTH)
-        last = int((start + length - begin) / span * GANTT_WIDTH)
-        for i in range(max(first, 0), min(last + 1, GANTT_WIDTH)):
+        first = int((start - begin) / span * width)
+        last = int((start + length - begin) / span * width)
+        for i in range(max(first, 0), min(last + 1, width)):
             cells[i] = mark
 
     paint(gpu.started_at, gpu.imports + gpu.load + gpu.warm + gpu.other, ".")
@@ -203,19 +163,10 @@ def _lane(report: Report, gpu: GpuUse, begin: float, span: float) -> str:
     return "".join(cells)
 
 
-def score_lines(results: Mapping[str, Any]) -> Text:
-    """The score table for a narrow terminal: a line per score, so that no figure is cut."""
-    text = Text("Scores\n", style="bold")
-    for task, which, metric, value, error in _scores(results):
-        name = f"{task} {metric}" + (f",{which}" if which else "")
-        text.append(f"{name}\n    {value}{f' ± {error}' if error else ''}\n", style="default")
-    return text
-
-
 def gpu_lines(report: Report) -> Text:
     text = Text("\nGPUs (slots): seconds held, inferring\n", style="bold")
     for g in report.gpus:
-        text.append(f"{g.trial.split('-', 3)[-1]}: {g.held:.1f}, {g.infer:.1f}\n", style="default")
+        text.append(f"{_lane_name(g)}: {g.held:.1f}, {g.infer:.1f}\n", style="default")
     return text
 
 
@@ -236,6 +187,76 @@ def reuse_lines(report: Report) -> list[str]:
     return lines
 
 
+def _ratio(report: Report) -> str:
+    bound = seconds(report.lower_bound_seconds)
+    return f"{report.ratio:.2f} x the lower bound of {bound}" if report.ratio else ""
+
+
+def absence(report: Report) -> Iterator[str]:
+    """What the makespan leaves out, and what it does not: the time in which no coordinator ran the evaluation."""
+    went_on = report.away_seconds - report.paused_seconds
+    if report.paused_seconds >= 1:
+        yield f"without {seconds(report.paused_seconds)} in which no coordinator ran and no job worked"
+    if went_on >= 1:
+        yield f"jobs went on for {seconds(went_on)} without a coordinator"
+
+
+def brief(report: Report, gpu_hour_price: float | None = None) -> Iterator[list[str]]:
+    """The accounting in a few lines, each in parts that belong together."""
+    running = " so far" if report.status == "running" else ""
+    predicted = report.predicted_makespan_seconds
+    yield [
+        f"makespan {seconds(report.makespan_seconds)}{running}",
+        _ratio(report),
+        *absence(report),
+        f"predicted {seconds(predicted)} from the plan on" if predicted else "",
+    ]
+    busy = "" if report.gpu_busy_fraction is None else f"{100 * report.gpu_busy_fraction:.0f} % in inference"
+    cost = ""
+    if gpu_hour_price is not None:
+        cost = f"cost {report.gpu_seconds / 3600 * gpu_hour_price:.4f} at {gpu_hour_price:g} a GPU hour"
+    judge = f"judge {report.judge.cost:.4f}" if report.judge is not None and report.judge.priced else ""
+    yield [f"GPU time {seconds(report.gpu_seconds)}", busy, cost, judge]
+    stages = {
+        "requests": report.stages.build,
+        "staging": report.stages.staging,
+        "queue": report.stages.queue_wait,
+        "import + load": report.stages.load,
+        "inference": report.stages.inference,
+        "scores after it": report.stages.metric_tail,
+    }
+    yield [f"{name} {seconds(taken)}" for name, taken in stages.items() if taken is not None]
+
+
+def folded(parts: Iterable[str], width: int) -> str:
+    """Parts joined by commas, in lines of `width`; a figure and its unit stay on one line."""
+    whole = ", ".join(part.replace(" ", "\xa0") if len(part) < width // 2 else part for part in parts if part)
+    whole = re.sub(r"(\d) (s|min|h|x|%)(?!\w)", "\\1\xa0\\2", whole)
+    lines = textwrap.wrap(
+        whole, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\xa0", " ")
+
+
+def accounting(
+    console: Console, report: Report, gpu_hour_price: float | None, *, verbose: bool
+) -> Iterator[RenderableType]:
+    """What the evaluation took: a few lines, or all tables. A narrow terminal gets the figures of both."""
+    narrow = console.width < NARROW
+    if narrow or not verbose:
+        yield from (
+            Text(folded(parts, console.width)) for parts in brief(report, gpu_hour_price) if any(parts)
+        )
+    if not verbose:
+        return
+    yield Text(f"Makespan of {report.evaluation_id}", style="italic")
+    yield summary(report, gpu_hour_price, notes=not narrow)
+    if report.gpus:
+        table = gpu_table(report)
+        yield table if fits(console, table) else gpu_lines(report)
+        yield gantt(report, console.width)
+
+
 def show(
     console: Console,
     report: Report,
@@ -243,20 +264,21 @@ def show(
     gpu_hour_price: float | None = None,
     *,
     ran: bool = True,
+    verbose: bool = False,
 ) -> None:
-    """Print the report, scores first. `ran=False`: nothing ran now, so times and costs are left out."""
+    """Print what it took, warnings, scores, and last what failed.
+
+    `ran=False`: nothing ran now, so times and costs are left out. `verbose`: accounting by GPU and
+    stage, and other schedulers' simulated makespans.
+    """
     parts: list[RenderableType] = []
-    if results is not None and results.get("results"):
-        parts.append(score_lines(results) if console.width < NARROW else score_table(results))
-    narrow = console.width < NARROW
-    parts += [Text(line) for line in reuse_lines(report)]
     if ran:
-        parts += [
-            Text(f"Makespan of {report.evaluation_id}", style="italic"),
-            summary(report, gpu_hour_price, notes=not narrow),
-        ]
-    if report.gpus and ran:
-        parts += [gpu_lines(report)] if narrow else [gpu_table(report), gantt(report)]
+        parts += accounting(console, report, gpu_hour_price, verbose=verbose)
+    parts += [Text(line) for line in reuse_lines(report)]
+    parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
+    if results is not None and results.get("results"):
+        title = f"Scores of {report.evaluation_id}"
+        parts += [Text(""), score_table(console, results, title)]
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
     for entry in report.entries:
@@ -264,5 +286,5 @@ def show(
             items = "item counts" if entry.unscored == 1 else "items count"
             text = f"PARTLY {entry.name}: {entry.unscored} {items} in no mean; the warnings say why"
             parts.append(Text(text, style="bold red"))
-    parts += [Text(f"warning: {w}", style="yellow") for w in report.warnings]
-    console.print(Group(*parts))
+    for part in parts:
+        console.print(part, soft_wrap=False, highlight=False)

@@ -86,6 +86,10 @@ def merged_results(state: State) -> dict[str, Any]:
         except (FileNotFoundError, ValueError) as error:
             failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
     results = merge_results(scores)
+    if (
+        "config" in results
+    ):  # tasks were scored by a model without batches; lm-eval's key names those of inference
+        results["config"] |= {"batch_size": state.batch_size}
     if failed:
         results["failed"] = failed
     unscored = {e.name: dict(e.unscored) for e in state.entries if e.status == "scored" and e.unscored}
@@ -178,6 +182,7 @@ def write_results(
         "suite": state.record.suite.name,
         "batch_size": state.batch_size,
         "makespan_seconds": None if report is None else report.makespan_seconds,
+        "paused_seconds": None if report is None else report.paused_seconds,
         "failed_entries": sorted(failed),
         "keys": keys_of(state),
         "responses_from": dict(state.plan.reused),

@@ -58,6 +58,7 @@ METRIC_AUDIT_SECONDS = 3.0  # between two looks at the metric queue; a look cost
 FULL_SCAN_SECONDS = 15.0  # between two looks at all response files; Redis names grown ones sooner
 REFILL_SECONDS = 2.0  # between two tries to fill the queue of a Redis that takes no writes
 RESPONSES = re.compile(r"[\w.-]+\.frames", re.ASCII)  # names of response files; others are ignored
+SIGN_SECONDS = 10.0  # between two signs that a coordinator runs the evaluation: its journal's mtime
 NEVER = sys.maxsize  # bytes consumed of a file that is no response file: it is not read again
 MAX_OUTCOME_BYTES = 1 << 24  # size of an outcome file; larger ones are passed over
 
@@ -108,9 +109,11 @@ class Running:
     @classmethod
     def resume(cls, root: Path, performer: Performer, grace: detect.Grace) -> Running | None:
         """An evaluation from its journal; None where nothing was journalled yet."""
-        journal = Journal(EvaluationPaths(root).journal)
+        path = EvaluationPaths(root).journal
+        seen_at = path.stat().st_mtime if path.exists() else None  # before a torn line is cut off
+        journal = Journal(path)
         try:
-            running = cls._replayed(journal, performer, grace)
+            running = cls._replayed(journal, performer, grace, seen_at)
         except BaseException:
             journal.close()
             raise
@@ -119,7 +122,9 @@ class Running:
         return running
 
     @classmethod
-    def _replayed(cls, journal: Journal, performer: Performer, grace: detect.Grace) -> Running | None:
+    def _replayed(
+        cls, journal: Journal, performer: Performer, grace: detect.Grace, seen_at: float | None
+    ) -> Running | None:
         state = replayed(journal.replay(), performer.site)
         if state is None:
             return None
@@ -130,7 +135,8 @@ class Running:
         running = cls(state, journal, performer, grace)
         if state.ended_at is None:
             clock.not_before(journal.last_at)
-            running.take([Restarted(at=clock.now())])
+            now = clock.now()
+            running.take([Restarted(at=now, seen_at=None if seen_at is None else min(seen_at, now))])
         return running
 
     # --- the loop's body -------------------------------------------------------------------------------------------
@@ -195,6 +201,8 @@ class Running:
         """One tick. `listing`: all jobs of the cluster, or None where there is no news of them."""
         if self.state.ended_at is not None:
             return
+        if self._throttle.due("sign", SIGN_SECONDS, now):
+            self.journal.sign()
         outcomes = self._new_outcomes(now)
         self._look_at_queue(now)
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.errors import OperatorError
-from coordinator.report.learning_curves import Point
+from coordinator.report.learning_curves import Point, in_order
 
 
 class Tracker(Protocol):
@@ -42,11 +42,11 @@ def export_points(
 
 
 def runs_of(points: Iterable[Point], run: str | None = None) -> dict[str, list[Point]]:
-    """Points by tracker run: `run` (or the checkpoints' folder) and the suite."""
+    """Points in training order by tracker run: `run` (or the checkpoints' folder) and the suite."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(f"{run or _training(point)}-{point.suite}", []).append(point)
-    return groups
+    return {name: in_order(group) for name, group in groups.items()}
 
 
 def _training(point: Point) -> str:
@@ -58,12 +58,17 @@ def _training(point: Point) -> str:
 
 
 def values_of(point: Point) -> dict[str, float]:
-    """Every number of a point, by its name in all trackers."""
+    """Every number of a point, by its name in all trackers.
+
+    `_differs` is 1 where the point is not comparable with the one before it.
+    """
     values = {}
     for score in point.scores:
         values[f"{point.suite}/{score.name}"] = score.value
         if score.stderr is not None:
             values[f"{point.suite}/{score.name}_stderr"] = score.stderr
+        if score.differs:
+            values[f"{point.suite}/{score.name}_differs"] = 1.0
     for name in ("makespan_seconds", "gpu_seconds", "cost"):
         value = getattr(point, name)
         if value is not None:

@@ -40,7 +40,7 @@ def write(evaluation: Path, out: Path) -> list[Path]:
         raise OperatorError(f"{evaluation} has no results to export: {error}") from error
     folder = out / model_folder(report.checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
-    ended = report.accepted_at + (report.makespan_seconds or 0.0)
+    ended = report.accepted_at + (report.makespan_seconds or 0.0) + report.paused_seconds
     # lm_eval writes local time without a zone; UTC is the same everywhere.
     date = (
         datetime.fromtimestamp(ended, UTC)

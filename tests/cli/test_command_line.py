@@ -238,6 +238,27 @@ def test_an_export_names_the_files_it_wrote(site, to):
     assert again.stdout == first.stdout
 
 
+@pytest.mark.parametrize("to", ["csv", "json"])
+def test_an_export_writes_the_file_that_is_named(site, to):
+    """A path that ends as its format is that file; a folder stays a folder; without --out it is standard output."""
+
+    def export(*out: str) -> str:
+        done = evalspan("export", "--series", "/runs/a", "--to", to, *out, folder=site)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (site / f"old.{to}").mkdir()
+    assert export("--out", f"new/curve.{to}") == f"new/curve.{to}\n"
+    text = (site / f"new/curve.{to}").read_text()
+    assert export() == text
+    for folder in ("plain", "run.1", f"old.{to}"):
+        assert export("--out", folder) == f"{folder}/series.{to}\n"
+        assert (site / folder / f"series.{to}").read_text() == text
+    refused = evalspan("export", "--series", "/runs/a", "--to", "tensorboard", folder=site)
+    assert refused.returncode == 2
+    assert "--out FOLDER" in refused.stderr
+
+
 def test_an_export_of_what_still_runs_says_so(site):
     """What has ended is written; the rest is counted on stderr. Nothing ended: refused."""
     leave(site / "evalspan-work", 40, None)

@@ -84,7 +84,7 @@ def test_the_report_shows_them_and_the_cost_at_any_width(paths, width):
         update={"without_evalspan": {"OpenCompass, num-worker": 180.0}}
     )
     out = io.StringIO()
-    show(Console(file=out, width=width, color_system=None), report, None, 2.0)
+    show(Console(file=out, width=width, color_system=None), report, None, 2.0, verbose=True)
     text = out.getvalue()
     assert "OpenCompass, num-worker" in text
     assert "3:00 min" in text

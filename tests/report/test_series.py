@@ -8,10 +8,11 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from support.trainings import leave, point, results
 
 from coordinator.errors import OperatorError
-from coordinator.report.comparisons import plot
+from coordinator.report.comparisons import plot, show_series
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
 
@@ -133,3 +134,47 @@ def test_a_damaged_evaluation_does_not_hide_the_others(work):
     (work / "broken").mkdir()
     (work / "broken" / "evaluation.json").write_text('{"schema_version": 1')
     assert len(find_series(work, "/runs/a")) == 3
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize("count", [1, 4, 30])
+def test_a_series_names_what_does_not_fit_and_cuts_nothing(width, count):
+    """Each checkpoint's value is in the table or in a line of its own, or its absence is said."""
+    points = [point(1000 * i, 0.2037 + i / 100) for i in range(1, count + 1)]
+    out = io.StringIO()
+    show_series(Console(file=out, width=width, color_system=None), make_series(points))
+    text = out.getvalue()
+    scores = text[text.index("scores by step") :]
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert f"{points[-1].scores[0].value:.4f}" in scores
+    missing = [p.label for p in points if f"{p.scores[0].value:.4f}" not in scores]
+    if missing:
+        assert ", ".join(missing) in scores or f"({len(missing)} checkpoints)" in scores
+        assert "--csv" in scores
+    else:
+        assert "left out" not in scores
+
+
+def test_checkpoints_of_one_step_have_curves_with_both():
+    """Two trainings in one glob: neither hides the other."""
+    series = make_series([point(10, 0.2), point(10, 0.4, checkpoint="/runs/b/step-10", evaluation_id="x-1")])
+    assert [p.label for p in series.curves[0].points] == ["a/10", "b/10"]
+    assert [p.value for p in series.curves[0].points] == [0.2, 0.4]
+
+
+def test_csv_says_version_shots_direction_and_where_a_curve_breaks():
+    """New columns come last; `differs` stands at the first point of other requests, and no regression does."""
+
+    def of(step, value, key):
+        made = results(value, versions={"add": 2.0}, **{"n-shot": {"add": 5}})
+        made["evalspan"] = {"keys": {"add": {"requests": key, "score": "s"}}}
+        return point(step, value, scores=scores_of(made), paused_seconds=3.0)
+
+    series = make_series([of(1, 0.9, "a"), of(2, 0.1, "b"), of(3, 0.1, "b")])
+    rows = [r for r in csv.DictReader(io.StringIO(to_csv(series))) if r["task"] == "add"]
+    assert [r["differs"] for r in rows] == ["", "requests", ""]
+    assert [r["regressed"] for r in rows] == ["0", "0", "0"]
+    assert {(r["version"], r["n_shot"], r["higher_is_better"]) for r in rows} == {("2.0", "5", "1")}
+    assert {r["paused_seconds"] for r in rows} == {"3.0"}
+    assert [s.differs for p in series.points for s in p.scores if s.task == "add"] == ["", "requests", ""]

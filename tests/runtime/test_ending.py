@@ -70,3 +70,13 @@ def test_a_score_file_that_is_gone_costs_its_entry_alone(ended: tuple[World, Eva
     results = finalize.merged_results(world.state)
     assert results["results"].keys() == {e.name for e in others}
     assert "cannot be read (any more)" in results["failed"][gone.name]
+
+
+def test_results_name_the_batch_size_of_the_inference(ended: tuple[World, EvaluationPaths]) -> None:
+    """Tasks are scored by a model without batches; lm-eval's own key says what the trials used."""
+    world, _ = ended
+    for entry in world.state.entries:
+        config = {"model": "hf", "batch_size": None, "limit": 4}
+        Path(entry.result_file).write_text(json.dumps({"results": {entry.name: {}}, "config": config}))
+    results = finalize.merged_results(world.state)
+    assert results["config"] == {"model": "hf", "batch_size": world.state.batch_size, "limit": 4}

@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from support.loops import coordinator_on
 from support.simulated.parts import record
 from support.with_root import small_disk
 
+from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import Accepted, CancelAsked, ResultsWritten
+from coordinator.evaluation.events import Accepted, CancelAsked, Restarted, ResultsWritten
 from coordinator.runtime import journal as store
 from coordinator.runtime.journal import Journal, JournalError, UnreadableEventError, WorkLock, read_events
 
@@ -142,3 +145,21 @@ def test_an_unfinished_journal_of_an_earlier_version_is_refused_in_one_line(tmp_
     with pytest.raises(JournalError, match="`evalspan submit` it again") as refused:
         list(read_events(path))
     assert "\n" not in str(refused.value)
+
+
+def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path: Path) -> None:
+    """The journal's age, not only its last event: `Restarted` keeps it, and it outlives a torn line."""
+    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
+    running = coordinator.accept(record())
+    path = running.journal.path
+    os.utime(path, (1.0, 1.0))
+    coordinator.tick()
+    assert time.time() - path.stat().st_mtime < 600, "a tick without an event"
+    running.journal.close()
+    accepted = next(iter(read_events(path)))
+    with path.open("ab") as file:
+        file.write(b'{"kind": "torn')
+    os.utime(path, (accepted.at - 5.0,) * 2)
+    coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(record())
+    restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
+    assert [event.seen_at for event in restarted] == [pytest.approx(accepted.at - 5.0, abs=0.01)]

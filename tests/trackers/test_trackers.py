@@ -17,6 +17,7 @@ from support.trainings import leave, point
 
 from coordinator import trackers
 from coordinator.errors import OperatorError
+from coordinator.report.learning_curves import Point
 from coordinator.trackers import TRACKERS, export_points, lm_eval_files, values_of
 
 POINTS = [point(10, 0.2), point(20, 0.6)]
@@ -31,6 +32,26 @@ def test_values_have_one_name_in_all_trackers():
         "evalspan/makespan_seconds": 60.0,
         "evalspan/gpu_seconds": 1800.0,
     }
+
+
+def test_a_point_of_other_requests_carries_a_mark_in_all_trackers(monkeypatch, tmp_path):
+    """`_differs` is 1 where a run's point is not comparable with the one before, whatever the order given."""
+
+    def keyed(step: int, key: str) -> Point:
+        made = point(step, 0.5)
+        return made.model_copy(update={"scores": (made.scores[0].model_copy(update={"keys": (key, "s")}),)})
+
+    written: list[dict[str, float]] = []
+
+    class Module:
+        @staticmethod
+        def write(points, out: Path, _run: str, _project: str) -> Path:
+            written.extend(values_of(p) for p in points)
+            return out
+
+    monkeypatch.setattr(trackers.importlib, "import_module", lambda _name: Module)
+    export_points("any", [keyed(30, "b"), keyed(10, "a"), keyed(20, "b")], tmp_path)
+    assert [v.get("mini/add/exact_match_differs") for v in written] == [None, 1.0, None]
 
 
 @pytest.mark.parametrize("name", TRACKERS)

@@ -1,0 +1,72 @@
+"""Pauses of an evaluation: times in which no coordinator ran it and none of its jobs worked. Pure.
+
+Rule: no coordinator ran an evaluation from the last sign of one to the `Restarted` of the next, and
+from its end to a retry. A sign is an event, or the journal's age (`runner.SIGN_SECONDS`). Jobs on
+Slurm go on meanwhile; the time in which one worked or waited in the queue is no pause. Called by
+`measurements`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.evaluation.events import AnyEvent, Restarted, ResultsWritten, RetryAsked
+
+Span = tuple[float, float]  # start and end in unix seconds
+
+
+class Absences:
+    """Spans in which no coordinator ran an evaluation, from its events in order."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._last = float("-inf")  # unix seconds of the latest event
+        self._over: float | None = None  # unix seconds of the results, until a retry
+
+    def take(self, event: AnyEvent) -> None:
+        match event:
+            case Restarted(seen_at=float(seen)) if self._over is None:
+                self._add(max(seen, self._last), event.at)
+            case RetryAsked() if self._over is not None:
+                self._add(self._over, event.at)
+                self._over = None
+            case ResultsWritten() if self._over is None:
+                self._over = event.at
+            case _:
+                pass
+        self._last = max(self._last, event.at)
+
+    def _add(self, start: float, end: float) -> None:
+        if start < end:
+            self.spans.append((start, end))
+
+
+def without(spans: Iterable[Span], work: Iterable[Span]) -> list[Span]:
+    """The parts of `spans` that no span of `work` covers."""
+    busy = sorted(work)
+    left = []
+    for start, end in spans:
+        at = start
+        for begin, over in busy:
+            if begin >= end:
+                break
+            if begin > at:
+                left.append((at, begin))
+            at = max(at, over)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def within(spans: Iterable[Span], start: float, end: float) -> float:
+    """Seconds of `spans`, which do not overlap, between `start` and `end`."""
+    return sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
+
+
+def covered(spans: Iterable[Span]) -> float | None:
+    """Seconds in which at least one of `spans` lasts; None where there is none."""
+    length, at, found = 0.0, float("-inf"), False
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, at))
+        at, found = max(at, end), True
+    return length if found else None

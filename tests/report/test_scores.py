@@ -1,0 +1,165 @@
+"""Laws of what `eval` and `report` print: whole figures at any width, and scores where a person looks."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.trainings import leave, results
+
+from coordinator.report.learning_curves import scores_of
+from coordinator.report.measurements import EntryLine, Report
+from coordinator.report.render import folded, show
+from coordinator.report.scores import score_table
+
+GROUP = {
+    "results": {
+        "mmlu_high_school_government_and_politics": {"acc,none": 0.25, "acc_stderr,none": 0.0125},
+        "gsm8k": {
+            "exact_match,strict-match": 0.5,
+            "exact_match_stderr,strict-match": 0.02,
+            "exact_match,flexible-extract": 0.75,
+            "exact_match_stderr,flexible-extract": 0.03,
+        },
+        "wikitext": {"word_perplexity,none": 12345.6789, "word_perplexity_stderr,none": "N/A"},
+        "mmlu": {"acc,none": 0.375, "acc_stderr,none": 0.0375},
+    },
+    "groups": {"mmlu": {"acc,none": 0.375, "acc_stderr,none": 0.0375}},
+    "group_subtasks": {"mmlu": ["mmlu_high_school_government_and_politics"]},
+    "versions": {"gsm8k": 3.0, "wikitext": 2.0, "mmlu": 2},
+    "n-shot": {"gsm8k": 5, "wikitext": 0},
+    "higher_is_better": {"gsm8k": {"exact_match": True}, "wikitext": {"word_perplexity": False}},
+    "n-samples": {
+        "gsm8k": {"effective": 1319},
+        "mmlu_high_school_government_and_politics": {"effective": 193},
+    },
+}
+FIGURES = ("0.2500", "0.0125", "0.5000", "0.0200", "0.7500", "0.0300", "12345.6789", "0.3750", "0.0375")
+
+
+def printed(width: int, what: Any, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    console = Console(file=file, width=width, color_system=None)
+    console.print(score_table(console, what))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@given(width=st.integers(44, 220))
+def test_a_score_table_cuts_nothing_at_any_width(width: int) -> None:
+    """Each figure, name, filter, version, n-shot and number of documents, and the group last."""
+    text = printed(width, GROUP)
+    words = text.split()
+    assert max(map(len, text.splitlines())) <= width
+    for part in (*FIGURES, *GROUP["results"], "1319", "193", "3.0", "2.0"):
+        assert any(part in word for word in words), (part, text)
+    for which in ("strict-match", "flexible-extract"):
+        assert which in text
+    assert "5-shot" in text or re.search(r"gsm8k +3\.0 +5 ", text)
+    assert [word for word in words if word in GROUP["results"]][-1] == "mmlu"
+    assert "…" not in text
+
+
+def test_a_wide_terminal_has_a_row_per_score_and_a_column_per_fact() -> None:
+    """As lm_eval prints; the lines are for narrow ones."""
+    rows = [line.split() for line in printed(120, GROUP).splitlines()]
+    assert ["gsm8k", "3.0", "5", "1319", "strict-match", "exact_match", "↑", "0.5000", "0.0200"] in rows
+    assert ["wikitext", "2.0", "0", "word_perplexity", "↓", "12345.6789", "-"] in rows
+    assert ["mmlu", "2", "193", "acc", "0.3750", "0.0375"] in rows
+
+
+@pytest.mark.parametrize("width", [50, 120])
+def test_a_terminal_without_utf_8_gets_ascii(width: int) -> None:
+    """Nothing that it cannot encode: `^` and `v` for the direction."""
+    text = printed(width, GROUP, "ascii")
+    assert "^" in text
+    assert re.search(r"\bv\b", text)
+
+
+def test_a_group_counts_the_documents_of_its_tasks() -> None:
+    """None where one of them is unknown."""
+    known = {s.task: (s.documents, s.version, s.n_shot) for s in scores_of(GROUP)}
+    assert known["mmlu"] == (193, "2", None)
+    assert known["gsm8k"] == (1319, "3.0", 5)
+    assert known["wikitext"] == (None, "2.0", 0)
+    more = {**GROUP, "group_subtasks": {"mmlu": ["mmlu_high_school_government_and_politics", "other"]}}
+    assert {s.task: s.documents for s in scores_of(more)}["mmlu"] is None
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    read = Report.model_validate_json(leave(tmp_path, 1, 0.5).report.read_bytes())
+    failed = EntryLine(name="add", status="failed", error="no data [set]")
+    update = {"warnings": ("a warning",), "entries": (failed,), "without_evalspan": {"round-robin": 180.0}}
+    return read.model_copy(update=update)
+
+
+def shown(report: Report, width: int, **more: Any) -> str:
+    out = io.StringIO()
+    show(Console(file=out, width=width, color_system=None), report, results(0.25), 2.0, **more)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_scores_come_after_the_accounting_and_only_failures_after_them(
+    report: Report, width: int, verbose: bool
+) -> None:
+    """Warnings push no score off the screen; a failure, on which a person must act, is the last line."""
+    text = shown(report, width, verbose=verbose)
+    order = [
+        text.index(part) for part in ("90.0 s", "a warning", "Scores of", "0.2500", "9.7500", "FAILED add")
+    ]
+    assert order == sorted(order)
+    assert max(map(len, text.splitlines())) <= width
+    assert ("round-robin" in text) == verbose
+    assert len(text[: text.index("Scores of")].splitlines()) < 10 or verbose
+
+
+def test_what_did_not_run_has_no_times(report: Report) -> None:
+    """Scores of an earlier run are printed without its makespan and cost."""
+    text = shown(report, 80, ran=False)
+    assert "0.2500" in text
+    assert "makespan" not in text.lower()
+    assert "GPU" not in text
+
+
+@pytest.mark.parametrize(
+    ("away", "paused", "said"),
+    [
+        (0.0, 0.0, ()),
+        (31.0, 31.0, ("without 31.0 s in which no coordinator ran and no job worked",)),
+        (60.0, 0.0, ("jobs went on for 60.0 s without a coordinator",)),
+        (60.0, 10.0, ("without 10.0 s in which", "jobs went on for 50.0 s without")),
+    ],
+)
+def test_a_pause_is_named_beside_the_makespan(
+    report: Report, away: float, paused: float, said: tuple[str, ...]
+) -> None:
+    """How much was left out, and how long jobs went on without a coordinator; short and long."""
+    paused_one = report.model_copy(update={"away_seconds": away, "paused_seconds": paused})
+    for verbose in (False, True):
+        text = " ".join(shown(paused_one, 120, verbose=verbose).split())
+        assert all(part in text for part in said), text
+        assert ("coordinator" in text) == bool(said)
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(["makespan 45.7 s", "71 % in inference", "", "2:14 min", "1.07 x of 3 h"])
+    ),
+    width=st.integers(20, 120),
+)
+def test_a_figure_and_its_unit_stay_on_one_line(parts: list[str], width: int) -> None:
+    """Whatever the width; nothing is lost and nothing is wider."""
+    lines = folded(parts, width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(" ".join(lines).split()) == ", ".join(filter(None, parts))
+    assert not any(re.search(r"\d$", line) or line.strip() in ("s", "min", "%") for line in lines)
