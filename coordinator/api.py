@@ -407,13 +407,13 @@ def submit(
         priority=priority,
         noticed_at=time.time(),
     )
-    return _sent(site.paths, record.evaluation_id, notice, answer)
+    return _sent(site.paths, record.evaluation_id, notice, answer, pending.daemon_command(config, work_dir))
 
 
 def _sent(
-    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted
+    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, typed: str
 ) -> Submission:
-    """Leave the notice and the command that `answer` asks for."""
+    """Leave the notice and the command that `answer` asks for. `typed`: starts a daemon."""
     status = read_status(paths.evaluation(evaluation_id))
     ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
     if answer.announce:
@@ -431,7 +431,7 @@ def _sent(
         what=answer.what,
         note=answer.said,
         daemon=is_daemon(holder),
-        waits=pending.without_daemon(holder) if waits and not is_daemon(holder) else "",
+        waits=pending.without_daemon(holder, typed) if waits and not is_daemon(holder) else "",
         at=notice.noticed_at,
         ended_bytes=ended,
     )

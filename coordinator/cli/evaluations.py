@@ -11,7 +11,7 @@ from coordinator.evaluation.state import State
 from coordinator.intake.from_settings import site_of
 from coordinator.runtime.journal import events_after, replay_on
 from coordinator.runtime.replay import find_evaluation, find_folder, replay
-from coordinator.runtime.status_file import Ended, read_status
+from coordinator.runtime.status_file import Ended, ended_of, read_status
 from evaljobs.contract.paths import EvaluationPaths
 
 __all__ = ["Follower", "find_evaluation", "find_folder", "replay"]
@@ -26,6 +26,7 @@ class Follower:
         self._only = only
         self._read: dict[Path, tuple[State, int]] = {}  # journal -> its state, bytes read
         self._skipped: dict[Path, int] = {}  # ended or unreadable journal -> size; skipped until it grows
+        self._ended: dict[Path, Ended] = {}  # journal of an ended evaluation -> its summary
 
     def states(self) -> list[State]:
         """States of evaluations that have not ended, oldest first."""
@@ -36,13 +37,24 @@ class Follower:
         states = [state for state, _ in self._read.values() if state.ended_at is None]
         return sorted(states, key=lambda state: state.record.accepted_at)
 
+    def ended(self, most: int) -> list[Ended]:
+        """Summaries of the evaluations that ended last, the newest first; as of the last `states`."""
+        found = [*self._ended.values()]
+        found += [ended_of(state, size) for state, size in self._read.values() if state.ended_at is not None]
+        return sorted(found, key=lambda ended: -ended.ended_at)[:most]
+
     def _look(self, journal: Path, size: int) -> None:
         if self._skipped.get(journal) == size:
             return
         self._skipped.pop(journal, None)
-        if journal not in self._read and isinstance(read_status(EvaluationPaths(journal.parent)), Ended):
-            self._skipped[journal] = size
-            return
+        self._ended.pop(journal, None)
+        known = self._read.get(journal)
+        if known is None or known[0].ended_at is not None:
+            status = read_status(EvaluationPaths(journal.parent))
+            if isinstance(status, Ended):
+                self._read.pop(journal, None)
+                self._skipped[journal], self._ended[journal] = size, status
+                return
         try:
             self._follow(journal, size)
         except OperatorError:

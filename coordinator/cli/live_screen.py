@@ -1,209 +1,114 @@
-"""The live screen of running evaluations: stages, shards, lanes, metrics, scores and ETA.
+"""The live screen of running evaluations: stages, what they wait for, lanes, metrics, scores and the time left.
 
 Rule: reads states, snapshots and score files, and computes only sums for display. Without a capable
 terminal it prints lines instead: one per score, and one per changed evaluation every few seconds.
+A part of the screen is a line; where the terminal has too few of them, evaluations are shown in brief.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.evaluation.state import EntryState, Phase, State
-from coordinator.report.learning_curves import ScoreValue, scores_of
+from coordinator.cli.lanes import lane_rows
+from coordinator.cli.layout import GAP, abreast, some, wrapped
+from coordinator.cli.listing import show_rows
+from coordinator.cli.progress import (
+    about,
+    ahead_of,
+    all_in_back_off,
+    done_shards,
+    eta_seconds,
+    held_jobs,
+    stage_of,
+    turn_of,
+    waits_of,
+)
+from coordinator.cli.score_lines import Scores, in_brief, value_in_words
+from coordinator.cli.standing import Row
+from coordinator.cluster import JobState
+from coordinator.evaluation.state import EntryState, State
+from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason, seconds
 from coordinator.runtime.runner import Running
 from evaljobs.queue.work_queue import QueueSnapshot
 
-MAX_LANES = 16  # with more lanes than this the screen shows a line per node
 MAX_ENTRIES = 12  # scored tasks shown, the latest
+FEW_ENTRIES = 3  # of an evaluation that is shown in brief
 LINE_SECONDS = 5.0  # least seconds between two lines of one evaluation, without a terminal
-WIDE = 100  # columns of a terminal that shows two lanes on a line
 OPEN = {"scoring": "scoring", "built": "to infer", "building": "building requests", "unbuilt": "to build"}
-STYLES = {"infer": "green", "pending": "dim", "wait": "dim"}
+WHOLE, SHORT, BRIEF = 2, 1, 0  # how much is shown of an evaluation
+BELOW = "    "  # begins a line about the one above
+ENDED = "ended"  # last line of an evaluation, in a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An evaluation that another process runs. `snapshot`: its work queue now; None without one, or while Redis is away."""
+    """An evaluation that another process runs. `snapshot`: its work queue now; None without one, or while Redis is away.
+
+    `listed`: the cluster's jobs, for the reasons of pending ones; `fault`: why it is parked, or that no process runs it.
+    """
 
     state: State
     snapshot: QueueSnapshot | None
+    listed: Sequence[JobState] = ()
+    fault: str = ""
 
 
 Watched = Running | View
 
 
-def stage_of(state: State) -> str:
-    """The furthest stage under way, in one or two words."""
-    if state.ending.phase >= Phase.LEAVING:
-        return "clearing" if state.ended_at is None else "cancelled" if state.ending.cancelled else "ended"
-    if state.ending.cancelled or state.ending.reason:
-        return "ending"
-    if state.shards.leaves and state.shards.todo == 0:
-        return "scoring"
-    if any(s.frame is not None for s in state.shards.by_name.values()) or state.trials.live:
-        return "inference"
-    if any(e.status in ("unbuilt", "building") for e in state.entries):
-        return "building requests"
-    return "staging"
-
-
-def done_shards(state: State) -> int:
-    return len(state.shards.by_name) - state.shards.todo
-
-
-def eta_seconds(state: State, now: float) -> float | None:
-    """Predicted seconds until the last shard is done; None before the plan and after the last shard.
-
-    Mixes the prior with the pace of the shards so far, weighted by the share of work that is done.
-    """
-    if state.plan.made_at is None or not state.shards.by_name or state.shards.todo == 0:
-        return None
-    total = sum(s.seconds for s in state.shards.by_name.values()) or 1e-9
-    done = sum(s.seconds for s in state.shards.by_name.values() if s.frame is not None)
-    elapsed = max(0.0, now - state.plan.made_at)
-    by_prior = max(0.0, state.plan.predicted_makespan_seconds - elapsed)
-    if done <= 0:
-        return by_prior
-    share = done / total
-    return share * elapsed * (total - done) / done + (1 - share) * by_prior
-
-
-class Scores:
-    """The scores of tasks as their files appear; each file is read once."""
-
-    def __init__(self) -> None:
-        self._read: dict[str, tuple[ScoreValue, ...]] = {}
-
-    def of(self, entry: EntryState) -> tuple[ScoreValue, ...]:
-        """Values of a scored entry: its groups' where it has groups, else its tasks'."""
-        if not entry.result_file:
-            return ()
-        if entry.result_file not in self._read:
-            try:
-                results = json.loads(Path(entry.result_file).read_bytes())
-            except (OSError, ValueError):
-                return ()  # storage is away for a moment
-            if results.get("groups"):
-                results = {**results, "results": {}}
-            self._read[entry.result_file] = scores_of(results)
-        return self._read[entry.result_file]
-
-
-def _value(score: ScoreValue) -> str:
-    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
-    return f"{score.metric}{'' if score.filter == 'none' else ',' + score.filter} {score.value:.4f}{error}"
-
-
-def _lanes(running: Watched, width: int) -> Table | None:
-    """What each trial does now; with many trials, a line per node."""
-    trials = running.snapshot.trials if running.snapshot is not None else {}
-    lanes = {trial.lane: name for name, trial in running.state.trials.live.items()}
-    now = {lane: trials.get(lanes[lane]) for lane in sorted(lanes, key=_natural)}
-    if not now:
-        return None
-    table = Table.grid(padding=(0, 1))
-    shown = apart(lanes)
-    if len(now) > MAX_LANES:
-        nodes: dict[str, Counter[str]] = {}
-        for lane, progress in now.items():
-            phases = nodes.setdefault(shown[lane].rsplit("/", 1)[0], Counter())
-            phases[progress.phase if progress is not None else "pending"] += 1
-        for node, phases in list(nodes.items())[:MAX_LANES]:
-            counted = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
-            table.add_row(f"  {node}", counted)
-        if len(nodes) > MAX_LANES:
-            table.add_row("  ...", f"and {len(nodes) - MAX_LANES} more nodes")
-        return table
-    cells = []
-    for lane, progress in now.items():
-        phase = progress.phase if progress is not None else "pending"
-        what = ""
-        if progress is not None and progress.shard:
-            batches = f" {progress.batches_done}/{progress.batches}" if progress.batches else ""
-            what = progress.shard.replace("|", " ") + batches
-        cells.append((Text(f"  {shown[lane]}"), Text(phase, style=STYLES.get(phase, "yellow")), Text(what)))
-    abreast = 2 if width >= WIDE and len(cells) > 4 else 1
-    for _ in range(abreast):
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis")
-    for first in range(0, len(cells), abreast):
-        row = [cell for one in cells[first : first + abreast] for cell in one]
-        table.add_row(*row)
-    return table
-
-
-def apart(lanes: Iterable[str], most: int = 24) -> dict[str, str]:
-    """Lane -> its name on screen, without the shared prefix if one exceeds `most` characters."""
-    names = list(lanes)
-    if max(map(len, names), default=0) <= most:
-        return {name: name for name in names}
-    nodes = [name.rpartition("/")[0] for name in names]
-    shared = commonprefix(nodes).rpartition("-")[0]  # noqa: RUF071 (names, not paths)
-    return {name: f"...{name[len(shared) :]}" if shared else name for name in names}
-
-
-def _natural(lane: str) -> list[tuple[bool, int, str]]:
-    """Sort key that puts n2 before n10."""
-    parts = "".join(c if c.isdigit() else f"\0{c}\0" for c in lane).replace("\0\0", "").split("\0")
-    return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts if p]
-
-
-def _metrics(state: State) -> Text | None:
+def _metrics(state: State, width: int) -> Iterator[Text]:
     """The queue of metric jobs: how many are open, by kind and task."""
     if not state.scoring.metrics:
-        return None
+        return
     waiting = [state.scoring.metrics[name] for name in sorted(state.scoring.outstanding)]
     done = len(state.scoring.metrics) - len(waiting)
     counts = Counter(f"{m.kind} {m.task or state.entries[m.entry].name}" for m in waiting)
-    text = Text("  metrics", style="dim")
-    text.append(f" {len(waiting)} queued, {done} done")
-    for what, count in counts.most_common(4):
-        text.append(f"  {what}" + (f" x {count}" if count > 1 else ""), style="cyan")
-    if len(counts) > 4:
-        text.append("  ...")
-    return text
+    yield Text.assemble(("  metric jobs", "dim"), f" {len(waiting)} open, {done} done")
+    shown = [f"{what}{f' x {count}' if count > 1 else ''}" for what, count in counts.most_common()]
+    yield from (Text(line, style="cyan") for line in wrapped(some(shown, 4), width, first=BELOW, rest=BELOW))
 
 
-def _entries(state: State, scores: Scores, width: int) -> Iterator[RenderableType]:
+def _entries(state: State, scores: Scores, width: int, most: int) -> Iterator[Text]:
     """Lines of failed tasks, of the latest scored ones, and of open tasks by what they wait for."""
     scored = [e for e in state.entries if e.status == "scored"]
     yield Text(f"  {len(scored)}/{len(state.entries)} tasks scored", style="dim")
     failed = {e.name: e.error for e in state.entries if e.status == "failed"}
     for failures, why in by_reason(failed).items():
-        yield Text(f"    {failures}: {why}", style="bold red", no_wrap=True, overflow="ellipsis")
-    if len(scored) > MAX_ENTRIES:
-        yield Text(f"    ... and {len(scored) - MAX_ENTRIES} before these", style="dim")
-    for entry in scored[-MAX_ENTRIES:]:
-        values = scores.of(entry)
-        own = {v.task for v in values} == {entry.name}
-        shown = [f"{'' if own else v.task + ' '}{_value(v)}" for v in values[:4]]
-        shown += [f"and {len(values) - 4} more"] if len(values) > 4 else []
-        line = "  ".join(shown)
-        if len(entry.name) + len(line) + 6 <= width:
-            yield Text.assemble((f"    {entry.name}", "green"), f"  {line}")
-        else:
-            yield Text(f"    {entry.name}", style="green")
-            yield from (Text(f"      {one}") for one in shown)
+        yield from _folded(f"{failures}: {why}", width, "bold red")
+    if len(scored) > most:
+        yield Text(f"{BELOW}and {len(scored) - most} before these", style="dim")
+    lines = [line for entry in scored[-most:] for line in _score_lines(entry, scores.of(entry), width)]
+    yield from (Text(BELOW + line, style="green") for line in abreast(lines, width - len(BELOW)))
     words = {e.name: _open_word(state, e) for e in state.entries if not e.terminal}
     for word in dict.fromkeys(words.values()):
         names = [name for name, its in words.items() if its == word]
-        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-        yield Padding(Text(f"{word}: {', '.join(names[:6])}{more}", style="dim"), (0, 0, 0, 4))
+        yield from _folded(f"{word}: {some(names, 6)}", width, "dim")
+
+
+def _score_lines(entry: EntryState, values: Sequence[ScoreValue], width: int) -> list[str]:
+    """The values of a scored task, if need be each on a line of its own."""
+    own = {v.task for v in values} == {entry.name}
+    shown = [f"{'' if own else v.task + ' '}{value_in_words(v)}" for v in values[:4]]
+    shown += [f"and {len(values) - 4} more"] if len(values) > 4 else []
+    line = GAP.join([entry.name, *shown])
+    if len(BELOW) + len(line) <= width:
+        return [line]
+    return [entry.name, *(GAP + one for one in shown)]
+
+
+def _folded(text: str, width: int, style: str) -> Iterator[Text]:
+    yield from (Text(line, style=style) for line in wrapped(text, width, first=BELOW, rest=BELOW + GAP))
 
 
 def _open_word(state: State, entry: EntryState) -> str:
@@ -214,48 +119,106 @@ def _open_word(state: State, entry: EntryState) -> str:
     return OPEN[entry.status]
 
 
-def _block(running: Watched, scores: Scores, now: float, width: int) -> Iterator[RenderableType]:
+def _heading(state: State, width: int) -> Iterator[Text]:
+    """Step, checkpoint and suite; the id at the end of the line, or on the next one."""
+    checkpoint = state.record.checkpoint
+    name = "/".join(Path(checkpoint.announced).parts[-2:])
+    step = "" if checkpoint.step is None else f"step {checkpoint.step}"
+    named = GAP.join(filter(None, (step, name, f"suite {state.record.suite.name}")))
+    room = width - len(named) - len(state.evaluation_id)
+    if room >= len(GAP):
+        yield Text.assemble((named, "bold"), " " * min(room, 8), (state.evaluation_id, "dim"))
+        return
+    yield from (Text(line, style="bold") for line in wrapped(named, width, rest="  "))
+    yield Text(f"  {state.evaluation_id}", style="dim")
+
+
+def _stage(running: Watched, now: float) -> str:
+    """The stage; while no trial infers yet, their queue says so."""
+    stage = stage_of(running.state, now)
+    trials = running.snapshot.trials.values() if running.snapshot is not None else ()
+    begun = done_shards(running.state) or any(trial.phase == "infer" for trial in trials)
+    return "starting trials" if stage == "inference" and running.snapshot is not None and not begun else stage
+
+
+def _progress(running: Watched, now: float, width: int) -> Iterator[RenderableType]:
+    """Stage, time so far and time left; the bar of shards."""
     state = running.state
-    age = seconds(now - state.record.accepted_at)
-    yield Text.assemble((state.evaluation_id, "bold"), f"  {stage_of(state)}", f"  {age}")
-    if state.shards.by_name:
-        eta = eta_seconds(state, now)
-        lanes = sum(n.lanes for n in state.nodes.by_name.values() if n.status in ("ready", "staging"))
-        figures = f"{done_shards(state)}/{len(state.shards.by_name)} shards  {len(state.trials.live)}/{lanes} trials"
-        if eta is not None:
-            figures += f"  ETA {seconds(eta)}"
-        room = width - len(figures) - 4
-        if room >= 8:
-            bar = ProgressBar(
-                total=len(state.shards.by_name), completed=done_shards(state), width=min(40, room)
-            )
-            line = Table.grid(padding=(0, 1))
-            line.add_row(" ", bar, figures)
-            yield line
-        else:
-            yield Text(f"  {figures}")
-    table = _lanes(running, width)
-    if table is not None:
-        yield table
-    metrics = _metrics(state)
-    if metrics is not None:
-        yield metrics
-    yield from _entries(state, scores, width)
+    stopped = isinstance(running, View) and bool(running.fault)
+    stage = "stopped" if stopped else _stage(running, now)
+    eta = None if stopped else eta_seconds(state, now)
+    left = "" if eta is None else f", {about(eta)} {'left' if state.trials.live else 'of work left'}"
+    yield Text.assemble(("  " + stage, "yellow" if stage in ("waits", "stopped") else "cyan"),
+                        f"{GAP}{seconds(now - state.record.accepted_at)} so far{left}")  # fmt: skip
+    if not state.shards.by_name:
+        return
+    done, total, trials = done_shards(state), len(state.shards.by_name), len(state.trials.live)
+    figures = f"{done}/{total} shards{GAP}{trials} trial{'' if trials == 1 else 's'}"
+    room = width - len(figures) - 4
+    if room >= 8:
+        line = Table.grid(padding=(0, 1))
+        line.add_row(" ", ProgressBar(total=total, completed=done, width=min(60, room)), figures)
+        yield line
+    else:
+        yield Text(f"  {figures}")
+
+
+def _block(
+    running: Watched, scores: Scores, now: float, width: int, *, much: int, turns: Sequence[tuple[float, ...]]
+) -> Iterator[RenderableType]:
+    """An evaluation. `much`: WHOLE; SHORT: its lanes by node and its last scores; BRIEF: its progress alone.
+
+    `turns`: of all evaluations on the screen, in which they are served.
+    """
+    state = running.state
+    yield from _heading(state, width)
+    yield from _progress(running, now, width)
+    fault = running.fault if isinstance(running, View) else ""
+    back = None if state.waits_until is None else state.waits_until - now
+    held = [f"{names}: {why}" for names, why in by_reason(held_jobs(state, now)).items()]
+    waits = [fault] if fault else [all_in_back_off(back), *held, *waits_of(state, now, running.listed)]
+    if not fault and stage_of(state, now) == "waits":
+        waits += ahead_of(turn_of(state), turns)
+    for what in filter(None, waits):
+        yield from _folded(what, width, "yellow")
+    if much == BRIEF:
+        return
+    yield from lane_rows(state, running.snapshot, width, by_node=much == SHORT)
+    yield from _metrics(state, width)
+    yield from _entries(state, scores, width, MAX_ENTRIES if much == WHOLE else FEW_ENTRIES)
     for warning in list(dict.fromkeys(state.warnings))[-3:]:
-        yield Text(f"  ! {warning}", style="yellow")
+        yield from _folded(f"! {warning}", width, "yellow")
 
 
 def screen(
-    runnings: Sequence[Watched], trouble: str, width: int, *, now: float, scores: Scores
+    runnings: Sequence[Watched],
+    trouble: str,
+    width: int,
+    *,
+    now: float,
+    scores: Scores,
+    below: Sequence[Text] = (),
+    height: int | None = None,
 ) -> RenderableType:
-    parts: list[RenderableType] = []
-    for running in runnings:
-        if parts:
-            parts.append(Text(""))
-        parts += _block(running, scores, now, width)
-    if trouble:
-        parts.append(Text(f"  ! {trouble}", style="yellow"))
-    return Group(*parts)
+    """What runs, then `below`. `height`: lines of the terminal; None: as many as there are."""
+    end = [*_folded(f"! {trouble}", width, "yellow")] if trouble else []
+    end += below
+    room = None if height is None else max(1, height - len(end) - 1)
+    count, turns = len(runnings), [turn_of(running.state) for running in runnings]
+    lines: list[RenderableType] = []
+    for levels in ([WHOLE] * count, [SHORT] * count, [SHORT, *[BRIEF] * (count - 1)], [BRIEF] * count):
+        blocks = [
+            [
+                *_block(running, scores, now, width, much=much, turns=turns),
+                *([Text("")] if much else []),
+            ]
+            for running, much in zip(runnings, levels, strict=False)
+        ]
+        lines = [line for block in blocks for line in block]
+        if room is None or len(lines) <= room:
+            return Group(*lines, *end)
+    shown = lines[: max(0, (room or 1) - 1)]
+    return Group(*shown, Text("  and more: `evalspan status` lists all", style="dim"), *end)
 
 
 class Watcher:
@@ -281,6 +244,11 @@ class Watcher:
         if self._live is not None:
             self._live.stop()
 
+    @property
+    def draws(self) -> bool:
+        """Does it draw a screen, rather than print lines?"""
+        return self._live is not None
+
     def pause(self) -> None:
         """Leave the screen to a question."""
         if self._live is not None:
@@ -290,16 +258,26 @@ class Watcher:
         if self._live is not None:
             self._live.start()
 
-    def show(self, runnings: Sequence[Watched], trouble: str) -> None:
+    def show(
+        self, runnings: Sequence[Watched], trouble: str, ended: Sequence[Row] = (), below: Sequence[Text] = ()
+    ) -> None:
+        """Draw what runs, the evaluations that ended last, and `below`; in a pipe, print what has changed."""
         now = time.time()
         if self._live is not None:
-            self._live.update(screen(runnings, trouble, self.console.width, now=now, scores=self._scores))
+            width, height = self.console.size
+            under = [*show_rows(ended, width, now), *below] if ended else list(below)
+            self._live.update(
+                screen(runnings, trouble, width, now=now, scores=self._scores, below=under, height=height)
+            )
             return
         for running in runnings:
-            self._print_changes(running.state, now)
+            self._print_changes(running, now)
+        for row in ended:
+            self._print_end(row)
         self._line("", f"! {trouble}" if trouble else "", now)
 
-    def _print_changes(self, state: State, now: float) -> None:
+    def _print_changes(self, running: Watched, now: float) -> None:
+        state = running.state
         scored = sum(e.status == "scored" for e in state.entries)
         shards = f", {done_shards(state)}/{len(state.shards.by_name)} shards" if state.shards.by_name else ""
         age = f"[{seconds(now - state.record.accepted_at):>9}] {state.evaluation_id}"
@@ -310,9 +288,20 @@ class Watcher:
             self._print(f"{age}: {names}: {why}")
         for entry in fresh:
             if entry.status == "scored":
-                self._print(f"{age}: {entry.name}: {'  '.join(map(_value, self._scores.of(entry)))}")
-        line = f"{stage_of(state)}{shards}, {scored}/{len(state.entries)} scored"
+                self._print(f"{age}: {entry.name}: {GAP.join(map(value_in_words, self._scores.of(entry)))}")
+        waits = "; ".join(waits_of(state, now, running.listed, timed=False))
+        line = f"{stage_of(state, now)}{shards}, {scored}/{len(state.entries)} scored{f': {waits}' if waits else ''}"
         self._line(state.evaluation_id, line, now, age + ": ")
+
+    def _print_end(self, row: Row) -> None:
+        """Once for each evaluation that was followed: its scores in one line."""
+        name = row["evaluation_id"]
+        if name not in self._last or self._last[name][0] == ENDED:
+            return
+        self._last[name] = (ENDED, row["ended_at"])
+        scores = GAP.join(in_brief(ScoreValue(**score)) for score in row["scores"])
+        said = f"{row['stage']}, {row['scored']}/{row['entries']} scored{f': {scores}' if scores else ''}"
+        self._print(f"[{seconds(row['age_seconds']):>9}] {name}: {said}")
 
     def _line(self, evaluation: str, line: str, now: float, head: str = "") -> None:
         last, printed_at = self._last.get(evaluation, ("", 0.0))

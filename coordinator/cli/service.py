@@ -180,87 +180,92 @@ def submit(
 
 @app.command()
 def status(
-    evaluation: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Argument(help="Only this one, with failures that were mended.")
+    ] = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
+    only_open: Annotated[bool, typer.Option("--open", help="Only what runs or waits.")] = False,
+    only_failed: Annotated[
+        bool, typer.Option("--failed", help="Only what has a failed task or cannot go on.")
+    ] = False,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="At most so many rows; default: 20, with --json all.")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Show what runs, what waits, what failed and why.
+    """Show what runs, what waits and why, the last scores, what failed, and whether a daemon runs.
 
-    Examples:
+    First what runs or waits, then what has ended; the newest first. The time is that so far, or the
+    makespan. Examples:
 
     evalspan status
 
+    evalspan status --failed --last 50
+
     evalspan status step-1000-core-1a2b3c4d --json
     """
-    from coordinator.allocation import cordons
     from coordinator.cli.evaluations import find_folder
-    from coordinator.cli.standing import rows_of, show_pending, show_status
-    from coordinator.intake import pending, sources
-    from coordinator.report.render import seconds
-    from coordinator.runtime.journal import WorkLock, is_daemon
+    from coordinator.cli.listing import show_left_out, show_rows
+    from coordinator.cli.standing import ROWS, Choice, facts_of, listed_jobs, with_details
+    from coordinator.cli.surroundings import read_surroundings
+    from coordinator.intake.pending import daemon_command
 
     settings = settings_of(config, work_dir)
-    paths = WorkPaths(settings.work_dir)
-    rows = rows_of(settings, find_folder(settings, evaluation) if evaluation else None)
-    holder = WorkLock(paths.lock).holder()
-    alive = is_daemon(holder)
+    only = find_folder(settings, evaluation) if evaluation else None
+    facts = facts_of(settings, only, partial(listed_jobs, settings))
     now = time.time()
-    checkpoints = pending.read(paths.pending)
-    if not alive:
-        deliveries = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(checkpoints, deliveries, pending.without_daemon(holder), now)
-    cordoned = {node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())}
+    around = read_surroundings(WorkPaths(settings.work_dir), daemon_command(config, work_dir), now)
+    asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
+    chosen, left_out = asked.of(facts)
     if as_json:
+        wanted = {row["evaluation_id"] for row in chosen}
         shown = {
             "schema_version": 1,
-            "daemon": alive,
-            "holder": holder or None,
-            "evaluations": rows,
-            "kept_back_seconds": cordoned,
-            **checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
+            "daemon": around.daemon,
+            "holder": around.holder or None,
+            "holder_since": around.since,
+            "evaluations": [with_details(row) for row in facts if row["evaluation_id"] in wanted],
+            "kept_back_seconds": around.cordoned,
+            **around.checkpoints.model_dump(mode="json", include={"waiting", "refused"}),
         }
         show_json(shown)
         return
-    show_status(stdout(), rows)
-    show_pending(stdout(), checkpoints, now)
-    for node, left in cordoned.items():
-        again = f"evalspan release {node} --minutes 0"
-        said = f"{node} is cordoned: it is not taken for {seconds(left)} more (`{again}` lets it be taken)"
-        say(said, "yellow")
-    say(f"daemon: {'running' if alive else 'not running'}{f' ({holder})' if holder else ''}")
+    console = stdout()
+    width = console.width
+    lines = [
+        *show_rows([with_details(row) for row in chosen], width, now, whole=only is not None),
+        *show_left_out(left_out, len(chosen), width),
+        *around.lines(width, now),
+    ]
+    if not facts:
+        say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
+    elif not chosen:
+        say(f"none of the {len(facts)} evaluations here is {'open' if only_open else 'failed'}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 @app.command()
 def watch(
-    evaluation: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
+    evaluation: Annotated[str | None, typer.Argument(help="Only this one, until it has ended.")] = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """Show a live screen of running evaluations; Ctrl-C leaves it, the evaluations go on.
+    """Show a live screen: what runs and waits, the last scores, the daemon. Ctrl-C leaves it, evaluations go on.
 
-    Example:
+    In a pipe it prints a line per change, and ends when nothing runs. Example:
 
     evalspan watch
     """
-    from coordinator.base.signals import Signals
-    from coordinator.cli.evaluations import Follower, find_evaluation
-    from coordinator.cli.live_screen import View, Watcher
-    from coordinator.runtime.wiring import coordinator_of
+    from coordinator.cli import watching
+    from coordinator.cli.evaluations import find_folder
+    from coordinator.intake.pending import daemon_command
 
     settings = settings_of(config, work_dir)
-    performer = coordinator_of(settings).performer
-    only = find_evaluation(settings, evaluation)[0].evaluation_id if evaluation else None
-    follower = Follower(settings, only)
-    with Signals() as signals, Watcher(stdout()) as watcher:
-        while not signals.received:
-            views = [View(state, performer.snapshot(state)) for state in follower.states()]
-            watcher.show(views, "")
-            if not views:
-                break
-            time.sleep(0.5)
-    if not signals.received:
-        say("nothing runs (any more): `evalspan status` lists what there is")
+    only = find_folder(settings, evaluation) if evaluation else None
+    if why := watching.watch(settings, stdout(), daemon_command(config, work_dir), only):
+        say(why)
 
 
 @app.command()

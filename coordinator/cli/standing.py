@@ -1,133 +1,223 @@
-"""`evalspan status`: a row for each evaluation of a work folder, how rows are printed, and which logs there are.
+"""Rows of `evalspan status`, one for each evaluation of a work folder, and which logs there are.
 
 Rule: the row of an ended evaluation comes from its `status.json`, not from its journal. An unreadable
-journal gives a row that says so and does not affect other rows. An evaluation's id is never cut, since
-people copy it: where a row does not fit the terminal, each evaluation takes two lines.
+journal gives a row that says so and does not affect other rows. `listing` prints the rows.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from coordinator.cli.evaluations import replay
-from coordinator.cli.live_screen import done_shards, stage_of
+from coordinator.cli.progress import (
+    ahead_of,
+    done_shards,
+    eta_seconds,
+    has_pending,
+    held_jobs,
+    stage_of,
+    waits_of,
+)
+from coordinator.cli.score_lines import Scores, first_of_each, main_scores, read_results
+from coordinator.cluster import Cluster, ClusterError, JobState
+from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config.schema import Config
 from coordinator.evaluation.events import Accepted
-from coordinator.evaluation.state import HeldJob, NodeUse, State
-from coordinator.intake.pending import PendingFile
-from coordinator.report.render import by_reason, seconds
-from coordinator.runtime.journal import read_events
+from coordinator.evaluation.state import NodeUse, State
+from coordinator.report.learning_curves import ScoreValue
+from coordinator.report.render import seconds
+from coordinator.runtime.journal import WorkLock, read_events
 from coordinator.runtime.status_file import WARNINGS, Ended, Parked, read_evaluation, read_status
+from coordinator.runtime.wiring import slurm_options
 from coordinator.trackers.live import failures
 from evaljobs.contract.outcomes import OUTCOME, Failed
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
-COLUMNS = ("evaluation", "stage", "shards", "trials", "scored", "age")
+Row = dict[str, Any]  # what `--json` prints of an evaluation
+
+OVER = ("ended", "cancelled")  # stages of a row without further work
+ROWS = 20  # shown by default
+LISTING_SECONDS = 5.0  # longest wait for `squeue`, which only explains what waits
 
 
-def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[dict[str, Any]]:
-    """A row for each evaluation (or for `only`), oldest first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which rows are asked for. `last`: at most so many, the newest; None: all."""
+
+    open: bool = False
+    failed: bool = False
+    last: int | None = None
+
+    def of(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
+        """The rows to show, those that are not over first, then the newest first; and how many are left out."""
+        found = [
+            r for r in rows if (not self.open or r["stage"] not in OVER) and (not self.failed or failed(r))
+        ]
+        found.sort(key=lambda r: (r["stage"] in OVER, -r["accepted_at"], r["evaluation_id"]))
+        shown = found if self.last is None else found[: self.last]
+        return shown, len(found) - len(shown)
+
+
+def failed(row: Row) -> bool:
+    """Has it a failed task, or can it not go on? What was cancelled has not failed."""
+    return bool(row["errors"] or row["fault"]) and row["stage"] != "cancelled"
+
+
+def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[Row]:
+    """A whole row for each evaluation (or for `only`), oldest first."""
+    return [with_details(row) for row in facts_of(config, only)]
+
+
+def facts_of(
+    config: Config, only: EvaluationPaths | None = None, ask: Callable[[], Sequence[JobState]] = tuple
+) -> list[Row]:
+    """Rows without what `with_details` reads from further files, oldest first.
+
+    `ask`: for the cluster's jobs, called once where a job is pending.
+    """
     folders = [only] if only else [EvaluationPaths(j.parent) for j in config.work_dir.glob("*/journal.jsonl")]
-    rows = [row for paths in folders if (row := _row(config, paths)) is not None]
-    return sorted(rows, key=lambda row: -row["age_seconds"])
+    asked = cache(ask)
+    rows = [row for paths in folders if (row := _row(config, paths, asked)) is not None]
+    if not WorkLock(WorkPaths(config.work_dir).lock).held():
+        for row in rows:
+            row["stopped"] = row["stage"] not in OVER
+    _count_ahead(rows)
+    return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
 
 
-def _row(config: Config, paths: EvaluationPaths) -> dict[str, Any] | None:
+def _count_ahead(rows: Iterable[Row]) -> None:
+    """Say of each one that waits how many are served before it."""
+    turns = {r["evaluation_id"]: (-r["priority"], r["accepted_at"]) for r in rows if r["stage"] not in OVER}
+    for row in rows:
+        if row["stage"] == "waits":
+            row["waits_for"] += ahead_of(turns[row["evaluation_id"]], turns.values())
+
+
+def with_details(row: Row) -> Row:
+    """The row, with failed jobs, trackers, main scores and makespan read from the evaluation's files."""
+    paths = EvaluationPaths(Path(row["folder"]))
+    more: Row = {"failed_jobs": failed_jobs(paths), "trackers": failures(paths)}
+    if row["stage"] in OVER:
+        more["scores"] = [_score(s) for s in main_scores(paths.results)]
+        report = read_results(paths.report) or {}
+        more["makespan_seconds"] = report.get("makespan_seconds", row["ended_at"] - row["accepted_at"])
+    return row | more
+
+
+def _row(config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]]) -> Row | None:
     """The row of one evaluation; None where its journal is empty."""
     status = read_status(paths)
     if isinstance(status, Ended):
-        row = _of_ended(status)
-    else:
-        try:
-            events = list(read_events(paths.journal))
-            if not events:
-                return None
-            if isinstance(events[0], Accepted) and events[0].record.evaluation_id != paths.root.name:
-                return None  # a copy of another evaluation's folder
-            row = _of_state(replay(events, config), status)
-        except Exception as error:  # noqa: BLE001 (one bad row must not hide the others)
-            why = status.error if status is not None else f"its journal cannot be read: {error}"
-            row = _of_record(paths, status, why)
-    return {**row, "failed_jobs": failed_jobs(paths), "trackers": failures(paths), "folder": str(paths.root)}
+        return row_of_ended(status, paths)
+    try:
+        events = list(read_events(paths.journal))
+        if not events:
+            return None
+        if isinstance(events[0], Accepted) and events[0].record.evaluation_id != paths.root.name:
+            return None  # a copy of another evaluation's folder
+        return _row_of_state(replay(events, config), status, paths, ask)
+    except Exception as error:  # noqa: BLE001 (one bad row must not hide the others)
+        why = status.error if status is not None else f"its journal cannot be read: {error}"
+        return _row_of_record(paths, status, why)
 
 
-def _of_state(state: State, parked: Parked | None) -> dict[str, Any]:
+def _blank(paths: EvaluationPaths) -> Row:
+    """What a row holds where there is nothing to say."""
     return {
+        "evaluation_id": paths.root.name, "suite": "", "step": None, "checkpoint": "", "priority": 0, "stage": "unreadable",
+        "shards_done": 0, "shards": 0, "trials": 0, "scored": 0, "entries": 0, "accepted_at": 0.0, "ended_at": None,
+        "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "nodes_aside": {},
+        "held_jobs": {}, "waits_seconds": None, "waits_for": [], "stragglers": {}, "errors": {}, "warnings": [],
+        "fault": None, "scores": [], "failed_jobs": {}, "trackers": {}, "folder": str(paths.root),
+    }  # fmt: skip
+
+
+def _row_of_state(
+    state: State, parked: Parked | None, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]]
+) -> Row:
+    now = time.time()
+    listed = ask() if any(has_pending(state.jobs.by_name[name], now) for name in state.jobs.live) else ()
+    parked = None if state.ended_at is not None else parked
+    scores = Scores()
+    return _blank(paths) | {
         "evaluation_id": state.evaluation_id,
         "suite": state.record.suite.name,
         "step": state.record.checkpoint.step,
-        "stage": stage_of(state) if parked is None or state.ended_at is not None else _stage(parked),
+        "checkpoint": state.record.checkpoint.announced,
+        "priority": state.record.priority,
+        "stage": stage_of(state, now) if parked is None else _stage(parked),
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
-        "age_seconds": time.time() - state.record.accepted_at,
+        "accepted_at": state.record.accepted_at,
+        "ended_at": state.ended_at,
+        "age_seconds": (state.ended_at or now) - state.record.accepted_at,
+        "eta_seconds": None if parked is not None or state.ended_at is not None else eta_seconds(state, now),
         "nodes_aside": {n.name: _back_off(n) for n in state.nodes.by_name.values() if n.status == "back-off"},
-        "held_jobs": {name: _held(job) for name, job in sorted(state.jobs.held.items())},
-        "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - time.time()),
+        "held_jobs": held_jobs(state, now),
+        "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - now),
+        "waits_for": waits_of(state, now, listed) if parked is None else [],
         "stragglers": {
             t: _straggles(times, ended=t not in state.trials.live)
             for t, times in state.trials.stragglers.items()
         },
         "errors": {e.name: e.error for e in state.entries if e.error},
         "warnings": list(dict.fromkeys(state.warnings))[-WARNINGS:],
-        "fault": parked.error if parked is not None and state.ended_at is None else None,
+        "scores": [_score(s) for e in state.entries for s in first_of_each(scores.of(e))],
+        "fault": parked.error if parked is not None else None,
     }
 
 
-def _of_ended(ended: Ended) -> dict[str, Any]:
-    return {
+def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
+    """The row of an evaluation that has ended, from its summary alone."""
+    return _blank(paths) | {
         "evaluation_id": ended.evaluation_id,
         "suite": ended.suite,
         "step": ended.step,
+        "checkpoint": ended.checkpoint,
         "stage": "cancelled" if ended.cancelled else "ended",
         "shards_done": ended.shards_done,
         "shards": ended.shards,
-        "trials": 0,
         "scored": ended.scored,
         "entries": ended.entries,
-        "age_seconds": time.time() - ended.accepted_at,
-        "nodes_aside": {},
-        "held_jobs": {},
-        "waits_seconds": None,
+        "accepted_at": ended.accepted_at,
+        "ended_at": ended.ended_at,
+        "age_seconds": ended.ended_at - ended.accepted_at,
         "stragglers": {t: _straggles(times, ended=True) for t, times in ended.stragglers.items()},
         "errors": dict(ended.errors),
         "warnings": list(ended.warnings),
-        "fault": None,
     }
 
 
-def _of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> dict[str, Any]:
+def _row_of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> Row:
     """A row from `evaluation.json` alone, where the journal cannot be read."""
     record = read_evaluation(paths)
-    return {
-        "evaluation_id": paths.root.name,
-        "suite": record.suite.name if record is not None else "",
-        "step": record.checkpoint.step if record is not None else None,
-        "stage": _stage(parked) if parked is not None else "unreadable",
-        "shards_done": 0,
-        "shards": 0,
-        "trials": 0,
-        "scored": 0,
-        "entries": len(record.suite.tasks) if record is not None else 0,
-        "age_seconds": time.time() - record.accepted_at if record is not None else 0.0,
-        "nodes_aside": {},
-        "held_jobs": {},
-        "waits_seconds": None,
-        "stragglers": {},
-        "errors": {},
-        "warnings": [],
-        "fault": why,
-    }
+    known: Row = {"fault": why} | ({"stage": _stage(parked)} if parked is not None else {})
+    if record is not None:
+        known |= {
+            "suite": record.suite.name,
+            "step": record.checkpoint.step,
+            "checkpoint": record.checkpoint.announced,
+            "priority": record.priority,
+            "entries": len(record.suite.tasks),
+            "accepted_at": record.accepted_at,
+            "age_seconds": time.time() - record.accepted_at,
+        }
+    return _blank(paths) | known
+
+
+def _score(score: ScoreValue) -> Row:
+    return score.model_dump(include={"task", "metric", "filter", "value", "stderr", "higher_is_better"})
 
 
 def _stage(parked: Parked) -> str:
@@ -147,9 +237,15 @@ def _back_off(node: NodeUse) -> str:
     return f"in back-off{left} (time {node.back_offs}): {node.why}"
 
 
-def _held(job: HeldJob) -> str:
-    left = max(0.0, job.due_at - time.time())
-    return f"a limit on jobs keeps it out ({job.why}); submitted again in {seconds(left)}"
+def listed_jobs(config: Config) -> list[JobState]:
+    """Slurm's list of this work folder's jobs, with the reason of each pending one; empty where it cannot be had."""
+    if shutil.which("squeue") is None:  # the cluster's kind may be an option of `eval` alone
+        return []
+    cluster: Cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
+    try:
+        return cluster.jobs()
+    except ClusterError:
+        return []
 
 
 def failed_jobs(paths: EvaluationPaths) -> dict[str, str]:
@@ -179,78 +275,3 @@ def logs_of(state: State, paths: EvaluationPaths, what: str | None) -> list[Path
             if trial in trials or trial == what:
                 chosen.append(Path(pattern.replace("%i", str(member))))
     return sorted({f for f in chosen if f.exists()})
-
-
-def show_status(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a row per evaluation, then what went wrong."""
-    if not rows:
-        console.print(
-            "no evaluations here yet: `evalspan submit` or `evalspan eval` starts one", soft_wrap=True
-        )
-        return
-    cells = [_cells(row) for row in rows]
-    widths = [max(len(c[i]) for c in [*cells, COLUMNS]) for i in range(len(COLUMNS))]
-    if sum(widths) + 3 * len(widths) > console.width:
-        for evaluation, *figures in cells:
-            console.print(evaluation, style="bold", soft_wrap=True, highlight=False, markup=False)
-            said = ", ".join(f for f in _said(figures) if f)
-            console.print(f"  {said}", highlight=False, markup=False)
-    else:
-        table = Table(*COLUMNS, header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for cell in cells:
-            table.add_row(*cell)
-        console.print(table)
-    for row in rows:
-        for what, style in _troubles(row):
-            console.print(f"{row['evaluation_id']}: {what}", style=style, soft_wrap=True, markup=False)
-
-
-def show_pending(console: Console, checkpoints: PendingFile, now: float) -> None:
-    """Print pending checkpoints and refused ones, each with its reason. `now`: unix seconds."""
-    lines = [
-        (w.checkpoint, w.suite, f"waits, {seconds(max(0.0, now - w.since))} by now: {w.why}", "yellow")
-        for w in checkpoints.waiting
-    ]
-    lines += [
-        (r.checkpoint, r.suite, f"refused {seconds(max(0.0, now - r.at))} ago: {r.why}", "red")
-        for r in checkpoints.refused
-    ]
-    for checkpoint, suite, what, style in lines:
-        said = f"{checkpoint} (suite {suite}): {what}"
-        console.print(said, style=style, soft_wrap=True, highlight=False, markup=False)
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    shards = f"{row['shards_done']}/{row['shards']}" if row["shards"] else "-"
-    scored = f"{row['scored']}/{row['entries']}"
-    age = seconds(row["age_seconds"])
-    return row["evaluation_id"], row["stage"], shards, str(row["trials"]), scored, age
-
-
-def _said(figures: Sequence[str]) -> Iterable[str]:
-    stage, shards, trials, scored, age = figures
-    return (stage, f"{shards} shards" if shards != "-" else "", f"{trials} trials" if trials != "0" else "",
-            f"{scored} scored", age)  # fmt: skip
-
-
-def _troubles(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What went wrong, worst first, with its colour."""
-    if row["fault"] is not None:
-        yield row["fault"], "red"
-    for name, why in {**by_reason(row["errors"]), **row["nodes_aside"]}.items():
-        yield f"{name}: {why}", "red"
-    if row["waits_seconds"] is not None:
-        yield f"all nodes are in back-off: it waits for {seconds(row['waits_seconds'])} more", "red"
-    for name, why in row["held_jobs"].items():
-        yield f"{name}: {why}", "yellow"
-    for name, why in row["stragglers"].items():
-        yield f"{name} {why}", "yellow"
-    for name, why in row["failed_jobs"].items():
-        yield (
-            f"{name} failed and was made up for: {why}"
-            if row["stage"] in ("ended", "cancelled")
-            else f"{name}: {why}",
-            "yellow",
-        )
-    for name, why in row["trackers"].items():
-        yield f"not in {name}: {why} (`evalspan export --left` tries again)", "yellow"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,13 +65,21 @@ def read(path: Path) -> PendingFile:
         return PendingFile()
 
 
-def without_daemon(holder: str) -> str:
-    """Text on what a submission waits for. `holder`: the command that holds the work folder; "": none."""
+def daemon_command(config: str | Path | None, work_dir: str | Path | None) -> str:
+    """`evalspan daemon` with the options of this call."""
+    given = (("--config", config), ("--work-dir", work_dir))
+    return " ".join(
+        ["evalspan daemon", *(f"{name} {shlex.quote(str(value))}" for name, value in given if value)]
+    )
+
+
+def without_daemon(holder: str, typed: str = "evalspan daemon") -> str:
+    """What a submission waits for. `holder`: the command that has the work folder; "": none. `typed`: starts a daemon."""
     if not holder:
-        return "no daemon runs for this work folder: it waits until one is started: `evalspan daemon`"
+        return f"no daemon runs for this work folder; to start one: `{typed}`"
     return (
-        f"no daemon runs for this work folder, which {holder} has: it waits until one is started: "
-        "`evalspan daemon --wait`"
+        f"no daemon runs for this work folder, and none can start while {holder} has it; "
+        f"to start one then: `{typed} --wait`"
     )
 
 

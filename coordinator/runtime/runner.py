@@ -74,6 +74,7 @@ class Running:
         self.paths: EvaluationPaths = performer.site.of(state)
         self.seen = detect.Sightings()
         self.snapshot: QueueSnapshot | None = None
+        self.listed: Sequence[JobState] = ()  # the cluster's jobs at the last look, for the live screen
         self._outcomes_read = {self.paths.outcome(kind, name).name for kind, name in state.seen}
         self._consumed: dict[str, int] = {}
         self._throttle = Throttle()
@@ -208,6 +209,7 @@ class Running:
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
         self.take([*dumped, *self._corrupted(outcomes, now), *outcomes])
         if listing is not None:
+            self.listed = listing
             events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)
             self.performer.cancel(twins)
             claims = self.snapshot.claims if self.snapshot is not None else {}

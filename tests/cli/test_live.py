@@ -1,22 +1,24 @@
-"""Laws of the live screen: it fits any terminal, shows lanes, metrics and scores, and its ETA moves from prior to measure."""
+"""Laws of the live screen: it fits any terminal, uses a wide one, shows lanes, metrics and scores, and says what is left."""
 
 from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 from support.trainings import leave, results
 
-from coordinator.cli.live_screen import Scores, Watcher, apart, eta_seconds, screen
+from coordinator.cli.lanes import apart
+from coordinator.cli.live_screen import View, Watcher, screen
+from coordinator.cli.score_lines import Scores
+from coordinator.cluster import Job
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import EntryState, NodeUse, ShardState, State, Trial
+from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, ShardState, State, Trial
 from coordinator.report.render import by_reason
 from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
@@ -24,7 +26,7 @@ from evaljobs.queue.work_queue import Progress, QueueSnapshot
 DONE = FrameRef(file="a.frames", offset=0, length=1)
 
 
-def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) -> Any:
+def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) -> View:
     """An evaluation in the middle: one task scored, one to infer, `lanes` trials at work on two nodes."""
     paths = leave(folder / "work", 1000, None)
     record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
@@ -45,65 +47,91 @@ def running(folder: Path, *, shards: int = 12, done: int = 5, lanes: int = 3) ->
         )
     state.shards.todo = shards - done
     state.nodes.by_name = {"n1": NodeUse(name="n1", lanes=lanes, status="ready")}
+    job = JobInfo(job=Job(name="es-1-trial-n1-a0", argv=(), log="", count=lanes), phase="submitted")
+    job.members = dict.fromkeys(range(lanes), "running")
+    job.changed_at = record.accepted_at + 10
+    state.jobs.by_name[job.job.name] = job
     names = [f"es-1-trial-n1-a0.{i}" for i in range(lanes)]
     for i, name in enumerate(names):
         trial = Trial(name=name, job="es-1-trial-n1-a0", member=i, lane=f"n{1 + i // 8}/{i % 8}")
         state.trials.by_name[name] = state.trials.live[name] = trial
+    state.index.running.update(names[1:])
     progress = Progress(phase="infer", shard="hellaswag|0|12", batches_done=3, batches=9)
     snapshot = QueueSnapshot(
         epoch="plan-1", unclaimed=1, claims={}, claimed_at={}, trials=dict.fromkeys(names[1:], progress)
     )
-    return SimpleNamespace(state=state, snapshot=snapshot)
+    return View(state, snapshot)
 
 
-def drawn(one: Any, width: int) -> str:
+def drawn(*runnings: Any, width: int, height: int | None = None, below: tuple[Text, ...] = ()) -> str:
     out = io.StringIO()
-    now = one.state.record.accepted_at + 60
-    Console(file=out, width=width).print(screen([one], "no news of jobs", width, now=now, scores=Scores()))
+    now = runnings[0].state.record.accepted_at + 60
+    shown = screen(runnings, "no news of jobs", width, now=now, scores=Scores(), below=below, height=height)
+    Console(file=out, width=width).print(shown)
     return out.getvalue()
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_screen_fits_and_tells_all(tmp_path, width):
-    """Lanes with their shard and batches, one pending; shards, trials, ETA; the score of the task that is scored."""
-    text = drawn(running(tmp_path), width)
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_screen_fits_and_says_all(tmp_path, width):
+    """Step, checkpoint, suite and id; lanes with task and batch, one pending; shards, time left; the score of the scored task."""
+    text = drawn(running(tmp_path), width=width)
+    words = " ".join(text.split())
     for part in (
-        "5/12 shards",
-        "3/3 trials",
-        "ETA",
-        "n1/0 pending",
-        "hellaswag 0 12 3/9",
+        "step 1000 a/step-1000 suite mini",
+        "step-1000-mini-00001000",
+        "5/12 shards 3 trials",
+        "inference 60.0 s so far, about",
+        "pending",
+        "inferring",
+        "hellaswag",
+        "3 of 9",
         "1/2 tasks scored",
+        "add exact_match 0.2500 ± 0.0100",
+        "to infer: a_task_with_a_rather_long_name",
+        "no news of jobs",
     ):
-        assert part in text, text
-    assert "add exact_match 0.2500 ± 0.0100" in text, "whole, if need be on a line of its own"
-    assert "no news of jobs" in text
+        assert part in words, text
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_many_lanes_are_told_by_node(tmp_path):
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_wide_terminal_shows_lanes_abreast(tmp_path, width):
+    """One row holds as many lanes as fit, below a heading for each; every lane is there once."""
+    lines = drawn(running(tmp_path, lanes=8), width=width).splitlines()
+    heads = next(line for line in lines if line.split()[:2] == ["node", "lane"])
+    abreast = heads.count("node")
+    assert abreast == {80: 1, 120: 2, 200: 4}[width]
+    rows = [line for line in lines if line.strip().startswith("n1 ")]
+    assert len(rows) == -(-8 // abreast)
+    assert sum(row.count("n1 ") for row in rows) == 8
+
+
+def test_many_lanes_are_counted_by_node(tmp_path):
     """A line a node, in the order of their numbers, with how many of its trials do what."""
-    lines = [line.strip() for line in drawn(running(tmp_path, lanes=96), 80).splitlines()]
-    nodes = [line for line in lines if line.endswith(("infer", "pending"))]
-    assert nodes[0] == "n1  7 infer, 1 pending"
+    lines = [line.strip() for line in drawn(running(tmp_path, lanes=96), width=80).splitlines()]
+    nodes = [line for line in lines if line.endswith(("inferring", "pending"))]
+    assert nodes[0].split() == ["n1", "7", "inferring,", "1", "pending"]
     assert [line.split()[0] for line in nodes] == [f"n{i}" for i in range(1, 13)]
 
 
-@given(st.integers(0, 12), st.floats(0, 1000))
-def test_the_eta_is_never_negative_and_ends_with_the_last_shard(tmp_path_factory, done, elapsed):
-    """Nothing before there is a plan and after the last shard; with nothing done it is the prior's word."""
-    state = running(tmp_path_factory.mktemp("eta"), done=done).state
-    now = state.plan.made_at + elapsed
-    eta = eta_seconds(state, now)
-    if done == 12:
-        assert eta is None
-    else:
-        assert eta is not None
-        assert eta >= 0
-        if done == 0:
-            assert eta == pytest.approx(max(0.0, 100.0 - elapsed), abs=1e-3)
-    state.plan.made_at = None
-    assert eta_seconds(state, now) is None
+@pytest.mark.parametrize("height", [12, 24, 40])
+def test_a_low_terminal_keeps_every_evaluation_and_what_stands_below(tmp_path, height):
+    """Lanes and scores make room first; what cannot be shown is announced."""
+    many = [running(tmp_path / str(i), lanes=3) for i in range(4)]
+    lines = drawn(*many, width=80, height=height, below=(Text("daemon: running"),)).splitlines()
+    assert len(lines) <= height
+    assert lines[-1] == "daemon: running"
+    headings = sum(line.startswith("step 1000") for line in lines)
+    assert headings == 4 or "evalspan status" in "".join(lines)
+
+
+def test_trials_that_all_load_are_not_called_inference(tmp_path):
+    one = running(tmp_path, done=0)
+    assert one.snapshot is not None
+    loading = Progress(phase="load")
+    snapshot = replace(one.snapshot, trials=dict.fromkeys(one.snapshot.trials, loading))
+    one = replace(one, snapshot=snapshot)
+    assert "starting trials" in drawn(one, width=80)
 
 
 @pytest.mark.parametrize("dumb", [False, True])
@@ -136,7 +164,7 @@ def test_what_ended_sixty_tasks_is_told_once(tmp_path):
         watcher.show([one], "")
         watcher.show([one], "")
     errors = {e.name: e.error for e in one.state.entries}
-    for text in (out.getvalue(), drawn(one, 200)):
+    for text in (out.getvalue(), drawn(one, width=200)):
         for line in told:
             assert text.count(line) == 1, text
         assert text.count("cancelled") == 1

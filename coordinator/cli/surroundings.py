@@ -1,0 +1,62 @@
+"""What `status` and `watch` read of a work folder besides its evaluations: the daemon, pending checkpoints, cordons.
+
+Rule: reads files and the lock; writes nothing. Where no daemon runs, notices that none has read are listed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from coordinator.allocation import cordons
+from coordinator.cli.listing import show_cordons, show_daemon, show_pending
+from coordinator.intake import pending, sources
+from coordinator.runtime.journal import WorkLock, is_daemon
+from evaljobs.contract.paths import WorkPaths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """`holder`: the command that has the work folder, "" for none; `since`: unix seconds; `cordoned`: node -> seconds."""
+
+    holder: str
+    since: float | None
+    checkpoints: pending.PendingFile
+    cordoned: Mapping[str, float]
+    typed: str  # `evalspan daemon` for this work folder
+
+    @property
+    def daemon(self) -> bool:
+        return is_daemon(self.holder)
+
+    def lines(self, width: int, now: float) -> Iterator[Text]:
+        yield from show_pending(self.checkpoints, width, now)
+        yield from show_cordons(self.cordoned, width)
+        yield from show_daemon(self.holder, self.since, width, now, self.typed)
+
+
+def read_surroundings(paths: WorkPaths, typed: str, now: float) -> Surroundings:
+    """`typed`: `evalspan daemon` with this call's options; `now`: unix seconds."""
+    holder = WorkLock(paths.lock).holder()
+    checkpoints = pending.read(paths.pending)
+    if not is_daemon(holder):
+        unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
+        checkpoints = pending.with_unread(checkpoints, unread, pending.without_daemon(holder, typed), now)
+    return Surroundings(
+        holder=holder,
+        since=_written_at(paths.lock) if holder else None,
+        checkpoints=checkpoints,
+        cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
+        typed=typed,
+    )
+
+
+def _written_at(lock: Path) -> float | None:
+    """When the holder took the lock: it writes its name there. None where storage is away."""
+    try:
+        return lock.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,113 @@
+"""The loop of `evalspan watch`: follows journals of evaluations that another process runs, and draws them.
+
+Rule: writes nothing. At a terminal it stays until Ctrl-C; with an id until that evaluation has ended; in a pipe until
+nothing runs and nothing waits that a running daemon will take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from coordinator.base.signals import Signals
+from coordinator.base.throttle import Throttle
+from coordinator.cli.evaluations import Follower
+from coordinator.cli.listing import show_rows
+from coordinator.cli.live_screen import View, Watcher
+from coordinator.cli.progress import has_pending
+from coordinator.cli.standing import Row, facts_of, listed_jobs, row_of_ended, with_details
+from coordinator.cli.surroundings import Surroundings, read_surroundings
+from coordinator.cluster import JobState
+from coordinator.config.schema import Config
+from coordinator.evaluation.state import State
+from coordinator.runtime.effects import Performer
+from coordinator.runtime.status_file import Ended, Parked, read_status
+from coordinator.runtime.wiring import coordinator_of
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+
+TICK_SECONDS = 0.5  # between two drawings
+LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
+SLURM_SECONDS = 30.0  # between two `squeue`, while jobs are pending
+LAST = 5  # ended evaluations below those that run
+
+
+class Sight:
+    """What `watch` shows of a work folder, read at several paces."""
+
+    def __init__(self, config: Config, typed: str, only: EvaluationPaths | None) -> None:
+        self.only = only
+        self.around: Surroundings = read_surroundings(WorkPaths(config.work_dir), typed, time.time())
+        self.ended: list[Row] = []
+        self._config = config
+        self._follower = Follower(config, only.root.name if only else None)
+        self._rows: dict[str, Row] = {}  # evaluation -> its row, once it has ended
+        self._listed: Sequence[JobState] = ()
+        self._throttle = Throttle()
+
+    @cached_property
+    def _performer(self) -> Performer:
+        return coordinator_of(self._config).performer
+
+    def views(self, now: float) -> list[View]:
+        """The evaluations that have not ended, oldest first."""
+        states = self._follower.states()
+        self.ended = [self._row_of(ended) for ended in self._follower.ended(LAST)]
+        if self._throttle.due("look", LOOK_SECONDS, now):
+            self.around = read_surroundings(WorkPaths(self._config.work_dir), self.around.typed, now)
+        pending = any(has_pending(s.jobs.by_name[name], now) for s in states for name in s.jobs.live)
+        if pending and self._throttle.due("slurm", SLURM_SECONDS, now):
+            self._listed = listed_jobs(self._config)
+        return [View(s, self._performer.snapshot(s), self._listed, self._fault(s)) for s in states]
+
+    def _row_of(self, ended: Ended) -> Row:
+        known = self._rows.get(ended.evaluation_id)
+        if known is None or known["ended_at"] != ended.ended_at:
+            paths = EvaluationPaths(Path(self._config.work_dir) / ended.evaluation_id)
+            known = self._rows[ended.evaluation_id] = with_details(row_of_ended(ended, paths))
+        return known
+
+    def _fault(self, state: State) -> str:
+        """Why an evaluation that has not ended does not go on; "" where it does."""
+        if not self.around.holder:
+            return f"no process goes on with it: `{self.around.typed}` does, or the `evalspan eval` that began it"
+        status = read_status(EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id))
+        return f"parked: {status.error}" if isinstance(status, Parked) else ""
+
+
+def watch(config: Config, console: Console, typed: str, only: EvaluationPaths | None) -> str:
+    """Draw until it is over, and return why it is; "" after Ctrl-C. `typed`: `evalspan daemon` with this call's options."""
+    sight = Sight(config, typed, only)
+    why, now, below = "", time.time(), list[Text]()
+    with Signals() as signals, Watcher(console) as watcher:
+        while not signals.received:
+            now = time.time()
+            views = sight.views(now)
+            below = [] if only else [Text(""), *sight.around.lines(console.width, now)]
+            watcher.show(views, "", () if only else sight.ended, below)
+            why = _over(sight, views, watcher.draws)
+            if why:
+                break
+            time.sleep(TICK_SECONDS)
+    rows = [with_details(row) for row in facts_of(config, only)] if only else sight.ended
+    if only or watcher.draws:  # what it showed below stays on the terminal
+        for line in (*show_rows(rows, console.width, now), *([] if only else below)):
+            console.print(line, soft_wrap=True, highlight=False)
+    return "" if only else why
+
+
+def _over(sight: Sight, views: Sequence[View], draws: bool) -> str:
+    """Why nothing is left to watch; "" where something is."""
+    if sight.only:
+        return "" if views and sight.around.holder else "it has ended, or no process goes on with it"
+    if draws:
+        return ""
+    if not sight.around.holder:
+        return "no process evaluates in this work folder: `evalspan status` lists what there is"
+    if not views and not (sight.around.daemon and sight.around.checkpoints.waiting):
+        return "nothing runs, and outside a terminal `watch` ends then: `evalspan status` lists what there is"
+    return ""

@@ -1,0 +1,237 @@
+"""Laws of the listing of evaluations: it fits, its ids can be copied, it is in order, and what waits or went wrong is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from coordinator.cli.layout import fitted, wrapped
+from coordinator.cli.listing import show_daemon, show_left_out, show_pending, show_rows
+from coordinator.cli.standing import OVER, Choice, failed, failed_jobs
+from coordinator.cluster.slurm_reasons import in_words
+from coordinator.intake import pending
+from evaljobs.contract.outcomes import Failed
+from evaljobs.contract.paths import EvaluationPaths
+
+ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
+
+
+NOW = 1_700_000_000.0
+
+
+def row(**more: Any) -> dict[str, Any]:
+    known = {
+        "evaluation_id": ID, "step": 1000, "checkpoint": "/runs/a/step-1000-of-a-training", "suite": "core", "priority": 0,
+        "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1, "entries": 4,
+        "accepted_at": NOW - 75, "ended_at": None, "age_seconds": 75.0, "makespan_seconds": None, "eta_seconds": None,
+        "stopped": False, "stragglers": {}, "waits_seconds": None, "waits_for": [], "errors": {}, "nodes_aside": {},
+        "held_jobs": {}, "failed_jobs": {}, "trackers": {}, "fault": None, "scores": [],
+    }  # fmt: skip
+    return {**known, **more}
+
+
+def ended(**more: Any) -> dict[str, Any]:
+    score = {"metric": "acc", "filter": "none", "value": 0.25, "stderr": 0.01, "higher_is_better": True}
+    known = {
+        "evaluation_id": "step-900-core-00000000", "step": 900, "stage": "ended", "scored": 4, "trials": 0, "shards_done": 17,
+        "accepted_at": NOW - 7200, "ended_at": NOW - 3600, "age_seconds": 3600.0, "makespan_seconds": 61.5,
+        "scores": [{"task": task, **score} for task in ("hellaswag", "arc_challenge", "winogrande", "mmlu")],
+    }  # fmt: skip
+    return row(**{**known, **more})
+
+
+def drawn(width: int, *rows: dict[str, Any], whole: bool = False, now: float = NOW) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None)
+    for line in show_rows(rows, width, now, whole=whole):
+        console.print(line, soft_wrap=True)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_ids_figures_and_scores_are_whole_at_any_width(width):
+    """No id is cut or folded; nothing but an id is wider than the terminal; scores that do not fit are counted."""
+    text = drawn(
+        width, row(eta_seconds=40.2), ended(), row(evaluation_id="b-core-00000000", step=None, shards=0)
+    )
+    words = text.split()
+    for part in (ID, "step-900-core-00000000", "b-core-00000000", "3/17", "1/4", "4/4", "61.5"):
+        assert any(part in word for word in words), (part, text)
+    assert "about 41 s left" in text
+    shown = text.count(" acc 0.2500")
+    assert shown == 4 or f"and {4 - shown} more" in text
+    for line in text.splitlines():
+        assert len(line) <= width or line.strip() == ID, line
+
+
+@given(st.integers(20, 240), st.lists(st.integers(1, 60), max_size=12))
+def test_every_score_is_shown_or_counted(width, lengths):
+    """`fitted` never loses a part without saying so, and never is wider than asked unless nothing fits."""
+    parts = ["x" * length for length in lengths]
+    line = fitted(parts, width)
+    found = re.findall(r"x+", line)
+    left = re.search(r"(\d+) (?:more|scores)$", line)
+    assert len(found) + (int(left[1]) if left else 0) == len(parts)
+    assert len(line) <= max(width, len("12 scores"))
+
+
+@given(st.integers(20, 200), st.lists(st.from_regex(r"[a-z/]{1,30}|`[a-z]{1,8} [a-z]{1,8}`", fullmatch=True)))
+def test_a_folded_message_keeps_words_and_commands_whole(width, words):
+    text = " ".join(words)
+    lines = wrapped(text, width, first="    ", rest="      ")
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    for command in re.findall(r"`[^`]*`", text):
+        assert any(command in line for line in lines)
+    assert all(len(line) <= width or len(line.split("`")) > 1 or len(line.split()) == 1 for line in lines)
+
+
+def test_the_time_of_an_ended_evaluation_stands_still():
+    """Its makespan and when it ended, today, earlier or in another year."""
+    assert drawn(120, ended()) == drawn(120, ended(), now=NOW + 60)
+    later = drawn(120, ended(), now=NOW + 5 * 86400)
+    assert time.strftime("ended %d %b %H:%M", time.localtime(NOW - 3600)) in later
+    assert "ended 2023-11-14" in drawn(120, ended(), now=NOW + 400 * 86400)
+    assert "61.5 s" in later
+
+
+rows = st.builds(
+    row,
+    evaluation_id=st.uuids().map(str),
+    accepted_at=st.floats(0, NOW),
+    stage=st.sampled_from(["inference", "waits", "ended", "cancelled", "parked"]),
+    errors=st.sampled_from([{}, {"task": "no data"}]),
+    fault=st.sampled_from([None, "disk full"]),
+)
+
+
+@given(st.lists(rows, max_size=30), st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(1, 10)))
+def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(found, open_, failed_, last):
+    """What is not over comes first, then the newest; every row that is asked for is shown or counted."""
+    shown, left = Choice(open=open_, failed=failed_, last=last).of(found)
+    over = [r["stage"] in OVER for r in shown]
+    assert over == sorted(over)
+    for group in (True, False):
+        times = [r["accepted_at"] for r, is_over in zip(shown, over, strict=True) if is_over is group]
+        assert times == sorted(times, reverse=True)
+    assert not (open_ and any(over))
+    assert not failed_ or all(failed(r) for r in shown)
+    asked = sum((not open_ or r["stage"] not in OVER) and (not failed_ or failed(r)) for r in found)
+    assert len(shown) + left == asked
+    assert last is None or len(shown) <= last
+    said = " ".join(line.plain for line in show_left_out(left, len(shown), 200))
+    assert (f"--last {asked}" in said) == bool(left)
+
+
+def test_what_went_wrong_is_below_its_row_with_its_name():
+    """A task, a node, a trial and a tracker, also in brackets that rich would eat."""
+    text = drawn(
+        200,
+        row(
+            errors={"hellaswag": "no data [set]"},
+            nodes_aside={"n1": "three trials died"},
+            waits_seconds=61.0,
+            waits_for=["2 trials are pending for 3:10 min: jobs of higher priority go first (Priority)"],
+            held_jobs={"es-1-build-a0": "a limit on jobs keeps it out (MaxSubmitJobs)"},
+            stragglers={"es-1-trial-n2-a0.3": "takes 3.1 times as long as the others"},
+            failed_jobs={"es-1-trial-n1-a0": "CUDA out of memory", "es-1-trial-n1-a1": "CUDA out of memory"},
+            trackers={"wandb": "no answer"},
+        ),
+    )
+    for line in (
+        "hellaswag: no data [set]",
+        "n1: three trials died",
+        "all nodes are in back-off: it waits for 61.0 s more",
+        "2 trials are pending for 3:10 min: jobs of higher priority go first (Priority)",
+        "es-1-build-a0: a limit on jobs keeps it out (MaxSubmitJobs)",
+        "es-1-trial-n2-a0.3 takes 3.1 times as long as the others",
+        "es-1-trial-n1-a0, es-1-trial-n1-a1 failed: CUDA out of memory",
+        "not in wandb: no answer (`evalspan export --left` tries again)",
+    ):
+        assert f"    {line}" in text.splitlines(), text
+
+
+def test_a_mended_failure_is_shown_only_where_its_evaluation_is_asked_for():
+    """While it runs, too; in a list of ended evaluations it would stand for ever."""
+    failure = {"failed_jobs": {"es-1-trial-n1-a0": "CUDA out of memory"}}
+    assert "CUDA" not in drawn(120, ended(**failure))
+    assert "es-1-trial-n1-a0 failed and was made up for: CUDA" in drawn(120, ended(**failure), whole=True)
+    assert "es-1-trial-n1-a0 failed: CUDA" in drawn(120, row(**failure))
+
+
+def test_an_evaluation_that_no_process_runs_is_called_stopped():
+    """Whatever stage its journal ends in; what it waited for then does not count."""
+    text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"]))
+    assert "stopped" in text
+    assert "`evalspan daemon`" in text
+    assert "inference" not in text
+    assert "no GPU" not in text
+
+
+@pytest.mark.parametrize(
+    ("holder", "says"),
+    [
+        ("evalspan daemon, pid 7 on n1", "daemon: running since {}, pid 7 on n1"),
+        (
+            "evalspan eval, pid 7 on n1",
+            "daemon: not running; evalspan eval, pid 7 on n1 has the work folder since {}",
+        ),
+        ("", "daemon: not running; to start it: `evalspan daemon --work-dir w`"),
+    ],
+)
+def test_the_daemons_state_names_host_and_time_or_what_to_type(holder, says):
+    lines = show_daemon(holder, NOW if holder else None, 200, NOW + 60, "evalspan daemon --work-dir w")
+    said = " ".join(line.plain for line in lines)
+    assert said.startswith(says.format(time.strftime("%H:%M", time.localtime(NOW))))
+
+
+def test_failed_jobs_are_read_from_their_outcomes(tmp_path: Path):
+    """Each with its line; another version's file is passed over; no folder is no failure."""
+    paths = EvaluationPaths(tmp_path)
+    assert failed_jobs(paths) == {}
+    paths.outcomes.mkdir()
+    told = Failed(name="es-1-trial-n1-a0.0", job="trial", blame="retry", error="CUDA out of memory")
+    paths.outcome("failed", told.name).write_text(told.model_dump_json())
+    (paths.outcomes / "other.failed.json").write_text(json.dumps({"kind": "unheard-of"}))
+    assert failed_jobs(paths) == {told.name: "CUDA out of memory"}
+
+
+def test_pending_and_refused_checkpoints_stand_below_their_reason():
+    """Each on a line; names in brackets that rich would eat; a reason that many share is said once, and the rest counted."""
+    wait = "no config.json"
+    shown = pending.PendingFile(
+        waiting=tuple(
+            pending.Waiting(checkpoint=f"/run/[step]-{i}", suite="/s/core.toml", since=NOW - 60, why=wait)
+            for i in range(7)
+        ),
+        refused=(pending.Refused(checkpoint="/run/step-2", suite="croe", at=NOW, why="no suite"),),
+    )
+    lines = [line.plain for line in show_pending(shown, 80, NOW)]
+    assert lines[0] == "7 checkpoints wait: no config.json"
+    assert lines[1].split() == ["/run/[step]-0", "suite", "core", "for", "60.0", "s"]
+    assert lines[6].strip() == "and 2 more: `evalspan status --json` has all"
+    assert lines[7] == "a checkpoint was refused: no suite"
+    assert lines[8].split()[:3] == ["/run/step-2", "suite", "croe"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("Priority", "jobs of higher priority go first (Priority)"),
+        ("QOSMaxJobsPerUserLimit", "a limit of the QOS is reached (QOSMaxJobsPerUserLimit)"),
+        ("AssocGrpGRES", "a limit of the account or user is reached (AssocGrpGRES)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "its node is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n1)"),
+        ("NewInSlurm27", "NewInSlurm27"),
+        ("None", ""),
+    ],
+)  # fmt: skip
+def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(reason, says):
+    assert in_words(reason) == says

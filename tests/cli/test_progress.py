@@ -1,0 +1,146 @@
+"""Laws of what is said of an evaluation under way: its stage, what it waits for, and the time that is left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.simulated.parts import record
+
+from coordinator.cli.progress import WAITS_SECONDS, about, ahead_of, eta_seconds, stage_of, waits_of
+from coordinator.cluster import Job, JobPhase, JobState, Purpose
+from coordinator.evaluation.indexes import file_job
+from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, ShardState, State, Trial
+from evaljobs.contract.specs import FrameRef
+
+DONE = FrameRef(file="a.frames", offset=0, length=1)
+NOW = 1_700_000_000.0
+
+
+def state_of(*seconds: float, done: int = 0, lanes: int = 1, makespan: float = 100.0) -> State:
+    """An evaluation with a plan of these shards; no job yet."""
+    state = State(record=record(1), entries=[EntryState(index=0, name="t", status="built")], batch_size=8)
+    state.plan.made_at, state.plan.predicted_makespan_seconds = NOW, makespan
+    for i, each in enumerate(seconds):
+        frame = DONE if i < done else None
+        state.shards.by_name[f"t|{i}|{i + 1}"] = ShardState(
+            rank=i, seconds=each, lane=f"n1/{i % lanes}", frame=frame
+        )
+    state.shards.todo = len(seconds) - done
+    return state
+
+
+def with_job(state: State, purpose: Purpose, *members: str, at: float = NOW) -> State:
+    """A submitted job of it, with a trial for each member where it is one of trials."""
+    name = f"es-1-{purpose}-n1-a0"
+    info = JobInfo(
+        job=Job(name=name, argv=(), log="", count=len(members), purpose=purpose), phase="submitted"
+    )
+    info.members, info.changed_at = dict(enumerate(members)), at  # type: ignore[arg-type]
+    info.trials = tuple(f"{name}.{i}" for i in info.members) if purpose == "trial" else ()
+    for i, trial in enumerate(info.trials):
+        state.trials.by_name[trial] = state.trials.live[trial] = Trial(
+            name=trial, job=name, member=i, lane=f"n1/{i}"
+        )
+    state.jobs.by_name[name] = info
+    state.jobs.live.add(name)
+    file_job(state, info)
+    return state
+
+
+plans = st.lists(st.floats(0.0, 1e5), min_size=1, max_size=20)
+
+
+@given(plans, st.data(), st.floats(0, 1e6), st.floats(0, 1e5), st.booleans())
+def test_what_is_left_is_positive_while_work_is_left(shards, data, elapsed, makespan, started):
+    """However long it takes beyond the plan, and never less than what the shards to do need on their lanes."""
+    done = data.draw(st.integers(0, len(shards)))
+    lanes = data.draw(st.integers(1, 4))
+    state = state_of(*shards, done=done, lanes=lanes, makespan=makespan)
+    if started:
+        with_job(state, "trial", "running")
+    eta = eta_seconds(state, NOW + elapsed)
+    if done == len(shards):
+        assert eta is None
+        return
+    assert eta is not None
+    assert math.isfinite(eta)
+    assert eta >= 1.0
+    assert eta >= sum(shards[done:]) / lanes * (1 - 1e-9)
+    assert about(eta) != "about 0 s"
+
+
+@given(plans, st.floats(0, 1e6))
+def test_before_the_first_trial_starts_the_whole_plan_is_left(shards, elapsed):
+    """Load and tail included: a plan that waits for GPUs does not run off."""
+    state = state_of(*shards, makespan=sum(shards) + 50)
+    assert eta_seconds(state, NOW + elapsed) == pytest.approx(sum(shards) + 50)
+    state.plan.made_at = None
+    assert eta_seconds(state, NOW + elapsed) is None
+
+
+def test_the_plan_runs_from_the_start_of_the_first_trial():
+    """Also where it waited in the queue for an hour; later the pace of the shards counts more and more."""
+    state = with_job(state_of(10.0, 10.0, makespan=60.0), "trial", "running", at=NOW + 3600)
+    assert eta_seconds(state, NOW + 3610) == pytest.approx(50.0)
+    slow = with_job(state_of(*[10.0] * 10, done=9, makespan=110.0), "trial", "running")
+    eta = eta_seconds(slow, NOW + 900)
+    assert eta is not None
+    assert 85.0 < eta < 100.0
+
+
+def test_after_the_last_shard_the_tail_is_left():
+    """The open metric jobs, which are predicted, too; then nothing."""
+    state = state_of(10.0, done=1)
+    assert eta_seconds(state, NOW) is None
+    state.scoring.metrics["m"] = MetricState(name="m", kind="score", entry=0, seconds=30.0)
+    state.scoring.outstanding.add("m")
+    assert eta_seconds(state, NOW) == 30.0
+
+
+@pytest.mark.parametrize(("age", "stage"), [(0.0, "starting trials"), (WAITS_SECONDS, "waits")])
+def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
+    """After a moment: a job that was submitted just now is only starting."""
+    state = with_job(state_of(10.0), "trial", "pending", "pending")
+    assert stage_of(state, NOW + age) == stage
+    running = with_job(state_of(10.0), "trial", "pending", "running")
+    state.index.running.update(running.trials.live)
+    assert stage_of(with_job(state_of(10.0), "build", "pending"), NOW + 60) == "waits"
+
+
+def test_an_evaluation_without_a_node_waits_and_says_so():
+    """With its place in the order; one that has a node is staging."""
+    state = state_of(10.0)
+    assert stage_of(state, NOW) == "waits"
+    assert waits_of(state, NOW) == ["no GPU or CPU slot is free for it, or [borrow] allows no more"]
+    state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
+    assert stage_of(state, NOW) == "staging"
+    assert waits_of(state, NOW) == []
+    assert ahead_of((0, 3.0), [(0, 3.0), (0, 1.0), (-5, 9.0), (0, 4.0)]) == [
+        "2 evaluations are served before it"
+    ]
+    assert ahead_of((0, 3.0), [(0, 3.0)]) == []
+
+
+def test_pending_jobs_are_counted_by_kind_with_the_clusters_reason():
+    """A listing that was not had costs the reason alone; a member that has started since is not counted."""
+    state = with_job(state_of(10.0), "trial", "pending", "pending", "running")
+    listed = [
+        JobState(job_id="7", name="es-1-trial-n1-a0", index=i, phase=phase, state="", reason=reason)
+        for i, (phase, reason) in enumerate(
+            [("pending", "Priority"), ("pending", "Resources"), ("running", "")]
+        )
+        if phase in JobPhase.__args__
+    ]
+    now = NOW + 190
+    assert waits_of(state, now) == ["2 trials are pending for 3:10 min"]
+    assert waits_of(state, now, listed) == [
+        "a trial is pending for 3:10 min: jobs of higher priority go first (Priority)",
+        "a trial is pending for 3:10 min: no node has enough free GPUs, CPUs or memory yet (Resources)",
+    ]
+    started = [replace(listed[0], phase="running"), *listed[1:]]
+    assert len(waits_of(state, now, started, timed=False)) == 1
+    assert "for" not in waits_of(state, now, started, timed=False)[0].split(":")[0]
