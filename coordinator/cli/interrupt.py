@@ -19,7 +19,8 @@ from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.cli.live_screen import Watcher
-from coordinator.errors import OperatorError
+from coordinator.cluster.local import LocalCluster
+from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import obey_commands
@@ -71,8 +72,6 @@ class Interrupt:
             self._asking = False
             self._watcher.go_on()
         self.cancelled = cancel
-        if cancel:
-            self._watcher.console.print("cancelling: its jobs are ended, node memory is cleared")
         return cancel
 
 
@@ -90,12 +89,9 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) 
         def tick() -> None:
             interrupt.show(list(coordinator.running.values()), coordinator.trouble)
             obey_commands(coordinator)
-            if interrupt.wanted() and not coordinator.running:
-                raise OperatorError(
-                    f"not resumed ({coordinator.trouble}); its jobs go on: run the same command again"
-                )
-            if interrupt.cancelled:
-                _cancel(coordinator)
+            if interrupt.wanted():
+                _cancel(coordinator, record.evaluation_id)
+                console.print("cancelling: its jobs are ended, node memory is cleared")
 
         def over() -> bool:
             nonlocal cancelled_before
@@ -119,9 +115,17 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, console: Console) 
         return coordinator.running[record.evaluation_id]
 
 
-def _cancel(coordinator: Coordinator) -> None:
-    """Each tick again, until the journal has it: the disk may be full."""
-    for evaluation_id, running in list(coordinator.running.items()):
-        if not running.state.ending.cancelled and running.state.ended_at is None:
-            with suppress(OSError):
-                coordinator.cancel(evaluation_id, "interrupted")
+def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:
+    """RetryError where the journal cannot take it, as on a full disk: the command ends, and no job runs unseen."""
+    try:
+        coordinator.cancel(evaluation_id, "interrupted")
+    except (OSError, KeyError) as error:
+        local = isinstance(coordinator.cluster, LocalCluster)
+        jobs = (
+            "its jobs end with this command"
+            if local
+            else f"its jobs go on (`evalspan cancel {evaluation_id}`)"
+        )
+        raise RetryError(
+            f"{evaluation_id} is not cancelled, {jobs}: {coordinator.trouble or error}; the same command resumes it"
+        ) from error

@@ -297,7 +297,7 @@ class Watcher:
             return
         for running in runnings:
             self._print_changes(running.state, now)
-        self._line("", f"! {trouble}" if trouble else "", now)
+        # no line for `trouble`: the log has it
 
     def _print_changes(self, state: State, now: float) -> None:
         scored = sum(e.status == "scored" for e in state.entries)

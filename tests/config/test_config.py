@@ -31,7 +31,11 @@ def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
 def test_command_line_over_environment_over_file(toml):
     """The command line wins over the environment, and that over the file; None sets nothing."""
     path = toml('[cluster]\nkind = "slurm"\npartition = "file"\naccount = "file"\nqos = "file"\n')
-    environ = {"EVALSPAN_CLUSTER_ACCOUNT": "env", "EVALSPAN_CLUSTER_QOS": "env"}
+    environ = {
+        "EVALSPAN_CLUSTER_KIND": "slurm",
+        "EVALSPAN_CLUSTER_ACCOUNT": "env",
+        "EVALSPAN_CLUSTER_QOS": "env",
+    }
     got = schema.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
     assert (got.partition, got.account, got.qos) == ("file", "env", "option")
 
@@ -130,6 +134,7 @@ def test_variables_hold_text_or_toml():
     got = schema.load(
         None,
         {
+            "EVALSPAN_CLUSTER_KIND": "slurm",
             "EVALSPAN_CLUSTER_ACCOUNT": "123",
             "EVALSPAN_STAGE_ROOTS": '["/a", "/b"]',
             "EVALSPAN_CLUSTER_NICE": "7",
