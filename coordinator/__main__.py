@@ -1,5 +1,39 @@
-"""`python -m coordinator`: the same as `evalspan`, for an interpreter whose scripts are not on the path."""
+"""Entry point `evalspan`; `python -m coordinator` does the same where no script of it is on the path.
 
-from coordinator.cli import main
+Rule: the commands are imported inside `main`, so that Ctrl-C during their imports is one line, too.
+"""
 
-main()
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+INTERRUPTED = 130  # exit code, as a shell reports SIGINT
+
+
+def main() -> None:
+    """Run the command line. The first Ctrl-C that no command handles is one line, a second ends at once."""
+    interrupted = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, note)
+    try:
+        from coordinator.cli import main as command_line  # noqa: PLC0415 (a tenth of a second)
+
+        command_line()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        if interrupted:
+            sys.stderr.write("evalspan: interrupted\n")
+
+
+if __name__ == "__main__":
+    main()

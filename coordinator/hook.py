@@ -7,7 +7,7 @@ notice. Trainer callbacks are made on request, from the trainer's classes.
 """
 
 # pathlib costs milliseconds at import:
-# ruff: noqa: PTH100, PTH103, PTH105, PTH108, PTH110, PTH112, PTH118, PTH123, PTH208
+# ruff: noqa: PTH100, PTH102, PTH105, PTH108, PTH110, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -80,9 +80,19 @@ class _Courier:
         while True:
             while not self.notices:
                 self.hurry.wait(LOOK_SECONDS)
+            folder = str(self.notices[0]["_work_dir"])
+            if not os.path.exists(folder):  # mistyped, or its storage is away: it is not made here
+                _warn(
+                    f"there is no work folder {folder}: notices wait for it until training ends; mend work_dir or make "
+                    "the folder (the [watch] folders still show the checkpoints)"
+                )
+                time.sleep(LOOK_SECONDS)
+                continue
             try:
                 self._deliver(dict(self.notices[0]))
             except Exception as error:  # noqa: BLE001 (training must go on)
+                if not os.path.exists(folder):
+                    continue  # it went away meanwhile
                 _warn(f"a notice is lost ({error!r}); the [watch] folders will still show the checkpoint")
             self.notices.popleft()
 
@@ -90,15 +100,12 @@ class _Courier:
         folder = str(notice.pop("_work_dir"))
         if notice.pop("_sums", False):
             self._sum(str(notice["checkpoint"]))
-        known = os.path.isdir(folder)
         text = json.dumps(notice, sort_keys=True)
         if time.monotonic() >= self.redis_rests_until:
             if _to_redis(folder, text):
                 return
             self.redis_rests_until = time.monotonic() + REDIS_REST_SECONDS
         _to_spool(folder, text)
-        if not known:
-            _warn(f"no daemon has run in {folder} yet: notices wait there for one")
 
     def _sum(self, checkpoint: str) -> None:
         """Write the files' hashes before the notice is sent; a failure does not stop the notice."""
@@ -124,7 +131,7 @@ def notify(
     """Announce that `checkpoint` is durable on shared storage; True where the notice was queued.
 
     `suite`: a shipped suite, or one that the daemon's `[watch] suites` list; "default" is `[watch]
-    suite`. `work_dir`: the daemon's work folder (default: $EVALSPAN_WORK_DIR). `rank`: only 0
+    suite`. `work_dir`: the daemon's work folder, which is not made here (default: $EVALSPAN_WORK_DIR). `rank`: only 0
     announces (default: $RANK, $SLURM_PROCID, $PMI_RANK or $OMPI_COMM_WORLD_RANK). `sums`: the
     thread first hashes the files (needs xxhash) and writes evalspan.sums.json beside them, so that
     staging detects later corruption. Returns in well under 5 ms; never raises.
@@ -315,7 +322,8 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
 
 def _to_spool(folder: str, text: str) -> None:
     spool = os.path.join(folder, "spool")
-    os.makedirs(spool, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(spool)
     name = os.path.join(spool, f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}-{next(_numbers)}.json")
     try:
         with open(f"{name}.tmp", "w", encoding="utf-8") as file:

@@ -10,6 +10,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 say() { printf '==> %s\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 2; }
 
+# asks_help OPTION…: is -h or --help among the options?
+asks_help() { case " $* " in *" -h "* | *" --help "*) ;; *) return 1 ;; esac; }
+
+# help_first OPTION…: for -h or --help print the script's head comment and end, before anything is installed.
+help_first() {
+  if asks_help "$@"; then
+    sed -n '2,${/^#/!q; s/^# \{0,1\}//p;}' "$0"
+    exit 0
+  fi
+}
+
 # The Python that .venv is made with: $PYTHON, or the first that is 3.11 or later.
 find_python() {
   local python

@@ -96,8 +96,11 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        if not {"-h", "--help"} & set(sys.argv):
+            raise SystemExit(__doc__)
+        print(__doc__)
+        return
     try:
         fetch(Path(sys.argv[1]))
     except subprocess.CalledProcessError as error:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from typer.models import CommandInfo, TyperInfo
 
+from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.cli import commands, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
 from coordinator.errors import BugError, EvalspanError, OperatorError
@@ -59,10 +61,17 @@ def main() -> None:
         if isinstance(error, BugError):
             log.exception(BUG)
         else:
-            Console(stderr=True).print(
-                f"evalspan: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-            )
+            _complain(str(error))
         sys.exit(2 if isinstance(error, OperatorError) else 3)
-    except Exception:
-        log.exception(BUG)
+    except Exception as error:
+        if full := shortage(error, Path.cwd()):
+            _complain(f"{full}: {RESUMES}")
+        else:
+            log.exception(BUG)
         sys.exit(3)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(
+        f"evalspan: {text}", style="red", highlight=False, markup=False, soft_wrap=True
+    )

@@ -69,8 +69,6 @@ class Interrupt:
             self._asking = False
             self._watcher.go_on()
         self.cancelled = cancel
-        if cancel:
-            self._watcher.console.print("cancelling: its jobs are ended, node memory is cleared")
         return cancel
 
 
@@ -88,7 +86,13 @@ class AtTerminal:
         with Signals() as signals, Watcher(self._console) as watcher:
             interrupt = Interrupt(signals, watcher, sys.stdin)
 
+            told = False
+
             def watch() -> bool:
+                nonlocal told
+                if interrupt.cancelled and not told:  # the journal has it
+                    told = True
+                    self._console.print("cancelling: its jobs are ended, node memory is cleared")
                 interrupt.show(list(coordinator.running.values()), coordinator.trouble)
                 return interrupt.wanted()
 

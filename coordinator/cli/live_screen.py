@@ -274,7 +274,7 @@ class Watcher:
             self._print_changes(running, now)
         for row in ended:
             self._print_end(row)
-        self._line("", f"! {trouble}" if trouble else "", now)
+        # no line for `trouble`: the log has it
 
     def _print_changes(self, running: Watched, now: float) -> None:
         state = running.state

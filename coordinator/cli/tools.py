@@ -19,6 +19,7 @@ from evaljobs.contract.paths import WorkPaths
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
+    from coordinator.config.template import SiteProbe
 
 priors_app = typer.Typer(no_args_is_help=True, help="Predicted run times of tasks, and what they rest on.")
 app.add_typer(priors_app, name="priors")
@@ -323,24 +324,34 @@ def init(
 
     evalspan init --cluster local
     """
-    from coordinator.cluster import ClusterError
     from coordinator.config import template
-    from coordinator.runtime.wiring import cluster_of
 
     if path.exists() and not force:
         raise OperatorError(f"{path} is there already: --force overwrites it")
     kind = cluster or ("slurm" if shutil.which("sbatch") else "local")
-    with tempfile.TemporaryDirectory() as scratch:
-        settings = settings_of(None, Path(scratch) / "probe", {"cluster.kind": kind})
-        try:
-            nodes = cluster_of(settings).nodes()
-        except ClusterError as error:
-            raise OperatorError(
-                f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
-                "`evalspan init --cluster local` writes settings for this machine alone"
-            ) from error
+    probe = _probe_slurm() if kind == "slurm" else template.probe_of("local", [])
     try:
-        path.write_text(template.default_text(template.probe_of(kind, nodes)), encoding="utf-8")
+        path.write_text(template.default_text(probe), encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
-    say(f"wrote {path}")
+    say(f"wrote {path}{f' for partition {probe.choice}' if probe.choice else ''}")
+
+
+def _probe_slurm() -> SiteProbe:
+    """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone."""
+    from coordinator.cluster import ClusterError, slurm_rules
+    from coordinator.config import template
+    from coordinator.runtime.wiring import cluster_of
+
+    try:
+        rules = slurm_rules.ask_rules()
+        names = ",".join(p.name for p in rules.partitions if p.up and not p.hidden)
+        with tempfile.TemporaryDirectory() as scratch:
+            asked = {"cluster.kind": "slurm", "cluster.partition": names or None}
+            nodes = cluster_of(settings_of(None, Path(scratch) / "probe", asked)).nodes()
+    except ClusterError as error:
+        raise OperatorError(
+            f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
+            "`evalspan init --cluster local` writes settings for this machine alone"
+        ) from error
+    return template.probe_of("slurm", nodes, rules.preemptible)

@@ -110,6 +110,12 @@ REFUSALS = (
     "option requires an argument",
     "requires an argument",
 )
+# What a refusal is about -> the setting that names it, and the command that lists what there is.
+SETTINGS = {
+    "invalid account": "--account, [cluster] account; `sacctmgr show associations user=$USER` lists yours",
+    "invalid qos": "--qos, [cluster] qos; `sacctmgr show associations user=$USER` lists yours",
+    "requested reservation is invalid": "[cluster] reservation; `scontrol show reservation` lists them",
+}
 # Refusals that one node may cause alone: by its memory, CPUs, GPUs, or because it is gone.
 OF_A_NODE = (
     "invalid node name",
@@ -157,6 +163,11 @@ def says(words: str, phrases: Iterable[str]) -> bool:
 def refused(words: str) -> bool:
     """Is it a refusal that a retry would meet again? False where the controller was not reached."""
     return says(words, REFUSALS) and not says(words, AWAY)
+
+
+def setting_of(words: str) -> str:
+    """The setting that a refusal is about, and how to list its values; "" where Slurm's words name none."""
+    return next((setting for phrase, setting in SETTINGS.items() if says(words, (phrase,))), "")
 
 
 def failure(words: str) -> ClusterError:

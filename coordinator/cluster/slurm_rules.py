@@ -22,6 +22,7 @@ SCONTROL_SECONDS = 30.0  # time limit of one `scontrol`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
 FEW_WORKERS = 8  # least metric workers, where the partition has the cores
 PRIVATE = "/dev/shm is private to each job"
+ENDING = ("REQUEUE", "CANCEL")  # PreemptMode of a partition whose preempted jobs end
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "none", "NONE", "UNLIMITED", "INFINITE"})
 
 
@@ -38,6 +39,9 @@ class Partition:
     qos: str = ""
     nodes: str = ""
     cpus: int = 0  # of all its nodes; 0: unknown
+    hidden: bool = False
+    tier: int = 0  # PriorityTier: jobs of a higher one may preempt those of this one
+    preempt_mode: str = "OFF"  # what becomes of its preempted jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,14 @@ class SiteRules:
             return tuple(p for p in self.partitions if p.default)
         wanted = names.split(",")
         return tuple(p for p in self.partitions if p.name in wanted)
+
+    @property
+    def preemptible(self) -> frozenset[str]:
+        """Partitions whose jobs give way to those of another partition that is up."""
+        if self.config.get("PreemptType") != "preempt/partition_prio":
+            return frozenset()
+        highest = max((p.tier for p in self.partitions if p.up), default=0)
+        return frozenset(p.name for p in self.partitions if p.preempt_mode in ENDING and p.tier < highest)
 
     def number(self, key: str) -> int | None:
         """A number of `scontrol show config`; None where it is unset or none."""
@@ -87,6 +99,9 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 qos="" if row.get("QoS", "") in _UNSET else row.get("QoS", ""),
                 nodes=row.get("Nodes", ""),
                 cpus=_positive(row.get("TotalCPUs", "")) or 0,
+                hidden=row.get("Hidden") == "YES",
+                tier=_positive(row.get("PriorityTier", "")) or 0,
+                preempt_mode=row.get("PreemptMode", "OFF"),
             )
         )
     return tuple(found)
@@ -94,6 +109,21 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
+
+
+def unknown_partition(rules: SiteRules, settings: Mapping[str, str | None]) -> str:
+    """What names a partition that the cluster lacks, and those that it has; "" where each is there.
+
+    `settings`: name of a setting -> its value; None: the site's default partition.
+    """
+    known = {p.name for p in rules.partitions}
+    for setting, value in settings.items():
+        missing = [name for name in (value or "").split(",") if name and name not in known]
+        if missing:
+            shown = [p.name + (" (default)" if p.default else "") for p in rules.partitions if not p.hidden]
+            there = ", ".join(shown) or "none"
+            return f"the cluster has no partition {missing[0]!r} ({setting}); it has: {there}"
+    return ""
 
 
 def private_memory(config: Mapping[str, str]) -> str:
@@ -180,7 +210,7 @@ def ask_rules() -> SiteRules:
     """The site's settings and partitions. Raises ClusterError."""
     return SiteRules(
         config=parse_config(scontrol("show", "config")),
-        partitions=parse_partitions(scontrol("--oneliner", "show", "partition")),
+        partitions=parse_partitions(scontrol("--all", "--oneliner", "show", "partition")),
     )
 
 

@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ from evaljobs.contract.specs import Record
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
+FOR_SLURM = ("partition", "cpu_partition", "account", "qos", "nice", "reservation", "extra_args")  # [cluster]
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
 
@@ -253,8 +254,27 @@ def load(
         if value is not None:
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
-    checked = toml.check(Config, data, lambda location: said.get(location) or where(location))
+    source: toml.Where = lambda location: said.get(location) or where(location)  # noqa: E731 (as above)
+    checked = toml.check(Config, data, source)
+    if checked.cluster.kind == "local":
+        typed = [tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None]
+        _refuse_unused(data, typed, source)
     return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
+
+
+def _refuse_unused(data: Mapping[str, Any], typed: Sequence[toml.Location], source: toml.Where) -> None:
+    """Refuse a setting of Slurm alone for this machine: one on the command line (`typed`), or where no setting chose it.
+
+    A file for Slurm may hold them all and yet be used with --cluster local.
+    """
+    chosen = "kind" in data.get("cluster", {})
+    for key in FOR_SLURM:
+        location = ("cluster", key)
+        if location in typed or (not chosen and key in data.get("cluster", {})):
+            raise OperatorError(
+                f"{source(location)}: [cluster] {key} is for Slurm, and jobs would run on this machine: add --cluster slurm, "
+                f'or set kind = "slurm" in [cluster] of {FILE_NAME}'
+            )
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,10 +23,25 @@ class SiteProbe:
     partition: str | None = None
     cpu_partition: str | None = None
     summary: str = "one machine"  # a line for the reader, e.g. "4 nodes with 8 a100"
+    partitions: tuple[str, ...] = ()  # each with its GPUs, e.g. "gpu (16 GPUs)", the chosen one first
+
+    @property
+    def choice(self) -> str:
+        """The partition of jobs with GPUs, and the others, in a line; "" where none has GPUs."""
+        if self.partition is None:
+            return ""
+        return f"{self.partitions[0]}; others: {', '.join(self.partitions[1:]) or 'none'}"
 
 
-def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> SiteProbe:
-    """The partition with most GPUs, and one of nodes without GPUs, if any."""
+def probe_of(
+    kind: Literal["local", "slurm"],
+    nodes: Sequence[NodeState],
+    preemptible: AbstractSet[str] = frozenset(),
+) -> SiteProbe:
+    """The partition with most GPUs whose jobs keep them, and one of nodes without GPUs, if any.
+
+    `preemptible`: partitions whose jobs may be preempted; one is chosen where no other has GPUs.
+    """
     if kind == "local":
         return SiteProbe()
     gpus: Counter[str] = Counter()
@@ -33,7 +49,9 @@ def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> Sit
         for partition in node.partitions:
             gpus[partition] += node.gpus
     with_gpus = [name for name, count in gpus.most_common() if count]
+    with_gpus.sort(key=lambda name: name in preemptible)  # stable: by GPUs within each
     without = [name for name, count in sorted(gpus.items()) if not count]
+    preempted = {name: ", jobs may be preempted" if name in preemptible else "" for name in gpus}
     shapes = Counter((node.gpus, node.gpu_type or "GPUs") for node in nodes if node.gpus)
     summary = ", ".join(f"{n} nodes with {each} {kind_}" for (each, kind_), n in shapes.most_common())
     return SiteProbe(
@@ -41,6 +59,7 @@ def probe_of(kind: Literal["local", "slurm"], nodes: Sequence[NodeState]) -> Sit
         partition=with_gpus[0] if with_gpus else None,
         cpu_partition=without[0] if with_gpus and without else None,
         summary=summary or f"{len(nodes)} nodes without GPUs",
+        partitions=tuple(f"{name} ({gpus[name]} GPUs{preempted[name]})" for name in with_gpus + without),
     )
 
 
@@ -49,7 +68,8 @@ def default_text(probe: SiteProbe) -> str:
     return _TEXT.format(
         summary=probe.summary,
         kind=probe.kind,
-        partition=_set("partition", probe.partition, "gpu"),
+        partition=_set("partition", probe.partition, "gpu")
+        + (f"   # of jobs with GPUs: {probe.choice}" if probe.choice else ""),
         cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
     )
 

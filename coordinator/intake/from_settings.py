@@ -7,9 +7,7 @@ and the daemon.
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.metadata
-import logging
 import os
 import shlex
 import shutil
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import evaljobs
 import priors
+from coordinator.base.disk_space import RESUMES, shortage
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster.local import gpu_names
 from coordinator.cluster.slurm_rules import FEW_WORKERS
@@ -37,8 +36,6 @@ from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
 
-log = logging.getLogger(__name__)
-
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
 
 
@@ -52,10 +49,10 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         probe.write_bytes(b"")
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT} and WorkPaths(work).lock.exists():
-            # it was in use before: the loop waits for room
-            log.warning("the work folder %s: %s", work, error.strerror)
-            return config
+        if full := shortage(error, work):
+            if WorkPaths(work).lock.exists():  # it was in use before: the loop waits for room
+                return config
+            raise OperatorError(f"{full}: {RESUMES}") from error
         raise OperatorError(
             f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
         ) from error

@@ -16,6 +16,7 @@ from typing import Literal
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
+from coordinator.cluster.slurm_parse import setting_of
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site, asked
@@ -161,8 +162,11 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         if record.options.host_trials or not record.options.stage:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
-            hint = "" if jobs[kind].gpus else "; [cluster] cpu_partition names where jobs without GPUs go"
-            raise OperatorError(f"the cluster refuses evalspan's jobs ({kind}): {refusal}{hint}")
+            hint = "" if jobs[kind].gpus else "[cluster] cpu_partition names where jobs without GPUs go"
+            hint = setting_of(refusal) or hint
+            raise OperatorError(
+                f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"
+            )
     except ClusterError as error:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
 

@@ -71,8 +71,9 @@ class Journal:
             while written < len(data):
                 written += os.write(self._fd, data[written:])
             os.fsync(self._fd)
-        except OSError:
+        except OSError as error:
             os.ftruncate(self._fd, end)
+            error.filename = str(self.path)
             raise
 
     def replay(self) -> Iterator[AnyEvent]:

@@ -6,7 +6,6 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithd
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
-
-log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
@@ -153,8 +150,7 @@ class Coordinator(Evaluations):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         except OSError as error:  # a full disk: a precursor waits for several touches
-            self.trouble = f"the lease: {error}"
-            log.warning("%s", self.trouble)
+            self._troubled(f"the lease: {error}", error)
 
     def _keep_redis(self) -> None:
         with isolated(self._redis_away):
@@ -162,8 +158,7 @@ class Coordinator(Evaluations):
 
     def _redis_away(self, error: Exception) -> None:
         text = str(error)
-        self.trouble = text if text.startswith("Redis") else f"Redis: {text}"
-        log.warning("%s", self.trouble)
+        self._troubled(text if text.startswith("Redis") else f"Redis: {text}", error)
 
     def _listing(self, now: float) -> list[JobState] | None:
         # while all evaluations end, a command waits for the last jobs; of many evaluations one always ends
@@ -176,8 +171,7 @@ class Coordinator(Evaluations):
             listing = self.cluster.jobs()
             self.performer.cancel_again(listing)
         except ClusterError as error:
-            self.trouble = f"no news of jobs: {error}"
-            log.warning("%s", self.trouble)
+            self._troubled(f"no news of jobs: {error}", error)
             return None
         self.trouble = ""
         return listing
@@ -201,8 +195,7 @@ class Coordinator(Evaluations):
         try:
             self.nodes = self.cluster.nodes()
         except ClusterError as error:
-            self.trouble = f"no news of nodes: {error}"
-            log.warning("%s", self.trouble)
+            self._troubled(f"no news of nodes: {error}", error)
             return
         self._give_back(now)
         self._withdraw(self._unusable(now), now)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.base import clock
+from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated, traceback_of
 from coordinator.cluster import ClusterError, JobState
 from coordinator.evaluation.events import AnyEvent, CancelAsked, PriorityAsked, RetryAsked
@@ -32,6 +33,13 @@ from coordinator.runtime.status_file import Ended, Parked, read_status, remove_s
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
+QUIET_SECONDS = 300.0  # a trouble that comes again within this time is not logged again
+NEXT = {
+    "refused": "trying again",
+    "fault": "parked; trying again",
+    "given-up": "given up, and its jobs end",
+    "removed": "forgotten, and its jobs end",
+}
 
 
 class Evaluations:
@@ -42,6 +50,7 @@ class Evaluations:
         self.grace = grace
         self.running: dict[str, Running] = {}
         self.trouble: str = ""  # the last error of storage, site or evaluation, for the live screen
+        self._seen_at: dict[str, float] = {}  # trouble -> when it was seen last, in monotonic seconds
         self._parked = ParkedEvaluations()
         self._lock = WorkLock(performer.site.paths.lock)
 
@@ -62,6 +71,19 @@ class Evaluations:
         """Why an evaluation was given up, once its jobs have ended too; None where it goes on."""
         parked = self._parked.by_id.get(evaluation_id)
         return None if parked is None or parked.open else parked.error
+
+    def _troubled(self, what: str, error: Exception, then: str = "", *, fault: bool = False) -> None:
+        """Show a trouble and what happens then; log it unless it was seen within the last QUIET_SECONDS.
+
+        A full disk is one trouble, whatever met it. `fault`: with the traceback of a bug.
+        """
+        full = shortage(error, Path(self.performer.site.work_dir))
+        self.trouble = f"{full}: free some, and evaluations go on" if full else what + then
+        now, what = time.monotonic(), full.partition(" (")[0] or what
+        self._seen_at = {k: at for k, at in self._seen_at.items() if now - at < QUIET_SECONDS}
+        if what not in self._seen_at:
+            log.warning("%s", self.trouble, exc_info=traceback_of(error) if fault else None)
+        self._seen_at[what] = now
 
     # --- birth and return ----------------------------------------------------------------------------------------
 
@@ -235,8 +257,7 @@ class Evaluations:
 
     def _failed(self, running: Running, error: Exception) -> None:
         if isinstance(error, ClusterError):
-            self.trouble = str(error)
-            log.warning("%s", self.trouble)
+            self._troubled(str(error), error)
             return
         running.journal.close()
         del self.running[running.state.evaluation_id]
@@ -248,17 +269,14 @@ class Evaluations:
 
     def _park(self, root: Path, error: Exception, seconds: float = 0.0) -> None:
         """Park an evaluation after `error`: `_return_parked` tries again, unless it is given up."""
-        before = self._parked.by_id.get(root.name)
         parked = self._parked.park(root, error, clock.now(), seconds=seconds, removed=self._is_removed(root))
         then = {
-            "refused": "trying again",
-            "fault": f"parked; trying again in {parked.until - clock.now():.0f} s",
-            "given-up": f"given up, and its jobs end: `evalspan retry {root.name}` once it is mended",
-            "removed": "forgotten, and its jobs end",
+            "refused": "",
+            "fault": f" in {parked.until - clock.now():.0f} s",
+            "given-up": f": `evalspan retry {root.name}` once it is mended",
+            "removed": "",
         }[parked.reason]
-        self.trouble = f"{root.name}: {parked.error}; {then}"
-        if before is None or (before.reason, before.error) != (parked.reason, parked.error):
-            log.warning("%s", self.trouble, exc_info=traceback_of(error))
+        self._troubled(f"{root.name}: {parked.error}; {NEXT[parked.reason]}", error, then, fault=True)
 
     def _is_removed(self, root: Path) -> bool:
         """Was its folder removed, while the storage of the work folder answers?"""

@@ -19,7 +19,7 @@ from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
-from coordinator.cluster.slurm_rules import Hosting, Wants, ask_hosting
+from coordinator.cluster.slurm_rules import Hosting, Wants, ask_hosting, unknown_partition
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb
@@ -40,17 +40,25 @@ SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
 def hosting(config: Config, cluster: Cluster) -> Hosting:
     """What of the site asks for one job a node that stages and hosts its trials, and how many metric workers fit there.
 
-    ClusterError where the site cannot be asked.
+    ClusterError where the site cannot be asked; OperatorError where it lacks a partition that the settings name.
     """
     if isinstance(cluster, LocalCluster):
         return Hosting()
-    return ask_hosting(
+    site = ask_hosting(
         cluster,
         config.cluster.partition,
         config.cluster.cpu_partition,
         stage=config.stage.enabled,
         free=config.stage.host_trials == "auto",
     )
+    named = {
+        "--partition, [cluster] partition": config.cluster.partition,
+        "[cluster] cpu_partition": config.cluster.cpu_partition,
+        "[borrow] best_effort": config.borrow.best_effort,
+    }
+    if site.rules is not None and (wrong := unknown_partition(site.rules, named)):
+        raise OperatorError(wrong)
+    return site
 
 
 def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> EvaluationRecord:

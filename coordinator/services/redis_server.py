@@ -9,7 +9,6 @@ the ACL file; it is on no command line. Called by `runtime` and by `evalspan doc
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -27,6 +26,7 @@ from typing import Any
 import redis
 
 from coordinator.base import process_identity
+from coordinator.base.disk_space import SHORT
 from coordinator.base.process_identity import Process
 from coordinator.errors import OperatorError, RetryError
 from coordinator.services.redis_files import USER, acl_text, config_text
@@ -244,8 +244,10 @@ class RedisServer:
                 log.warning("the embedded Redis cannot load its data and starts empty: %s", why)
                 shutil.rmtree(self.folder / "data")
         said = f"the embedded Redis does not start at {address.where}: {why}"
-        full = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-        raise RetryError(said) if any(words in why for words in full) else OperatorError(said)
+        for number in SHORT:
+            if os.strerror(number) in why:
+                raise RetryError(said) from OSError(number, os.strerror(number), str(self.folder))
+        raise OperatorError(said)
 
     def _end_unrecorded(self) -> None:
         """End a server that a coordinator started and did not live to record: two must not share a folder."""

@@ -83,9 +83,11 @@ def write_atomic(path: str | Path, data: bytes, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             Path(temporary).unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

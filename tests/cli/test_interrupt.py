@@ -105,6 +105,48 @@ def _nothing_left(folder: Path) -> None:
     wait_until(lambda: not _left(folder), "no process is left", 30.0)
 
 
+# SIGINT at the moment at which a module is imported for the first time
+AT_IMPORT = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["evalspan", *{arguments!r}]
+runpy.run_module("coordinator", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("command", ["eval", "submit", "status", "report"])
+@pytest.mark.parametrize("module", ["coordinator.cli", "typer", "rich.console", "pydantic", "tomllib"])
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, module: str, command: str) -> None:
+    """Exit code 130 and no traceback, whatever is being loaded."""
+    more = {"eval": ["model", "--suite", "core"], "submit": ["model", "--suite", "core"], "report": ["x"]}
+    arguments = [command, *more.get(command, []), "--work-dir", str(tmp_path)]
+    code = AT_IMPORT.format(module=module, arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "evalspan: interrupted\n")
+
+
+def test_ctrl_c_while_lm_eval_is_asked_ends_the_question(folder: Path, tiny_model_dir: Path) -> None:
+    """The child that was asked ends, too; nothing was submitted."""
+    python, asked = folder / "python", folder / "asked"
+    python.write_text(f'#!/bin/sh\necho $$ > "{asked}.new"; mv "{asked}.new" "{asked}"; exec sleep 600\n')
+    python.chmod(0o755)
+    (folder / "evalspan.toml").write_text(f'[trial]\npython = "{python}"\n')
+    command = Terminal(folder, "eval", str(tiny_model_dir), "--suite", str(folder / "toys.toml"))
+    command.until(asked.exists, "the interpreter of trials is asked")
+    command.type("\x03")
+    assert command.ends() == 130
+    assert command.said.count("evalspan: interrupted") == 1
+    assert "Traceback" not in command.said
+    assert not Path("/proc", asked.read_text().strip()).exists()
+    assert _kinds(folder) == []
+
+
 def test_ctrl_c_asks_once_and_then_cancels_and_leaves_nothing(folder, tiny_model_dir):
     """ "n": it goes on, while it asked as well. Ctrl-C twice: exit code 130, no job, no Redis, the results of a cancelled
     evaluation. The same command goes on with what was cancelled.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dev_cluster.api import dev_cluster, unavailable
+from dev_cluster.api import Cluster, dev_cluster, unavailable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +19,7 @@ from coordinator.cluster.slurm_rules import (
     parse_config,
     parse_partitions,
     private_memory,
+    unknown_partition,
 )
 from coordinator.config import schema, template
 
@@ -59,6 +60,68 @@ ROW = (
     "PartitionName={name} Default=YES QoS=N/A MaxTime=2-00:00:00 Nodes=n1 OverSubscribe={share} State=UP "
     "TRESBillingWeights=CPU=1.0,Mem=0.25G MaxMemPerCPU=4000 MaxMemPerNode=UNLIMITED"
 )
+
+
+def test_a_partition_gives_way_where_slurm_preempts_by_partition() -> None:
+    """Its jobs end for those of a higher tier; not without such a tier, nor under other preemption."""
+    text = (
+        "PartitionName=gpu PriorityTier=10 PreemptMode=REQUEUE State=UP\n"
+        "PartitionName=spare PriorityTier=1 PreemptMode=REQUEUE State=UP\n"
+        "PartitionName=kept PriorityTier=1 PreemptMode=OFF State=UP\n"
+        "PartitionName=paused PriorityTier=1 PreemptMode=SUSPEND State=UP\n"
+    )
+    by_partition = {"PreemptType": "preempt/partition_prio"}
+    every = parse_partitions(text)
+    assert SiteRules(config=by_partition, partitions=every).preemptible == {"spare"}
+    assert SiteRules(config=by_partition, partitions=every[1:]).preemptible == set()
+    assert SiteRules(config={"PreemptType": "preempt/qos"}, partitions=every).preemptible == set()
+
+
+def test_a_partition_that_the_cluster_lacks_is_named_with_its_setting() -> None:
+    """Also one of several; hidden ones exist and are not listed."""
+    text = "PartitionName=gpu Default=YES\nPartitionName=own Hidden=YES\nPartitionName=cpu\n"
+    rules = SiteRules(config={}, partitions=parse_partitions(text))
+    assert unknown_partition(rules, {"--partition": "gpu,own", "cpu_partition": None}) == ""
+    assert unknown_partition(rules, {"--partition": "gpu,nope"}) == (
+        "the cluster has no partition 'nope' (--partition); it has: gpu (default), cpu"
+    )
+
+
+NOPE = """
+from pathlib import Path
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.runtime import wiring
+for setting in ({"partition": "nope"}, {"cpu_partition": "nope"}, {"partition": "gpu"}):
+    config = Config.model_validate({"work_dir": Path("."), "cluster": {"kind": "slurm", **setting}})
+    try:
+        wiring.hosting(config, wiring.cluster_of(config))
+    except OperatorError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slurm
+def test_a_real_slurm_without_the_partition_says_which_it_has(slurm_site: Cluster) -> None:
+    """Each setting that names one is checked before anything is submitted."""
+    done = slurm_site.run_as_user([slurm_site.python, "-c", NOPE], cwd=slurm_site.repo, check=True)
+    there = "it has: gpu (default), spare, cpu"
+    assert done.stdout.splitlines() == [
+        f"the cluster has no partition 'nope' (--partition, [cluster] partition); {there}",
+        f"the cluster has no partition 'nope' ([cluster] cpu_partition); {there}",
+    ]
+
+
+@pytest.mark.slurm
+def test_init_looks_at_all_partitions_of_a_real_slurm(slurm_site: Cluster) -> None:
+    """Not the default one alone, and not the preemptible one, which has as many GPUs."""
+    made = slurm_site.user_dir / "init.toml"
+    argv = [slurm_site.python, "-m", "coordinator", "init", str(made), "--cluster", "slurm"]
+    done = slurm_site.run_as_user(argv, cwd=slurm_site.repo, check=True)
+    chosen = "gpu (4 GPUs); others: spare (4 GPUs, jobs may be preempted), cpu (0 GPUs)"
+    assert done.stdout.strip() == f"wrote {made} for partition {chosen}"
+    found = schema.load(made, {}).cluster
+    assert (found.partition, found.cpu_partition) == ("gpu", "cpu")
 
 
 def test_a_partition_is_read_by_its_keys() -> None:

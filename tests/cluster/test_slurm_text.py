@@ -20,6 +20,7 @@ from coordinator.cluster.slurm_parse import (
     parse_nodes,
     parse_queue,
     refused,
+    setting_of,
 )
 from coordinator.cluster.slurm_pyslurm import indexes
 
@@ -209,6 +210,14 @@ def test_a_node_that_cannot_be_read_is_no_news(field: str) -> None:
 )  # fmt: skip
 def test_gpus_are_counted_over_all_types(text: str, count: int, kind: str) -> None:
     assert parse_gres(text) == (count, kind)
+
+
+def test_a_refusal_of_account_or_qos_names_the_setting_and_how_to_list_them() -> None:
+    """By Slurm's own words; other refusals name no setting."""
+    account = setting_of("allocation failure: Invalid account or account/partition combination specified")
+    assert account.startswith("--account, [cluster] account; `sacctmgr ")
+    assert setting_of("Invalid qos specification").startswith("--qos, [cluster] qos; `sacctmgr ")
+    assert setting_of("Requested node configuration is not available") == ""
 
 
 def test_a_refusal_is_told_from_a_controller_that_is_away() -> None:

@@ -30,8 +30,12 @@ def test_no_setting_means_the_defaults(tmp_path, monkeypatch):
 
 def test_command_line_over_environment_over_file(toml):
     """The command line wins over the environment, and that over the file; None sets nothing."""
-    path = toml('[cluster]\npartition = "file"\naccount = "file"\nqos = "file"\n')
-    environ = {"EVALSPAN_CLUSTER_ACCOUNT": "env", "EVALSPAN_CLUSTER_QOS": "env"}
+    path = toml('[cluster]\nkind = "slurm"\npartition = "file"\naccount = "file"\nqos = "file"\n')
+    environ = {
+        "EVALSPAN_CLUSTER_KIND": "slurm",
+        "EVALSPAN_CLUSTER_ACCOUNT": "env",
+        "EVALSPAN_CLUSTER_QOS": "env",
+    }
     got = schema.load(path, environ, {"cluster.qos": "option", "cluster.account": None}).cluster
     assert (got.partition, got.account, got.qos) == ("file", "env", "option")
 
@@ -101,11 +105,36 @@ def test_a_wrong_variable_or_option_is_named():
         schema.load(None, {}, {"cluster.slots": 0})
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "options", "names"),
+    [
+        ("", {}, {"cluster.partition": "gpu"}, "--partition: "),
+        ("", {}, {"cluster.kind": "local", "cluster.qos": "low"}, "--qos: "),
+        ('[cluster]\nkind = "local"\n', {}, {"cluster.account": "mine"}, "--account: "),
+        ("", {"EVALSPAN_CLUSTER_PARTITION": "gpu"}, {}, "$EVALSPAN_CLUSTER_PARTITION: "),
+        ('[cluster]\npartition = "gpu"\n', {}, {}, "line 2: "),
+    ],
+)
+def test_a_setting_of_slurm_is_refused_where_jobs_would_run_here(toml, text, variables, options, names):
+    """It is never ignored: the line names its source, and what to type."""
+    with pytest.raises(OperatorError, match=r"--cluster slurm, or set kind") as refused:
+        schema.load(toml(text), variables, options)
+    assert names in str(refused.value)
+
+
+def test_a_file_for_slurm_is_taken_with_cluster_local(toml):
+    """Its settings of Slurm wait for the next run there."""
+    path = toml('[cluster]\nkind = "slurm"\npartition = "gpu"\nnice = 5\n')
+    assert schema.load(path, {}, {"cluster.kind": "local"}).cluster.kind == "local"
+    assert schema.load(path, {"EVALSPAN_CLUSTER_KIND": "local"}).cluster.kind == "local"
+
+
 def test_variables_hold_text_or_toml():
     """An account "123" stays text; lists, numbers and truth values are written as in TOML."""
     got = schema.load(
         None,
         {
+            "EVALSPAN_CLUSTER_KIND": "slurm",
             "EVALSPAN_CLUSTER_ACCOUNT": "123",
             "EVALSPAN_STAGE_ROOTS": '["/a", "/b"]',
             "EVALSPAN_CLUSTER_NICE": "7",
@@ -181,8 +210,21 @@ def test_init_sets_what_the_probe_found(toml):
     got = schema.load(toml(template.default_text(probe)), {}).cluster
     assert (got.kind, got.partition, got.cpu_partition) == ("slurm", "gpu", "cpu")
     assert probe.summary == "2 nodes with 8 a100"
+    assert probe.choice == "gpu (16 GPUs); others: all (8 GPUs), cpu (0 GPUs)"
     bare = template.probe_of("slurm", [_node("c1", 0, "cpu")])
     assert (bare.partition, bare.cpu_partition) == (None, None)
+
+
+def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
+    """More GPUs do not make up for jobs that end at any time; the line and the file say which may be preempted."""
+    nodes = [_node("n1", 8, "gpu", "spare"), _node("n2", 8, "spare")]
+    probe = template.probe_of("slurm", nodes, {"spare"})
+    assert probe.choice == "gpu (8 GPUs); others: spare (16 GPUs, jobs may be preempted)"
+    text = template.default_text(probe)
+    assert probe.choice in text
+    assert schema.load(toml(text), {}).cluster.partition == "gpu"
+    alone = template.probe_of("slurm", [_node("n1", 8, "spare")], {"spare"})
+    assert alone.choice == "spare (8 GPUs, jobs may be preempted); others: none"
 
 
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):

@@ -90,7 +90,10 @@ BAD = {
     "no work folder is named": ("hook.notify('/c', 1)", ""),
     "the work folder is a file": ("hook.notify('/c', 1, work_dir=__FILE__)", "[watch]"),
     "the work folder cannot be made": ("hook.notify('/c', 1, work_dir='/proc/nothing/here')", "[watch]"),
-    "a work folder that is new": ("hook.notify('/c', 1, work_dir=__DIR__ + '/new')", "no daemon has run"),
+    "a work folder that is mistyped": (
+        "hook.notify('/c', 1, work_dir=__DIR__ + '/new')",
+        "/new: notices wait",
+    ),
     "a step is no number": ("hook.notify('/c', 'seven', work_dir=__DIR__)", "not announced"),
     "a checkpoint is no path": ("hook.notify(None, 1, work_dir=__DIR__)", "not announced"),
     "a suite cannot be text": ("hook.notify('/c', 1, Bad(), work_dir=__DIR__)", "not announced"),
@@ -115,6 +118,24 @@ def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("evalspan: ")
     assert words in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["file"], "no folder was made"
+
+
+def test_a_work_folder_that_is_away_for_a_moment_loses_no_notice(tmp_path):
+    """They wait in order, with one warning, and are delivered once the folder is back."""
+    body = """
+        import os
+        from coordinator import hook
+        said = []
+        hook.sys.stderr = type("", (), {"write": staticmethod(said.append)})
+        for i in range(3): hook.notify(f'/c/{i}', i)
+        while not said: pass
+        os.mkdir(os.environ["EVALSPAN_WORK_DIR"])
+        print(hook.flush(50), len(said), os.environ["EVALSPAN_WORK_DIR"] in said[0])
+    """
+    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path / "work"))
+    assert done.stdout == "True 1 True\n"
+    assert [n.step for n in spooled(tmp_path / "work")] == [0, 1, 2]
 
 
 def test_a_closed_stderr_does_not_reach_training():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,11 @@ from support.loops import coordinator_on, serving
 from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
+from coordinator import cli
+from coordinator.base.disk_space import RESUMES, shortage
+from coordinator.cli.interrupt import _cancel
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.errors import OperatorError
+from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import from_settings
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -34,7 +38,8 @@ def test_started_again_on_a_full_disk_it_waits_for_room_and_goes_on(
         for _ in range(3):
             coordinator.tick()
         assert coordinator.busy
-        assert "Redis: [Errno 28] No space left" in caplog.text
+        assert caplog.messages == [coordinator.trouble], "once, whatever met it: Redis, the lease, a journal"
+        assert coordinator.trouble.startswith(f"the disk of {work} is full (0.0 MB")
         filler.unlink()
         end = time.monotonic() + 60
         while accepted not in coordinator.running or not address.exists():
@@ -72,6 +77,52 @@ def test_an_evaluation_asked_for_again_on_a_full_disk_is_resumed_once_there_is_r
         assert list(coordinator.running) == [accepted]
 
 
+def test_a_cancel_that_a_full_disk_refuses_ends_the_command_and_says_what_becomes_of_the_jobs(
+    disk: Path,
+) -> None:
+    """In one line with the folder, and nothing is cancelled: the same command resumes it once there is room."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    with serving(disk / "work", cluster) as coordinator:
+        accepted = coordinator.accept(record()).state.evaluation_id
+        no_room_for_an_event(coordinator.running[accepted].paths.journal)
+        filler = fill(disk)
+        with pytest.raises(
+            RetryError, match=r"is not cancelled, its jobs go on .*/work is full .*resumes it"
+        ):
+            _cancel(coordinator, accepted)
+        filler.unlink()
+        coordinator.run(lambda: accepted in coordinator.running)
+        assert not coordinator.running[accepted].state.ending.cancelled
+        _cancel(coordinator, accepted)
+        assert coordinator.running[accepted].state.ending.cancelled
+
+
+def test_a_command_that_a_full_disk_refuses_is_one_line(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the folder, the free space and what to type; no traceback."""
+    cluster = FakeCluster(fleet=[fake_node("n1", gpus=2, memory_mb=64_000)])
+    with serving(disk / "work", cluster) as coordinator:
+        accepted = coordinator.accept(record()).state.evaluation_id
+        fill(disk)
+        monkeypatch.setattr("sys.argv", ["evalspan", "cancel", accepted, "--work-dir", str(disk / "work")])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert ended.value.code == 3
+    said = capsys.readouterr().err
+    assert said == f"evalspan: the disk of {disk}/work/spool/commands is full (0.0 MB free): {RESUMES}\n"
+
+
+def test_a_used_up_quota_is_named_like_a_full_disk(tmp_path: Path) -> None:
+    """Wherever in the chain of causes; any other error is no shortage."""
+    quota = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "a" / "b"))
+    assert shortage(quota, tmp_path).startswith(f"your disk quota for {tmp_path} is used up (")
+    wrapped = RetryError("Redis does not start")
+    wrapped.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert shortage(wrapped, tmp_path).startswith(f"the disk of {tmp_path} is full (")
+    assert shortage(OSError(errno.EIO, "Input/output error"), tmp_path) == ""
+
+
 def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> None:
     """In one line, at once; one that has served before is waited for. What is used up here: the files that there may be."""
     lock = WorkPaths(disk / "old").lock
@@ -80,6 +131,6 @@ def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> No
     with suppress(OSError):
         for number in range(10_000):
             (disk / str(number)).touch()
-    with pytest.raises(OperatorError, match="cannot be written"):
+    with pytest.raises(OperatorError, match=r"and 0 files free.*--work-dir"):
         from_settings.load(None, {"work_dir": disk / "new"})
     assert from_settings.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"
