@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import importlib.metadata
 import logging
 import os
@@ -97,11 +98,13 @@ def site_of(config: Config) -> Site:
 
 
 def _code_folder(config: Config) -> Path:
-    """A copy of the node-side packages, for an interpreter without them; made once a version."""
-    version = importlib.metadata.version("evalspan")
-    folder = WorkPaths(config.work_dir).cache / f"code-{version}"
-    for package in (evaljobs, priors):
-        source = Path(str(package.__file__)).parent
+    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs."""
+    sources = [Path(str(package.__file__)).parent for package in (evaljobs, priors)]
+    digest = hashlib.sha256()
+    for file in sorted(file for source in sources for file in source.rglob("*.py")):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    folder = WorkPaths(config.work_dir).cache / f"code-{digest.hexdigest()[:16]}"
+    for source in sources:
         target = folder / source.name
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
