@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import shlex
@@ -235,7 +236,10 @@ class LmEvalVersion:
         return self._said
 
     def _ask(self) -> str:
-        question = "import importlib.metadata as m; print(m.version('lm_eval'))"
+        question = (
+            "import importlib.metadata as m, importlib.util as u; version = m.version('lm_eval')\n"
+            "print(version) if u.find_spec('torch') else exit('no module torch')"
+        )
         interpreter = self._command[0]
         try:
             return run_command(
@@ -249,18 +253,19 @@ class LmEvalVersion:
             if error.code is None:
                 raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
             raise OperatorError(
-                f"the trial interpreter has no lm_eval ({error}): install `evalspan[hf]` there"
+                f"the trial interpreter has no lm_eval or no torch ({error}): install `evalspan[hf]` there"
             ) from error
 
 
 def own_version() -> str:
-    """lm_eval's version in the coordinator's own interpreter; OperatorError where it has none."""
-    try:
-        return importlib.metadata.version("lm_eval")
-    except importlib.metadata.PackageNotFoundError as error:
+    """lm_eval's version in the coordinator's own interpreter; OperatorError where no trial can run there."""
+    missing = [name for name in ("lm_eval", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
         raise OperatorError(
-            f"{sys.executable} has no lm_eval: install `evalspan[hf]`, or name [trial] python"
-        ) from error
+            f"{sys.executable} has no {' and no '.join(missing)}: `pip install 'evalspan[hf]'` there, or set [trial] python "
+            "to an interpreter that has them"
+        )
+    return importlib.metadata.version("lm_eval")
 
 
 def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:

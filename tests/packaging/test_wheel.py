@@ -65,7 +65,7 @@ def test_the_wheel_holds_exactly_the_packages_and_their_data(wheel):
     """Every tracked file of the three packages is in it; beside them are the wrappers and the container recipes."""
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = {name for name in _contents(wheel) if ".data/data/share/evalspan/" not in name}
-    assert {name.split("/")[0] for name in shipped} == set(PACKAGES)
+    assert set(PACKAGES) <= {name.split("/")[0] for name in shipped} <= {*PACKAGES, "evalspan.py"}
     if (ROOT / ".git").exists():
         assert _tracked(*PACKAGES) <= shipped
     assert not [name for name in shipped if "__pycache__" in name or name.endswith(".pyc")]
@@ -109,7 +109,8 @@ def installed(wheel, tmp_path_factory):
     return python
 
 
-def _run(cwd: Path, *argv: str | Path) -> str:
+def _run(cwd: Path, *argv: str | Path, code: int = 0) -> str:
+    """What a command prints; on stderr, where it is to end with another exit code than 0."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("EVALSPAN_", "PYTHONPATH"))}
     done = subprocess.run(
         argv,
@@ -120,8 +121,8 @@ def _run(cwd: Path, *argv: str | Path) -> str:
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert done.returncode == code, done.stderr
+    return (done.stderr if code else done.stdout).strip()
 
 
 def test_the_wheel_works_from_another_folder(installed, tmp_path):
@@ -148,6 +149,28 @@ def test_the_wheel_works_from_another_folder(installed, tmp_path):
 )
 def test_the_installed_command_runs_in_an_empty_folder(installed, tmp_path, arguments, said):
     assert said in _run(tmp_path, installed.parent / "evalspan", *arguments)
+
+
+def test_a_base_installation_refuses_to_evaluate_before_anything_runs(
+    bare, installed, tiny_model_dir, tmp_path
+):
+    """`pip install evalspan` brings no torch: the refusal names the interpreter and what to install."""
+    python = tmp_path / "venv" / "bin" / "python"
+    shutil.copytree(bare.parents[1], tmp_path / "venv", symlinks=True)
+    site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
+    for folder in (Path(path) for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}):
+        for entry in folder.iterdir():
+            if (
+                not entry.name.startswith("torch")
+                and entry.suffix != ".pth"
+                and not (site / entry.name).exists()
+            ):
+                (site / entry.name).symlink_to(entry)
+    call = [python, "-m", "coordinator", "eval", tiny_model_dir, "--suite", "quickstart"]
+    assert "has no torch: `pip install 'evalspan[hf]'`" in _run(tmp_path, *call, code=2)
+    foreign = _run(tmp_path, "env", f"EVALSPAN_TRIAL_PYTHON={python}", installed, *call[1:], code=2)
+    assert "the trial interpreter has no lm_eval or no torch" in foreign
+    assert not list(tmp_path.glob("evalspan-work/*-quickstart-*"))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
