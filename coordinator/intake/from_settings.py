@@ -7,7 +7,9 @@ and the daemon.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import shlex
 import shutil
@@ -94,11 +96,13 @@ def site_of(config: Config) -> Site:
 
 
 def _code_folder(config: Config) -> Path:
-    """A copy of the node-side packages, for an interpreter without them; made once a version."""
-    version = importlib.metadata.version("evalspan")
-    folder = WorkPaths(config.work_dir).cache / f"code-{version}"
-    for package in (evaljobs, priors):
-        source = Path(str(package.__file__)).parent
+    """A copy of the node-side packages, for an interpreter without them; made once for each content of theirs."""
+    sources = [Path(str(package.__file__)).parent for package in (evaljobs, priors)]
+    digest = hashlib.sha256()
+    for file in sorted(file for source in sources for file in source.rglob("*.py")):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    folder = WorkPaths(config.work_dir).cache / f"code-{digest.hexdigest()[:16]}"
+    for source in sources:
         target = folder / source.name
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +233,10 @@ class LmEvalVersion:
         return self._said
 
     def _ask(self) -> str:
-        question = "import importlib.metadata as m; print(m.version('lm_eval'))"
+        question = (
+            "import importlib.metadata as m, importlib.util as u; version = m.version('lm_eval')\n"
+            "print(version) if u.find_spec('torch') else exit('no module torch')"
+        )
         interpreter = self._command[0]
         try:
             return run_command(
@@ -243,18 +250,19 @@ class LmEvalVersion:
             if error.code is None:
                 raise OperatorError(f"the trial interpreter {interpreter} {error}") from error
             raise OperatorError(
-                f"the trial interpreter has no lm_eval ({error}): install `evalspan[hf]` there"
+                f"the trial interpreter has no lm_eval or no torch ({error}): install `evalspan[hf]` there"
             ) from error
 
 
 def own_version() -> str:
-    """lm_eval's version in the coordinator's own interpreter; OperatorError where it has none."""
-    try:
-        return importlib.metadata.version("lm_eval")
-    except importlib.metadata.PackageNotFoundError as error:
+    """lm_eval's version in the coordinator's own interpreter; OperatorError where no trial can run there."""
+    missing = [name for name in ("lm_eval", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
         raise OperatorError(
-            f"{sys.executable} has no lm_eval: install `evalspan[hf]`, or name [trial] python"
-        ) from error
+            f"{sys.executable} has no {' and no '.join(missing)}: `pip install 'evalspan[hf]'` there, or set [trial] python "
+            "to an interpreter that has them"
+        )
+    return importlib.metadata.version("lm_eval")
 
 
 def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:

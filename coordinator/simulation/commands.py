@@ -136,13 +136,13 @@ def what_if(json_text: str, nodes: Sequence[int] | None = None) -> dict[str, Any
 
 
 def _sentence(rows: Sequence[dict[str, Any]]) -> str:
-    """`4 nodes: 26 min; 8 nodes: 15 min; the tail of X binds after 4 nodes`."""
+    """`4 nodes: 26 min; 8 nodes: 15 min; with more than 4 nodes the limit is the tail of X, not GPU time`."""
     parts = [f"{_nodes(row['nodes'])}: {_duration(row['planned_makespan_seconds'])}" for row in rows]
     ordered = sorted(rows, key=lambda row: row["nodes"])
     for before, row in zip([None, *ordered], ordered, strict=False):
         if row["binding"] != "GPU time":
-            after = f"after {_nodes(before['nodes'])}" if before else f"from {_nodes(row['nodes'])} on"
-            return "; ".join([*parts, f"{row['binding']} binds {after}"])
+            least = f"more than {_nodes(before['nodes'])}" if before else f"{_nodes(row['nodes'])} or more"
+            return "; ".join([*parts, f"with {least} the limit is {row['binding']}, not GPU time"])
     return "; ".join(parts)
 
 

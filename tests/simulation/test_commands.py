@@ -177,7 +177,7 @@ def test_what_if_says_what_binds():
     assert [row["gpus"] for row in got["rows"]] == [2, 4, 16]
     assert got["rows"][0]["binding"] == "GPU time"
     assert got["rows"][-1]["binding"] == "the tail of judge"
-    assert got["sentence"].endswith("the tail of judge binds after 2 nodes")
+    assert got["sentence"].endswith("with more than 2 nodes the limit is the tail of judge, not GPU time")
 
 
 def test_a_quantile_is_one_of_the_values():

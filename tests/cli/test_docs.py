@@ -1,0 +1,113 @@
+"""Laws of the pages: each link leads somewhere, and each command in them is one that evalspan takes today."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from coordinator.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+COMMAND: Any = typer.main.get_command(app)
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def _anchors(page: Path) -> set[str]:
+    """Names of the page's headings in links, by GitHub's rule."""
+    seen: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        name = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        names.add(f"{name}-{seen[name]}" if name in seen else name)
+        seen[name] = seen.get(name, 0) + 1
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading(page):
+    lost = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            lost.append(link)
+    assert not lost
+
+
+def test_every_page_is_reached_from_the_readme():
+    """By links of pages that are reached themselves."""
+    reached, next_ones = set(), [ROOT / "README.md"]
+    while next_ones:
+        page = next_ones.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            links = (link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link)
+            next_ones += [(page.parent / link).resolve() for link in links if link]
+    assert set(PAGES) <= reached
+
+
+def _calls(page: Path) -> Iterator[tuple[str, bool]]:
+    """Each call of evalspan on a page; whether it stands in a block, to be typed as it is."""
+    text = page.read_text()
+    blocks = "\n".join(FENCE.findall(text) + re.findall(r"^ {4}(\S.*)$", FENCE.sub("", text), re.MULTILINE))
+    for line in blocks.replace("\\\n", " ").splitlines():
+        if found := re.match(r"\s*(?:\$ )?(?:\S*/bin/)?evalspan (.*)", line):
+            yield found[1], True
+    for span in re.findall(r"`([^`]+)`", FENCE.sub("", text)):
+        if found := re.match(r"(?:\S*/bin/)?evalspan (.*)", " ".join(span.split())):
+            yield found[1], False
+
+
+def _words(call: str) -> list[str]:
+    """Words of a call, without its comment, redirection and following commands; optional ones count as given."""
+    before = re.split(r"\s#\s|\s[|>;&]+\s|\s2?>", call, maxsplit=1)[0]
+    return [
+        word for word in shlex.split(before.replace("[", " ").replace("]", " ")) if word not in {"…", "..."}
+    ]
+
+
+def _command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words call, and the words after it."""
+    command, rest = COMMAND, list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest.pop(0)]
+    return command, rest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_on_a_page_is_one_that_evalspan_takes(page):
+    """A call in a block parses whole; of one within a sentence the command and the names of its options exist."""
+    refused = []
+    for call, whole in _calls(page):
+        # README's overview names several commands in a line
+        for one in call.split(" · "):
+            command, rest = _command(_words(one))
+            try:
+                if rest[:1] == ["COMMAND"]:
+                    continue
+                if command is COMMAND and not (rest and rest[0].startswith("-")):
+                    raise click.UsageError("no such command")
+                if whole and not getattr(command, "commands", None):
+                    with command.make_context("evalspan", rest):
+                        pass
+                names = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+                for word in rest:
+                    if word.startswith("--") and word.partition("=")[0] not in {*names, "--help", "-h"}:
+                        raise click.UsageError(f"no option {word}")
+            except (click.exceptions.Exit, SystemExit):
+                pass  # --help and --version end there
+            except click.ClickException as error:
+                refused.append(f"evalspan {one}: {error.format_message()}")
+    assert not refused, "\n".join(refused)

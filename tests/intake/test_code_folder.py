@@ -1,0 +1,44 @@
+"""Laws of the copy of node-side code that an interpreter or container without evalspan runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import evaljobs
+from coordinator.config.schema import Config, TrialConfig
+from coordinator.intake.from_settings import site_of
+
+
+def _asks(work: Path, question: str) -> str:
+    """What a foreign interpreter prints that gets no package but the copy."""
+    site = site_of(Config(work_dir=work, trial=TrialConfig(python=sys.executable, container="env EXTRA=1")))
+    done = subprocess.run(
+        [*site.trial_command, "-S", "-c", question],
+        cwd=work,
+        env={**site.trial_env, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.strip()
+
+
+def test_a_foreign_interpreter_gets_the_code_in_the_work_folder(tmp_path):
+    where = _asks(tmp_path, "import os, evaljobs; print(evaljobs.__file__, os.environ['EXTRA'])")
+    assert where.startswith(str(tmp_path / "cache"))
+    assert where.endswith(" 1")
+    assert _asks(tmp_path, "import evaljobs; print(evaljobs.__file__)") == where.removesuffix(" 1")
+
+
+def test_after_an_upgrade_it_gets_the_new_code_even_under_the_same_version(tmp_path, monkeypatch):
+    """An installation from a newer commit has the version of the older one until the next release."""
+    _asks(tmp_path, "import evaljobs")
+    upgraded = tmp_path / "site" / "evaljobs"
+    shutil.copytree(Path(str(evaljobs.__file__)).parent, upgraded)
+    (upgraded / "errors.py").open("a").write("\nUPGRADED = True\n")
+    monkeypatch.setattr(evaljobs, "__file__", str(upgraded / "__init__.py"))
+    assert _asks(tmp_path, "import evaljobs.errors; print(evaljobs.errors.UPGRADED)") == "True"
