@@ -53,10 +53,21 @@ class SlurmOptions:
         return self.best_effort_qos or self.qos if job.best_effort else self.qos
 
 
-def within_limits(job: Job, options: SlurmOptions, limits: Mapping[str | None, int]) -> Job:
-    """Cut the job's time limit to MaxTime. `limits`: seconds by partition; None: the default one."""
+def within_limits(
+    job: Job,
+    options: SlurmOptions,
+    limits: Mapping[str | None, int],
+    walls: Mapping[tuple[str, str], int] | None = None,
+) -> Job:
+    """Cut the job's time limit to MaxTime and MaxWall.
+
+    `limits`: MaxTime in seconds by partition; None: the default one. `walls`: as of
+    `slurm_parse.parse_walls`.
+    """
     names = options.partition_of(job)
     most = [limits[n] for n in (names.split(",") if names else (None,)) if n in limits]
+    theirs = (("qos", options.qos_of(job) or ""), ("account", options.account or ""))
+    most += [walls[key] for key in theirs if walls and key in walls]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 
 

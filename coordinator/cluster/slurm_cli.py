@@ -7,6 +7,7 @@ an empty answer. One command per call, without retries: `evaluation` decides on 
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Sequence
 
 from coordinator.base.run_command import CommandError, run_command
@@ -30,6 +31,7 @@ class SlurmCli:
         self.options = options
         # MaxTime by partition, from the last listing of nodes
         self._limits: dict[str | None, int] | None = None
+        self._walls: dict[tuple[str, str], int] | None = None  # MaxWall of accounts and QOS, asked once
 
     def submit(self, job: Job) -> str:
         """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
@@ -56,10 +58,23 @@ class SlurmCli:
         return text.parse_nodes(said, self.options)
 
     def within_limits(self, job: Job) -> Job:
-        """Cut the job's time limit to its partition's MaxTime; the first call lists nodes."""
+        """Cut the job's time limit to what its partition, account and QOS allow; the first call asks for them."""
         if self._limits is None:
             self.nodes()
-        return within_limits(job, self.options, self._limits or {})
+        if self._walls is None:
+            self._walls = self._ask_walls()
+        return within_limits(job, self.options, self._limits or {}, self._walls)
+
+    def _ask_walls(self) -> dict[tuple[str, str], int] | None:
+        """From slurmctld, since slurmdbd may be away. Empty where the site hides them, None where it did not answer."""
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+            argv = ["scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
+            return text.parse_walls(self._run(argv))
+        except KeyError:
+            return {}
+        except _FailedError as error:
+            return None if error.stderr is None or text.says(error.words, text.AWAY) else {}
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Run one `scancel` per thousand jobs; ignores ids that are gone."""

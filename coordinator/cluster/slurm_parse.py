@@ -260,6 +260,26 @@ def parse_limits(text: str) -> dict[str | None, int]:
     return limits
 
 
+def parse_walls(text: str) -> dict[tuple[str, str], int]:
+    """MaxWall in seconds by ("qos", name) and ("account", name), from `scontrol --oneliner show assoc_mgr`.
+
+    ("account", "") is the user's default account. No key: no limit. An association with one
+    partition alone is left out.
+    """
+    walls: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        limit = re.search(r" MaxWallPJ=(\d+)\b", line)
+        if limit is None:
+            continue
+        qos = re.match(r"QOS=(\S+)\(\d+\) ", line)
+        account = re.search(r" Account=(\S+) UserName=\S+ Partition= .* DefAssoc=(Yes|No) ", line)
+        names = [("qos", qos[1])] if qos else []
+        if account:
+            names += [("account", account[1]), *([("account", "")] if account[2] == "Yes" else [])]
+        walls |= dict.fromkeys(names, int(limit[1]) * 60)
+    return walls
+
+
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
     """Is the node reachable only through partitions that may preempt a job?"""
     usable = {row.partitions[0] for row in rows if row.usable}

@@ -39,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
     down.add_argument("--orphans", action="store_true", help="those whose test run has died")
     run = subs.add_parser("run", help="run a command as the cluster's user: dev-cluster run -- squeue")
     run.add_argument("argv", nargs="+")
-    for sub in (up, status, down, run):
+    power = subs.add_parser("power", help="boot nodes, or cut their power: dev-cluster power off n1,n2")
+    power.add_argument("what", choices=("on", "off"))
+    power.add_argument("nodes", help="node names, as Slurm writes them")
+    for sub in (up, status, down, run, power):
         sub.add_argument("--name", default=None if sub is status else ClusterSpec().name)
     for sub in (up, status):
         sub.add_argument("--json", action="store_true", help="print JSON")
@@ -50,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         lifecycle.check_machine()
-        return {"up": _up, "status": _status, "down": _down, "run": _run}[options.command](options)
+        return {"up": _up, "status": _status, "down": _down, "run": _run, "power": _power}[options.command](
+            options
+        )
     except DevClusterError as error:
         print(f"dev-cluster: {error}", file=sys.stderr)
         return 2
@@ -122,3 +127,8 @@ def _run(options: argparse.Namespace) -> int:
     argv = [*lifecycle.user_argv(record, cwd=None), *options.argv]
     sys.stdout.flush()
     os.execvpe(argv[0], argv, lifecycle.user_env(record))  # noqa: S606 - the command takes our place
+
+
+def _power(options: argparse.Namespace) -> int:
+    lifecycle.power(_known(options.name), options.nodes, on=options.what == "on")
+    return 0

@@ -8,17 +8,21 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from dev_cluster import real_site
 from dev_cluster.site_view import ViewPlan
-from dev_cluster.spec import ClusterSpec, Layout
+from dev_cluster.spec import MIXED_MB, ClusterSpec, Layout
 
 # The expiry of a job's credential is also how long Slurm holds a requeued job back (default 120 s).
 CRED_EXPIRE_S = 30
 SCHEDULER = "batch_sched_delay=0,bf_interval=2,sched_interval=5,default_queue_depth=2000,bf_max_job_test=2000,bf_continue"
 STAGE = Path("/run/evalspan-dev/stage")
+# Each node's spool folder under one short path: a step's socket has the node's name in it, and 107 characters at most.
+SHORT_SPOOL = Path("/run/evalspan-dev/spool")
 
 
 def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) -> str:
     """slurm.conf: slurmctld listens at `base_port`, the nodes at the ports after it, on loopback."""
+    spool = f"{SHORT_SPOOL}" if spec.mixed else f"{layout.spool}/%n"
     lines = [
         f"ClusterName={spec.name}",
         f"SlurmctldHost={host}(127.0.0.1)",
@@ -28,13 +32,12 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) 
         "AuthType=auth/munge",
         f"AuthInfo=socket={layout.munge_socket},cred_expire={CRED_EXPIRE_S}",
         f"StateSaveLocation={layout.state}",
-        f"SlurmdSpoolDir={layout.spool}/%n",
+        f"SlurmdSpoolDir={spool}",
         f"SlurmctldPidFile={layout.run}/slurmctld.pid",
         f"SlurmdPidFile={layout.run}/slurmd.%n.pid",
         f"SlurmctldLogFile={layout.log}/slurmctld.log",
         f"SlurmdLogFile={layout.log}/slurmd.%n.log",
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
+        f"EnforcePartLimits={spec.part_limits}",
         "MpiDefault=none",
         "SwitchType=switch/none",
         "SelectType=select/cons_tres",
@@ -54,11 +57,19 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, *, host: str, base_port: int) 
         "PriorityType=priority/multifactor",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
-        "AccountingStorageType=accounting_storage/none",
-        "JobAcctGatherType=jobacct_gather/none",
         "JobCompType=jobcomp/filetxt",
         f"JobCompLoc={layout.log}/jobcomp.log",
     ]
+    lines += real_site.process_lines(spec)
+    lines += (
+        real_site.accounting_lines(layout, base_port + 1 + len(spec.node_names))
+        if spec.accounting
+        else real_site.NO_ACCOUNTING
+    )
+    if spec.max_array:
+        lines.append(f"MaxArraySize={spec.max_array}")
+    if spec.power_save:
+        lines += real_site.power_lines(layout)
     if spec.private_shm:
         lines += ["JobContainerType=job_container/tmpfs", "PrologFlags=Contain"]
     if spec.gpu_jobs_only:
@@ -70,25 +81,31 @@ def _nodes(spec: ClusterSpec, port: int) -> list[str]:
     size = f"CPUs={spec.cpus} NodeAddr=127.0.0.1 State=UNKNOWN"
     lines = []
     for offset, name in enumerate(spec.node_names):
-        gres = f" Gres=gpu:a100:{spec.gpus}" if name in spec.gpu_node_names else ""
-        memory = f"RealMemory={(spec.small_mb if offset == 0 else 0) or spec.memory_mb}"
+        gres = f" Gres=gpu:{gpu_type(spec, name)}{spec.gpus}" if name in spec.gpu_node_names else ""
+        small = (spec.small_mb or (MIXED_MB if spec.mixed else 0)) if offset == 0 else 0
+        memory = f"RealMemory={small or spec.memory_mb}"
         lines.append(f"NodeName={name} NodeHostname={name} Port={port + offset} {size} {memory}{gres}")
     return lines
+
+
+def gpu_type(spec: ClusterSpec, node: str) -> str:
+    """The type of a node's GPUs with a colon behind it; "" where they have none."""
+    if spec.untyped_gres:
+        return ""
+    return "h100:" if spec.mixed and node == spec.gpu_node_names[1] else "a100:"
 
 
 def _partitions(spec: ClusterSpec) -> list[str]:
     share = " OverSubscribe=EXCLUSIVE" if spec.exclusive else ""
     share += f" MaxMemPerCPU={spec.cpu_memory_mb}" if spec.cpu_memory_mb else ""
-    gpu_nodes = f"Nodes=n[1-{spec.nodes}] DefaultTime=60 MaxTime=INFINITE State=UP{share}"
+    times = f"DefaultTime={min(60, spec.max_time or 60)} MaxTime={spec.max_time or 'INFINITE'} State=UP"
+    gpu_nodes = f"Nodes={','.join(spec.gpu_node_names)} {times}{share}"
     lines = [
         f"PartitionName=gpu Default=YES PriorityTier=10 PreemptMode=OFF {gpu_nodes}",
         f"PartitionName=spare PriorityTier=1 PreemptMode={spec.spare_mode} GraceTime={spec.grace_s} {gpu_nodes}",
     ]
     if spec.cpu_nodes:
-        lines.append(
-            f"PartitionName=cpu PriorityTier=10 PreemptMode=OFF Nodes=c[1-{spec.cpu_nodes}] "
-            "DefaultTime=60 MaxTime=INFINITE State=UP"
-        )
+        lines.append(f"PartitionName=cpu PriorityTier=10 PreemptMode=OFF Nodes=c[1-{spec.cpu_nodes}] {times}")
     return lines
 
 
@@ -96,10 +113,12 @@ def gres_conf(spec: ClusterSpec, layout: Layout) -> str:
     """gres.conf. Slurm takes a GPU's index from the end of its file's name, and asks of the file only that it be a device:
     links to /dev/null serve. So nothing appears in the host's /dev, and no real GPU is confused with ours.
     """
-    return (
-        "AutoDetect=off\n"
-        f"NodeName=n[1-{spec.nodes}] Name=gpu Type=a100 File={layout.devices}/nvidia[0-{spec.gpus - 1}]\n"
-    )
+    lines = ["AutoDetect=off"]
+    for name in spec.gpu_node_names:
+        kind = gpu_type(spec, name).rstrip(":")
+        files = f"File={layout.devices}/nvidia[0-{spec.gpus - 1}]"
+        lines.append(f"NodeName={name} Name=gpu{f' Type={kind}' if kind else ''} {files}")
+    return "\n".join([*lines, ""])
 
 
 def job_container_conf(layout: Layout) -> str:
@@ -123,6 +142,8 @@ def namespace_script(spec: ClusterSpec, layout: Layout, plan: ViewPlan) -> str:
         f"mount -t tmpfs -o size={spec.shm_mb}m,mode=1777 tmpfs /dev/shm",
         'hostname "$1"',
     ]
+    if spec.mixed:
+        node_lines.append(f'mkdir -p {SHORT_SPOOL}; mount --bind {quoted["spool"]}/"$1" {SHORT_SPOOL}')
     if spec.private_shm:
         node_lines.append(f'mount --bind {quoted["private"]}/"$1" {quoted["private"]}')
     return "\n".join(

@@ -44,7 +44,7 @@ def running(record: Record, label: str) -> Proc | None:
     return procs.load(pid_file(record, label))
 
 
-def _spawned(
+def spawned(
     record: Record, label: str, argv: list[str], *, log: Path, ready: Callable[[], bool], failure: str = ""
 ) -> Proc:
     """Start a part in the background, write its pid file and wait until it is ready."""
@@ -71,7 +71,7 @@ def start_munged(record: Record) -> None:
     # munged refuses a socket below a folder that some user may not enter; the submit side shows no such folder.
     enter = ["nsenter", "-t", str(start_login(record).pid), "-m", "--"]
     argv = [*enter, "munged", "--foreground", *(f"--{name}={value}" for name, value in options.items())]
-    _spawned(record, "munged", argv, log=munge / "out", ready=record.layout.munge_socket.exists)
+    spawned(record, "munged", argv, log=munge / "out", ready=record.layout.munge_socket.exists)
 
 
 def start_controller(record: Record) -> None:
@@ -79,7 +79,7 @@ def start_controller(record: Record) -> None:
     if running(record, "slurmctld") is None:
         argv = ["slurmctld", "-D", "-f", str(record.layout.slurm_conf)]
         log = record.layout.log / "slurmctld.out"  # -D prints what it logs, too
-        _spawned(record, "slurmctld", argv, log=log, ready=lambda: controller_answers(record))
+        spawned(record, "slurmctld", argv, log=log, ready=lambda: controller_answers(record))
 
 
 def controller_answers(record: Record) -> bool:
@@ -87,6 +87,16 @@ def controller_answers(record: Record) -> bool:
         ["scontrol", "ping"], check=False, capture_output=True, env=daemon_env(record), timeout=60
     )
     return done.returncode == 0
+
+
+def scontrol(record: Record, *words: str) -> None:
+    """A command of the administrator; a DevClusterError with Slurm's words where it is refused."""
+    argv = ["scontrol", *words]
+    done = subprocess.run(
+        argv, check=False, text=True, capture_output=True, env=daemon_env(record), timeout=60
+    )
+    if done.returncode != 0:
+        raise DevClusterError(f"{' '.join(argv)}: {' '.join((done.stderr + done.stdout).split())}")
 
 
 def kill_controller(record: Record) -> None:
@@ -124,7 +134,7 @@ def _start_holder(record: Record, role: str, namespaces: list[str], *, label: st
     pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
     argv = ["env", f"ALL_CPUS={ns_order.cpu_list()}", *pinned, *argv]
     failure = f"the namespaces of {role} could not be made"
-    return _spawned(record, label, argv, log=log, ready=ready.exists, failure=failure)
+    return spawned(record, label, argv, log=log, ready=ready.exists, failure=failure)
 
 
 def start_node(record: Record, name: str) -> None:
@@ -139,6 +149,9 @@ def start_node(record: Record, name: str) -> None:
     if slurmd(record, name) is None:
         log = record.layout.log / f"slurmd.{name}.log"
         argv = ["nsenter", "-t", str(node.pid), "-m", "-u", "-i", "-p", "slurmd", "-N", name]
+        argv += (
+            ["-b"] if record.spec.power_save else []
+        )  # Slurm waits for a node that says that it has booted
         argv += ["-f", str(record.layout.slurm_conf)]  # returns once slurmd is in the background
         done = subprocess.run(
             argv, check=False, text=True, capture_output=True, env=daemon_env(record), cwd="/"
@@ -227,8 +240,8 @@ def kill_everything(record: Record) -> None:
     for name in record.spec.node_names:
         kill_node(record, name)
     kill_controller(record)
-    munged = running(record, "munged")
-    if munged is not None:
-        procs.kill_all([munged])
+    for label in ("slurmdbd", "database", "munged"):
+        if (proc := running(record, label)) is not None:
+            procs.kill_all([proc])
     while left := [p for p in procs.everyone() if procs.environment(p.pid).get(MARK) == str(record.root)]:
         procs.kill_all(left)

@@ -10,6 +10,7 @@ import os
 import pwd
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dev_cluster import conf, daemons, procs, registry
+from dev_cluster import accounting, cgroups, conf, daemons, procs, real_site, registry
 from dev_cluster.registry import Record
 from dev_cluster.site_view import Exposure, plan_view
 from dev_cluster.spec import ClusterSpec, DevClusterError, Layout, is_below
@@ -26,13 +27,13 @@ from dev_cluster.spec import ClusterSpec, DevClusterError, Layout, is_below
 REPO = Path(__file__).resolve().parents[2]
 DEFAULT_HOME = Path("/var/tmp/evalspan-dev")
 DEFAULT_USER = "evalspan-test"
-PARTS = ("munged", "login", "slurmctld")
 SUBMIT_RULE = Path(__file__).with_name("job_submit.lua")
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
 TOOLS = dict.fromkeys(("slurmctld", "slurmd", "sbatch", "munged"), PACKAGES)
 TOOLS |= dict.fromkeys(("unshare", "nsenter", "setpriv", "useradd", "mount"), "util-linux mount passwd")
 # What job_container/tmpfs hides from a job.
 PRIVATE = ("/tmp", "/dev/shm")
+GPU_MAJOR = 240  # the kernel keeps 240 to 254 for local use; no driver answers
 # A Unix socket's path has at most 107 bytes; "/munge/socket.lock" comes after the folder.
 LONGEST_ROOT = 80
 
@@ -96,12 +97,14 @@ def _reserve(request: Request) -> Record:
     root = _root(request)
     user = _account(request.user)
     python, repo, exposures, warnings = _site(request, root)
+    if spec.accounting:
+        accounting.check_machine()
     if spec.gpu_jobs_only and not list(Path("/usr/lib").glob("**/slurm*/job_submit_lua.so")):
         raise DevClusterError(f"Slurm's job_submit_lua plugin is missing: apt-get install {PACKAGES}")
     return Record(
         spec=spec,
         root=root,
-        base_port=registry.choose_ports(1 + len(spec.node_names), request.port),
+        base_port=registry.choose_ports(spec.ports, request.port),
         user=user.pw_name,
         uid=user.pw_uid,
         gid=user.pw_gid,
@@ -207,8 +210,7 @@ def _furnish(record: Record) -> None:
         folder.chmod(0o755)
     layout.munge.chmod(0o711)
     os.chown(layout.user, record.uid, record.gid)
-    for index in range(spec.gpus):
-        (layout.devices / f"nvidia{index}").symlink_to("/dev/null")
+    _make_devices(record)
     host = socket.gethostname().split(".")[0]
     plan = plan_view(record.exposures, _is_open)
     texts = {
@@ -220,11 +222,27 @@ def _furnish(record: Record) -> None:
         layout.view_script: conf.namespace_script(spec, layout, plan),
         layout.env_file: f"export SLURM_CONF={layout.slurm_conf}\n",
     }
-    if slurm_version() >= (23, 11):
-        texts[layout.conf / "cgroup.conf"] = "CgroupPlugin=disabled\n"
-    for path, text in texts.items():
+    if text := real_site.cgroup_conf(spec, slurm_version(), os.cpu_count() or 1):
+        texts[layout.conf / "cgroup.conf"] = text
+    scripts = {}
+    if spec.power_save:
+        command = REPO / "scripts" / "dev-cluster"
+        for word in ("on", "off"):
+            scripts[layout.conf / f"power-{word}"] = real_site.power_script(spec, command, on=word == "on")
+    for path, text in (texts | scripts).items():
         path.write_text(text)
-        path.chmod(0o644)
+        path.chmod(0o755 if path in scripts else 0o644)
+
+
+def _make_devices(record: Record) -> None:
+    """A file per GPU. Links to /dev/null serve, but where cgroups deny a job every GPU that it did not ask for."""
+    for index in range(record.spec.gpus):
+        file = record.layout.devices / f"nvidia{index}"
+        if record.spec.cgroups:
+            os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(GPU_MAJOR, index))
+            file.chmod(0o666)
+        else:
+            file.symlink_to("/dev/null")
 
 
 def slurm_version() -> tuple[int, int]:
@@ -237,11 +255,43 @@ def slurm_version() -> tuple[int, int]:
 def _start(record: Record) -> None:
     daemons.start_login(record)
     daemons.start_munged(record)
+    if record.spec.accounting:
+        accounting.start(record)
     daemons.start_controller(record)
+    if record.spec.accounting:
+        accounting.make_accounts(record)
     names = record.spec.node_names
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: daemons.start_node(record, name), names))
     wait_nodes(record, names, {"idle"}, deadline_s=120 + len(names))
+    _hold_back(record)
+
+
+def _hold_back(record: Record) -> None:
+    """Take the first node by a reservation, and the power of all GPU nodes, where the cluster is such a site."""
+    first = record.spec.gpu_node_names[0]
+    if record.spec.reservation:
+        words = ["reservationname=maintenance", "starttime=now", "duration=infinite", "user=root"]
+        daemons.scontrol(record, "create", *words, f"nodes={first}", "flags=maint,ignore_jobs")
+    if record.spec.power_save:
+        for name in record.spec.gpu_node_names:
+            daemons.scontrol(record, "update", f"nodename={name}", "state=power_down_force")
+        names = record.spec.gpu_node_names
+        off = procs.poll(
+            lambda: all(node_states(record).get(name) == "idle~" for name in names),
+            deadline_s=60,
+            every_s=0.5,
+        )
+        if not off:
+            raise DevClusterError(f"nodes are not powered down after 60 s: {node_states(record)}")
+
+
+def power(record: Record, nodes: str, *, on: bool) -> None:
+    """Boot nodes (Slurm's list of names), or cut their power, as Slurm's ResumeProgram and SuspendProgram do."""
+    argv = ["scontrol", "show", "hostnames", nodes]
+    names = subprocess.run(argv, check=True, text=True, capture_output=True, env=daemons.daemon_env(record))
+    for name in names.stdout.split():
+        (daemons.start_node if on else daemons.kill_node)(record, name)
 
 
 def wait_nodes(record: Record, names: Sequence[str], states: set[str], *, deadline_s: float) -> None:
@@ -345,7 +395,7 @@ def status(record: Record) -> dict[str, Any]:
         "python": str(record.python),
         "repo": str(record.repo),
         "port": record.base_port,
-        "processes": {part: _pid(daemons.running(record, part)) for part in PARTS},
+        "processes": {part: _pid(daemons.running(record, part)) for part in record.spec.parts},
         "nodes": nodes,
         "warnings": list(record.warnings),
     }
@@ -358,6 +408,8 @@ def _pid(proc: procs.Proc | None) -> int | None:
 def down(record: Record) -> None:
     """End all processes, then remove folder and registration. Does nothing twice."""
     daemons.kill_everything(record)
+    if record.spec.cgroups:
+        cgroups.remove(record.spec.node_names)
     _unmount_below(record.root)
     if record.root.exists():
         shutil.rmtree(record.root)

@@ -46,8 +46,8 @@ class Record:
 
     @property
     def ports(self) -> range:
-        """slurmctld's, then one a node."""
-        return range(self.base_port, self.base_port + 1 + len(self.spec.node_names))
+        """slurmctld's, one a node, then with accounting slurmdbd's and its database's."""
+        return range(self.base_port, self.base_port + self.spec.ports)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+LONG_NAME = (
+    "gpu-node-of-the-very-long-named-cluster-in-building-12-n{:04}"  # 60 characters; only the end differs
+)
+MIXED_MB = 2000  # memory of the first node of a mixed cluster: less than a trial asks for
 NAME_RULE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
@@ -43,6 +47,15 @@ class ClusterSpec:
     exclusive: bool = _option(False, "a job gets GPU nodes whole")
     gpu_jobs_only: bool = _option(False, "GPU partitions refuse jobs without a GPU")
     cpu_memory_mb: int = _option(0, "MiB that raise a job's CPUs by one on GPU nodes (MaxMemPerCPU; 0: none)")
+    cgroups: bool = _option(False, "cgroups hold each job to its memory, cores and GPUs")
+    accounting: bool = _option(False, "slurmdbd and MariaDB: an account, and QOS with limits")
+    max_time: int = _option(0, "MaxTime of every partition, minutes (0: none)", 0, 525_600)
+    part_limits: str = _option("NO", "EnforcePartLimits: NO, ANY or ALL")
+    max_array: int = _option(0, "MaxArraySize (0: Slurm's own)", 0, 4_000_001)
+    untyped_gres: bool = _option(False, "GPUs have no type")
+    mixed: bool = _option(False, "n1: 2000 MiB; n2: another GPU type; the others: names of 60 characters")
+    reservation: bool = _option(False, "root holds the first GPU node in a reservation")
+    power_save: bool = _option(False, "GPU nodes are powered down, and boot for a job")
     spare_mode: str = _option("REQUEUE", "partition spare: REQUEUE or CANCEL when preempted")
     grace_s: int = _option(5, "seconds between a preemption's TERM and KILL", 0, 65_533)
     slurmd_timeout_s: int = _option(20, "seconds until a mute node is DOWN", 3, 65_533)
@@ -58,10 +71,15 @@ class ClusterSpec:
                 raise DevClusterError(f"{flag(one.name)} {value}: give a number from {low} to {high}")
         if self.spare_mode not in {"REQUEUE", "CANCEL"}:
             raise DevClusterError(f"--spare-mode {self.spare_mode}: give REQUEUE or CANCEL")
+        if self.part_limits not in {"NO", "ANY", "ALL"}:
+            raise DevClusterError(f"--part-limits {self.part_limits}: give NO, ANY or ALL")
+        if self.mixed and self.nodes < len(("little", "other type", "long", "long")):
+            raise DevClusterError(f"--mixed with --nodes {self.nodes}: give 4 nodes or more")
 
     @property
     def gpu_node_names(self) -> list[str]:
-        return [f"n{i}" for i in range(1, self.nodes + 1)]
+        names = [f"n{i}" for i in range(1, self.nodes + 1)]
+        return [*names[:2], *(LONG_NAME.format(i) for i in range(3, self.nodes + 1))] if self.mixed else names
 
     @property
     def cpu_node_names(self) -> list[str]:
@@ -70,6 +88,16 @@ class ClusterSpec:
     @property
     def node_names(self) -> list[str]:
         return self.gpu_node_names + self.cpu_node_names
+
+    @property
+    def ports(self) -> int:
+        """How many ports the daemons take, side by side."""
+        return 1 + len(self.node_names) + 2 * self.accounting
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Labels of the processes beside the nodes, in the order of their starts."""
+        return ("munged", "login", *(("database", "slurmdbd") if self.accounting else ()), "slurmctld")
 
 
 class Layout:
@@ -89,6 +117,7 @@ class Layout:
         self.munge_socket = self.munge / "socket"
         self.devices = root / "dev"
         self.user = root / "user"
+        self.database = root / "database"  # of --accounting
         self.site = root / "site"  # shows a venv or repository that jobs could not see otherwise
 
 

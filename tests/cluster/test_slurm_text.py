@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.cluster import ClusterError, LimitError, RefusedError
-from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
+from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
     PHASES,
@@ -19,6 +19,7 @@ from coordinator.cluster.slurm_parse import (
     parse_limits,
     parse_nodes,
     parse_queue,
+    parse_walls,
     refused,
     setting_of,
 )
@@ -263,6 +264,41 @@ def test_the_time_limit_of_a_partition_is_read(text: str, seconds: int | None) -
     rows = table(NODE_HEAD, node("n1", "gpu*", time=text), node("n1", "spare", time="10:00"))
     known = {} if seconds is None else {"gpu": seconds, None: seconds}
     assert parse_limits(rows) == known | {"spare": 600}
+
+
+WALLS = """\
+Current Association Manager state
+Association Records
+ClusterName=c Account=root UserName= Partition= Priority=0 ID=1 DefAssoc=No MaxJobs= MaxWallPJ= MaxTRESPJ=
+ClusterName=c Account=lab UserName= Partition= Priority=0 ID=2 DefAssoc=No MaxJobs= MaxWallPJ=10 MaxTRESPJ=
+ClusterName=c Account=lab UserName=me(1001) Partition= Priority=0 ID=3 DefAssoc=Yes MaxJobs= MaxWallPJ=45 MaxTRESPJ=
+ClusterName=c Account=lab UserName=me(1001) Partition=debug Priority=0 ID=4 DefAssoc=No MaxJobs= MaxWallPJ=5 MaxTRESPJ=
+QOS Records
+QOS=normal(1) UsageRaw=0.0 GrpWall=N(0.00) MaxWallPJ= MaxTRESPJ= Account Limits=No Accounts
+QOS=short(2) UsageRaw=0.0 GrpWall=N(0.00) MaxWallPJ=30 MaxTRESPJ= Account Limits=No Accounts
+"""
+
+
+def test_max_wall_is_read_of_accounts_and_qualities_of_service() -> None:
+    """Accounts without the user, and associations with one partition alone, do not count."""
+    assert parse_walls(WALLS) == {("account", "lab"): 2700, ("account", ""): 2700, ("qos", "short"): 1800}
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (SlurmOptions(), 2700),
+        (SlurmOptions(qos="short"), 1800),
+        (SlurmOptions(qos="normal", account="other"), 3600),
+        (SlurmOptions(account="lab", partition="tiny"), 60),
+    ],
+)
+def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
+    options: SlurmOptions, seconds: int
+) -> None:
+    job = Job(name="j", argv=("true",), log="/dev/null", time_limit_seconds=3600)
+    cut = within_limits(job, options, {"tiny": 60}, parse_walls(WALLS))
+    assert cut.time_limit_seconds == seconds
 
 
 def test_cancelling_complains_of_living_jobs_alone() -> None:
