@@ -33,6 +33,7 @@ class SlurmOptions:
     best_effort_qos: str | None = None  # for those jobs; None: `qos`
     nice: int | None = None
     reservation: str | None = None
+    wake: bool = False  # nodes that are powered down may be used
     extra_args: tuple[str, ...] = ()  # last, so they override the arguments above
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are

@@ -153,6 +153,7 @@ GONE = ("invalid job id", "already completing or completed", "already finished")
 USABLE_STATES = frozenset({"idle", "mixed", "allocated", "completing", "planned"})
 # sinfo's marks of unusable nodes: not responding, power changes, maintenance, reboot; not "-" (planned).
 BAD_MARKS = "*~#!%$@^"
+ASLEEP = "~#"  # those of a node that is powered down, or boots
 
 
 def says(words: str, phrases: Iterable[str]) -> bool:
@@ -226,7 +227,7 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         partition = fields[1].rstrip("*")
         if fields[1].endswith("*"):
             defaults.add(partition)
-        row = _node(fields, partition, reserved=options.reservation is not None)
+        row = _node(fields, partition, options)
         seen.setdefault(row.name, []).append(row)
     certain = _names(options.partition) or defaults
     trials = certain | _names(options.best_effort)
@@ -290,7 +291,7 @@ def _names(partitions: str | None) -> set[str]:
     return set(partitions.split(",")) if partitions else set()
 
 
-def _node(fields: list[str], partition: str, *, reserved: bool) -> NodeState:
+def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState:
     name, _, available, _, state, gres, gres_used, cpus, memory, allocated = fields
     gpus, gpu_type = parse_gres(gres)
     used, _ = parse_gres(gres_used)
@@ -301,10 +302,11 @@ def _node(fields: list[str], partition: str, *, reserved: bool) -> NodeState:
     except (IndexError, ValueError) as error:
         raise ClusterError(f"sinfo printed a node that cannot be read: {fields!r}") from error
     base = state.lower().rstrip(BAD_MARKS + "-+")
-    good = base in USABLE_STATES or (reserved and base == "reserved")
+    good = base in USABLE_STATES or (options.reservation is not None and base == "reserved")
+    bad = set(BAD_MARKS) - set(ASLEEP if options.wake else "")
     return NodeState(
         name=name,
-        usable=good and available == "up" and not set(state) & set(BAD_MARKS),
+        usable=good and available == "up" and not set(state) & bad,
         state=state,
         gpus=gpus,
         gpus_free=max(0, gpus - used),

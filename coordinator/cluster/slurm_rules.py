@@ -258,6 +258,12 @@ class Hosting:
             return self.reason
         return crowding(self.rules, self.partition, self.nodes, wants)
 
+    @property
+    def array_size(self) -> int | None:
+        """Most members of a job array (MaxArraySize; 1 where the site takes none); None where it is unknown."""
+        most = None if self.rules is None else self.rules.number("MaxArraySize")
+        return None if most is None else max(1, most)
+
     def workers_that_fit(self, wants: Wants, cpus: int) -> int | None:
         """Metric workers of `cpus` each that their partition can run beside its trials.
 

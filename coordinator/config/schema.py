@@ -191,6 +191,12 @@ class BorrowConfig(Record):
     best_effort_qos: str | None = None
 
 
+class NodesConfig(Record):
+    """Which nodes evalspan may take."""
+
+    wake: bool = False  # also those that Slurm has powered down to save energy
+
+
 class CheckpointConfig(Record):
     """Which checkpoints are evaluated, and how they are read."""
 
@@ -223,6 +229,7 @@ class Config(Record):
     judge: JudgeConfig = JudgeConfig()
     watch: WatchConfig = WatchConfig()
     borrow: BorrowConfig = BorrowConfig()
+    nodes: NodesConfig = NodesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackersConfig = TrackersConfig()
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None

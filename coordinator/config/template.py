@@ -178,6 +178,9 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # best_effort = "scavenge"    # example: partitions whose jobs are preempted, used for nodes that [cluster] partition lacks
 # best_effort_qos = "low"     # example: for jobs there; default: cluster.qos
 
+[nodes]
+# wake = false                # true: jobs may boot nodes that Slurm has powered down (idle~)
+
 [checkpoint]
 # allow_bin = false           # true: take pickled weights, which run code when they are loaded
 # convert = "python dcp_to_hf.py {{src}} {{dst}}"   # example: for checkpoints in training's own format; a CPU job, cached

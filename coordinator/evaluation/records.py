@@ -48,6 +48,7 @@ class RunOptions(Record):
     stage: bool = True  # False: trials read storage themselves
     # one long job a node stages and hosts the trials (private /dev/shm, exclusive nodes)
     host_trials: bool = False
+    array_size: int | None = None  # most members of a job array that the site takes; 1: no arrays
     host_why: str = ""  # what of the site asks for that; empty where the settings did
     allow_unsafe: bool = False
     bootstrap_iters: int = 100_000

@@ -178,7 +178,8 @@ def _workers(state: State, site: Site, now: float, *, submits: bool) -> Due:
         count = 0 if now < scoring.workers_due_at else state.plan.workers or state.record.options.workers
     if not count or not submits:
         return []
-    event = worker_job(state, site, count, now)
+    # where arrays are small, more workers come as metric jobs wait
+    event = worker_job(state, site, min(count, state.record.options.array_size or count), now)
     intended(state, event)
     return jobs.submission(event)
 

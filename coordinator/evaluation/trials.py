@@ -108,9 +108,11 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
         lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)
-            event = trial_job(state, site, node, lanes, now)
-            intended(state, event)
-            actions += jobs.submission(event)
+            size = state.record.options.array_size or len(lanes)
+            for first in range(0, len(lanes), size):
+                event = trial_job(state, site, node, lanes[first : first + size], now)
+                intended(state, event)
+                actions += jobs.submission(event)
         if need <= 0:
             break
     return actions

@@ -155,6 +155,7 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
                 "choose another partition or lower gpus_per_trial"
             )
         nodes = [n for n in nodes if n.gpus >= options.gpus_per_trial]
+        _check_power(nodes)
         _check_memory(nodes, options, staged)
         jobs = probes(options, staged, best_effort=all(n.best_effort for n in nodes))
         if record.convert:
@@ -169,6 +170,15 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
             )
     except ClusterError as error:
         raise OperatorError(f"the cluster cannot be asked: {error}") from error
+
+
+def _check_power(nodes: Sequence[NodeState]) -> None:
+    """OperatorError where every node is powered down and none may be booted: nothing would ever start."""
+    if all("~" in n.state and not n.usable for n in nodes):
+        raise OperatorError(
+            f"Slurm has powered down all nodes with GPUs ({nodes[0].name} is {nodes[0].state}): "
+            "[nodes] wake = true lets evalspan's jobs boot them"
+        )
 
 
 def _check_memory(nodes: Sequence[NodeState], options: RunOptions, checkpoint_bytes: int) -> None:

@@ -74,6 +74,8 @@ def at_site(record: EvaluationRecord, site: Hosting, config: Config) -> Evaluati
     reason = site.reason_for(wants)
     if reason:
         changes |= {"host_trials": True, "host_why": reason}
+    if site.array_size is not None:
+        changes["array_size"] = site.array_size
     fitting = site.workers_that_fit(wants, options.worker_cpus)
     if fitting is not None:
         changes["workers"] = min(config.metric.workers or MOST_WORKERS, fitting)
@@ -117,6 +119,7 @@ def slurm_options(config: Config) -> SlurmOptions:
         best_effort_qos=config.borrow.best_effort_qos,
         nice=section.nice,
         reservation=section.reservation,
+        wake=config.nodes.wake,
         extra_args=extra,
         chdir=str(config.work_dir),
         token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",

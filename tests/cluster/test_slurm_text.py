@@ -188,6 +188,15 @@ def test_only_states_known_to_be_good_are_usable(state: str, usable: bool) -> No
     assert (n1.usable, n1.state) == (usable, state)
 
 
+@pytest.mark.parametrize(
+    ("state", "usable"), [("idle~", True), ("mixed#", True), ("idle%", False), ("down~", False)]
+)
+def test_a_node_without_power_is_usable_where_jobs_may_wake_it(state: str, usable: bool) -> None:
+    """While it boots, too; not while it goes down."""
+    (n1,) = parse_nodes(table(NODE_HEAD, node("n1", "gpu*", state)), SlurmOptions(wake=True))
+    assert n1.usable is usable
+
+
 def test_a_reserved_node_is_usable_by_who_has_the_reservation() -> None:
     rows = table(NODE_HEAD, node("n1", "gpu*", "reserved"), node("n2", "gpu*", avail="down"))
     n1, n2 = parse_nodes(rows, SlurmOptions(reservation="ours"))

@@ -29,6 +29,7 @@ class Site(World):
     refused: frozenset[str] = frozenset()  # purposes that are refused there; empty: all
     banned = ""  # purpose of jobs that are refused everywhere
     most = 1 << 20  # jobs that this user may have
+    array_size = 1 << 20  # most members of a job array
 
     def submit(self, action: do.SubmitJob) -> list[ev.AnyEvent]:
         job, info = action.job, self.state.jobs.by_name[action.job.name]
@@ -39,6 +40,7 @@ class Site(World):
         if job.purpose == self.banned:
             error = "Invalid qos specification"
             return [ev.JobNotSubmitted(at=self.now, job=job.name, error=error, refused=True)]
+        assert job.count <= self.array_size, f"{job.name} is an array of {job.count}"
         if self.members() + job.count > self.most:
             self.refusals.setdefault(job.name, []).append(self.now)
             return [ev.JobNotSubmitted(at=self.now, job=job.name, error=LIMIT, limited=True)]
@@ -50,6 +52,15 @@ class Site(World):
 
     def members(self) -> int:
         return sum(x.phase != "ended" for j in self.jobs.values() for x in j.members.values())
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 3))
+def test_no_job_array_is_larger_than_the_site_takes(seed: int, size: int) -> None:
+    """Trials and metric workers come in several jobs, and all is scored; 1: there are no arrays."""
+    world = Site(seed, Faults(kill=0.02), record(entries=4, workers=4, array_size=size), gpus=4)
+    world.array_size = size
+    world.run_to_scores()
 
 
 @settings(max_examples=60)

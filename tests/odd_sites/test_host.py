@@ -62,7 +62,7 @@ def test_on_a_site_with_every_oddity_jobs_host_their_trials(
     assert all(c["freed_bytes"] > 0 for c in cleared)
 
 
-@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-odd-sites runs these")
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
 @pytest.mark.parametrize(
     "oddity", ["private_shm", "exclusive", "gpu_jobs_only", "cpu_memory_mb", "unnoticed"]
 )

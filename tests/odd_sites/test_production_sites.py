@@ -29,7 +29,7 @@ SITES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "untyped-gpus": ({"untyped_gres": True}, []),
     "mixed-nodes": ({"mixed": True, "nodes": 4}, []),
     "reservation": ({"reservation": True, "nodes": 2}, []),
-    "power-saving": ({"power_save": True}, []),
+    "power-saving": ({"power_save": True}, []),  # with [nodes] wake
     "no-arrays": ({"max_array": 1}, []),
 }
 ALL = ({"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}, ["--qos", "short"])
@@ -45,7 +45,7 @@ def evaluate(shape: dict[str, Any], options: list[str], make_site: Any, expected
     if shape.get("cgroups") and not real_site.CGROUP_V1.is_dir():
         pytest.skip("cgroup v1 is not mounted")
     with cluster(**{"nodes": 1, "gpus": 2, "cpu_nodes": 1, "cpus": 8, **shape}) as site_cluster:
-        site = make_site(site_cluster)
+        site = make_site(site_cluster, more="[nodes]\nwake = true\n" if shape.get("power_save") else "")
         process = site.start(site.evaluate("--shards-per-task", "3", *options))
         try:
             out, err = process.communicate(timeout=240)
