@@ -107,10 +107,10 @@ def show_scores(console: Console, curves: Sequence[Curve], title: str) -> None:
         for curve in curves
         for p in curve.points
     }
-    labels = list(dict.fromkeys(p.label for c in curves for p in c.points))
-    most = min(len(labels), console.width // 8)  # a figure and its gap take 8 columns
-    for count in range(most, min(len(labels), FEWEST) - 1, -1):
-        last = labels[len(labels) - count :]
+    steps = list(dict.fromkeys(p.label for c in curves for p in c.points))
+    most = min(len(steps), console.width // 8)  # a figure and its gap take 8 columns
+    for count in range(most, min(len(steps), FEWEST) - 1, -1):
+        last = steps[len(steps) - count :]
         rows = [
             Row(c.name, [*(shown.get((c.name, x), "-") for x in last), _change(c)], c.points[-1].regressed)
             for c in curves
@@ -122,7 +122,7 @@ def show_scores(console: Console, curves: Sequence[Curve], title: str) -> None:
         _show_score_lines(console, curves, shown, title)
         return
     console.print(table)
-    left = labels[: len(labels) - count]
+    left = steps[: len(steps) - count]
     if left:
         which = ", ".join(left) if len(left) <= 4 else f"{left[0]} to {left[-1]} ({len(left)} checkpoints)"
         _say(console, f"left out: {which}; a wider terminal shows more, --csv all", "yellow")

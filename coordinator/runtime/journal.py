@@ -82,10 +82,12 @@ class Journal:
             self.last_at = max(self.last_at, event.at)
             yield event
 
-    def sign(self) -> None:
-        """Leave a sign that a coordinator runs the evaluation: the file's mtime. A disk that refuses it is passed over."""
+    def sign(self, at: float) -> None:
+        """Leave a sign that a coordinator runs the evaluation at `at` (unix seconds, its own clock): the file's mtime. A
+        disk that refuses it is passed over.
+        """
         with suppress(OSError):
-            os.utime(self._fd)
+            os.utime(self._fd, (at, at))
 
     def close(self) -> None:
         os.close(self._fd)

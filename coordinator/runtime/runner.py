@@ -203,7 +203,7 @@ class Running:
         if self.state.ended_at is not None:
             return
         if self._throttle.due("sign", SIGN_SECONDS, now):
-            self.journal.sign()
+            self.journal.sign(now)
         outcomes = self._new_outcomes(now)
         self._look_at_queue(now)
         dumped = self._new_shards(now, thorough=bool(outcomes) or listing is not None)
