@@ -136,9 +136,19 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
 
 def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
     """Jobs that build these entries soonest: one for each, and one for all with few documents."""
-    limits = [state.record.suite.tasks[entry.index].limit for entry in waiting]
-    few = sum(limit is not None and 1 <= limit <= FEW_DOCUMENTS for limit in limits)
+    few = sum(_has_few(state, entry) for entry in waiting)
     return len(waiting) - few + bool(few)
+
+
+def _has_few(state: State, entry: EntryState) -> bool:
+    limit = state.record.suite.tasks[entry.index].limit
+    return limit is not None and 1 <= limit <= FEW_DOCUMENTS
+
+
+def end_soon(state: State) -> bool:
+    """Whether build jobs are at work, on entries with few documents alone."""
+    building = state.index.entries.get("building", {})
+    return bool(building) and all(_has_few(state, entry) for entry in building.values())
 
 
 def intended(state: State, event: JobIntended) -> list[Action]:
