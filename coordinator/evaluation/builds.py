@@ -8,6 +8,7 @@ Called from: `step`, `job_ends`, `ending`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from coordinator.evaluation import indexes, jobs, shards
 from coordinator.evaluation.actions import Action, FindRequestSets, InspectConverted
@@ -19,9 +20,9 @@ from evaljobs.contract.outcomes import Built, Converted, Failed, Probed
 
 MAX_CONVERSIONS = 3  # jobs that ended without an outcome
 MAX_BUILDS = 3  # attempts of one entry
-# most documents of an entry that shares a build job: importing lm-eval takes a process longer (5 s of CPU)
-# than building so many prompts
+# entries of at most so many documents share a build job: each takes about a second, importing lm-eval takes five
 FEW_DOCUMENTS = 100
+FEW_A_JOB = 4  # such entries
 # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
 MAX_DEATHS = 6
 
@@ -135,10 +136,20 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
 
 
 def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
-    """Jobs that build these entries soonest: one for each, and one for all with few documents."""
-    limits = [state.record.suite.tasks[entry.index].limit for entry in waiting]
-    few = sum(limit is not None and 1 <= limit <= FEW_DOCUMENTS for limit in limits)
-    return len(waiting) - few + bool(few)
+    """Jobs that build these entries soonest: one for each, or for each four with few documents."""
+    few = sum(_has_few(state, entry) for entry in waiting)
+    return len(waiting) - few + ceil(few / FEW_A_JOB)
+
+
+def _has_few(state: State, entry: EntryState) -> bool:
+    limit = state.record.suite.tasks[entry.index].limit
+    return limit is not None and 1 <= limit <= FEW_DOCUMENTS
+
+
+def end_soon(state: State) -> bool:
+    """Whether build jobs are at work, on entries with few documents alone."""
+    building = state.index.entries.get("building", {})
+    return bool(building) and all(_has_few(state, entry) for entry in building.values())
 
 
 def intended(state: State, event: JobIntended) -> list[Action]:

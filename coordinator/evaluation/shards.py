@@ -58,7 +58,7 @@ def planned(state: State, event: Planned) -> list[Action]:
     for leaf in event.leaves:
         if leaf.task not in state.shards.leaves:  # planned before (a retry): its shards stand
             _place(state, leaf, where)
-    return [_fill(state), *publish(state)]
+    return [*publish(state), _fill(state)]  # a trial that claims a shard looks for its request set
 
 
 def _place(state: State, leaf: PlannedLeaf, where: Mapping[str, tuple[str, float, float]]) -> None:
@@ -98,7 +98,7 @@ def responses_found(state: State, event: ResponsesFound) -> list[Action]:
             entry.status, entry.result_file = "scored", file
             indexes.file_entry(state, entry)
             plan.reused_scores.add(index)
-    return [_fill(state), *publish(state)] if fresh else []
+    return [*publish(state), _fill(state)] if fresh else []
 
 
 def plan_failed(state: State, event: PlanFailed) -> list[Action]:
@@ -108,9 +108,10 @@ def plan_failed(state: State, event: PlanFailed) -> list[Action]:
 
 
 def publish(state: State) -> list[Action]:
-    """Name the request sets to trials that started before they existed, to probe the batch size."""
-    leaves = state.shards.leaves
-    if state.record.suite.batch_size != "auto" or not leaves or state.batch_size == "auto":
+    """Name the request sets to trials that started before they existed: to probe the batch size, or early."""
+    leaves, record = state.shards.leaves, state.record
+    before = record.suite.batch_size == "auto" or record.options.early_trials
+    if not before or not leaves or state.batch_size == "auto":
         return []
     sets = {task: leaf.planned.folder for task, leaf in leaves.items()}
     return [PublishSets(batch_size=state.batch_size, sets=sets)]

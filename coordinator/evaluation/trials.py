@@ -6,7 +6,7 @@ shard answers for it (`job_ends`). Called from: `step`.
 
 from __future__ import annotations
 
-from coordinator.evaluation import indexes, job_ends, jobs, nodes
+from coordinator.evaluation import builds, indexes, job_ends, jobs, nodes
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims
 from coordinator.evaluation.events import JobIntended, StragglersFound, TrialHung
 from coordinator.evaluation.job_specs import Site, trial_job
@@ -85,12 +85,16 @@ def straggle(state: State, event: StragglersFound) -> list[Action]:
 def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     """As many trials as there are shards that no living trial can be holding, on the lanes that are free.
 
-    Without stealing, a trial for each free lane whose own shards are to do.
+    Without stealing, a trial for each free lane whose own shards are to do. Where slots are no GPUs, trials load while few
+    documents are built.
     """
     probing = state.batch_size == "auto"
+    wanted = 1 if probing else state.shards.todo
     if not state.shards.leaves and not probing:
-        return []
-    need = (1 if probing else state.shards.todo) - len(state.trials.live)
+        if not (state.record.options.early_trials and builds.end_soon(state)):
+            return []
+        wanted = state.index.lanes_in_use  # they load meanwhile, and wait for the queue
+    need = wanted - len(state.trials.live)
     own = None
     if not probing and not state.record.options.steal:
         if not submits:

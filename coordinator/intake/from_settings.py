@@ -145,6 +145,7 @@ def run_options(config: Config) -> RunOptions:
         trial_time_limit_seconds=config.trial.time_limit_seconds,
         max_nodes=config.borrow.max_nodes,
         convert_memory_mb=config.checkpoint.convert_memory_mb,
+        early_trials=local and not gpu_names(),
         build_jobs=min(LOCAL_CPU_SLOTS, os.cpu_count() or 1) if local else 4,
         workers=1 if local else config.metric.workers or FEW_WORKERS,
         worker_cpus=config.metric.cpus,

@@ -1,27 +1,76 @@
-"""How many jobs build the request sets of a suite."""
+"""How many jobs build the request sets of a suite, and which trials load meanwhile."""
 
 from __future__ import annotations
 
-from hypothesis import assume, given
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import Faults, record
+from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
+
+from coordinator.evaluation.records import EvaluationRecord
 
 FEW, MANY = st.sampled_from([1, 8, 100]), st.sampled_from([None, 101, 0.5])
 
 
-@given(few=st.lists(FEW, max_size=4), many=st.lists(MANY, max_size=4), jobs=st.integers(1, 5))
+def limited(limits: Sequence[float | None], **options: Any) -> EvaluationRecord:
+    made = record(entries=len(limits), **options)
+    tasks = [t.model_copy(update={"limit": n}) for t, n in zip(made.suite.tasks, limits, strict=True)]
+    return made.model_copy(update={"suite": made.suite.model_copy(update={"tasks": tuple(tasks)})})
+
+
+@given(few=st.lists(FEW, max_size=9), many=st.lists(MANY, max_size=4), jobs=st.integers(1, 5))
 def test_entries_with_few_documents_share_one_build_job(
     few: list[int], many: list[float | None], jobs: int
 ) -> None:
-    """Each other entry has a job of its own, up to the setting. Every entry is in exactly one job."""
+    """Four of them at most. Each other entry has a job of its own, up to the setting. Every entry is in exactly one job."""
     assume(few or many)
     limits = [*few, *many]
-    made = record(entries=len(limits), build_jobs=jobs)
-    tasks = [t.model_copy(update={"limit": n}) for t, n in zip(made.suite.tasks, limits, strict=True)]
-    suite = made.suite.model_copy(update={"tasks": tuple(tasks)})
-    world = World(1, Faults(), made.model_copy(update={"suite": suite}))
+    world = World(1, Faults(), limited(limits, build_jobs=jobs))
     world.tick()
     built = [info.entries for info in world.state.live_jobs("build")]
-    assert len(built) == min(jobs, len(many) + bool(few))
+    assert len(built) == min(jobs, len(many) + -(-len(few) // 4))
     assert sorted(index for entries in built for index in entries) == list(range(len(limits)))
+
+
+class SlowBuilds(World):
+    """Building takes until the 20th tick: weights are staged long before."""
+
+    def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        if self.now >= 100:
+            super().run_build(job, index, member)
+
+
+def early_trials(world: World) -> int:
+    """Trials that ran when the last task was planned and the queue was filled."""
+    while world.queue is None:
+        running = len(world.state.index.running)
+        world.tick()
+    return running
+
+
+@pytest.mark.parametrize(
+    ("limits", "early", "running"),
+    [((8, 8), True, 4), ((8, 8), False, 0), ((8, None), True, 0), ((8, 0.5), True, 0)],
+)
+def test_trials_load_while_few_documents_are_built_where_no_gpu_is_held(
+    limits: tuple[float | None, ...], early: bool, running: int
+) -> None:
+    """One for each lane. A GPU is held only to infer: without the option, no trial runs before the queue is filled."""
+    world = SlowBuilds(1, Faults(), limited(limits, early_trials=early))
+    assert early_trials(world) == running
+    world.run_to_scores()
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), entries=st.integers(1, 4), steal=st.booleans())
+def test_early_trials_lose_no_work(seed: int, entries: int, steal: bool) -> None:
+    """Whatever dies, fails or is forgotten meanwhile: every entry is scored, or says why not."""
+    faults = Faults(kill=0.03, restart=0.05, wipe_queue=0.03, build_fails=0.2, slow_outcome=0.2, listing=0.1)
+    world = World(seed, faults, limited([8] * entries, early_trials=True, steal=steal))
+    world.run()
+    assert all(e.status == "scored" or e.error for e in world.state.entries)
+    world.assert_nothing_left()

@@ -386,6 +386,20 @@ def test_auto_is_probed_once_and_then_reported(evaluation: Evaluation) -> None:
 
 
 @pytest.mark.model
+def test_a_trial_that_loads_before_its_requests_are_built_runs_them(evaluation: Evaluation) -> None:
+    """It waits for the queue; the request sets are named in a file before the queue is filled."""
+    told = evaluation.paths.root / "request_sets.json"
+    process = evaluation.start(request_sets={}, request_sets_file=str(told))
+    infers = lambda: any(t.phase == "infer" for t in evaluation.queue.snapshot().trials.values())  # noqa: E731
+    wait_until(lambda: infers() or process.poll() is not None)
+    write_atomic(told, json.dumps({"batch_size": 2, "request_sets": evaluation.sets}).encode())
+    evaluation.fill()
+    log = finish(process)
+    assert process.returncode == 0, log
+    assert sorted(evaluation.dumped()) == sorted(evaluation.shards)
+
+
+@pytest.mark.model
 def test_warming_up_changes_no_answer_and_draws_no_random_number(evaluation: Evaluation) -> None:
     """Random generators do not move, and each answer is the same to the last bit."""
     import random

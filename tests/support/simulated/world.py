@@ -42,6 +42,7 @@ class World:
         self.next_id = 100
         self.queue: dict[str, tuple[str, float]] | None = None  # shard -> (lane, rank)
         self.epoch: str | None = None
+        self.published: set[str] = set()  # tasks whose request sets early trials find
         self.claims: dict[str, str] = {}
         self.rq: set[str] = set()
         self.specs: dict[str, Any] = {}  # of metric jobs, as they were queued
@@ -100,7 +101,11 @@ class World:
                 }
                 for shard in self.claims:
                     self.queue.pop(shard, None)
+                if self.record.options.early_trials:
+                    assert {ShardId.parse(s).task for s in self.queue} <= self.published
                 self.epoch = self.state.queue_epoch
+            case do.PublishSets():
+                self.published = set(action.sets)
             case do.QueueShards() if self.queue is not None:
                 for shard, rank, _ in action.shards:
                     self.queue[shard] = (action.lane, rank)
@@ -274,7 +279,8 @@ class World:
         """Take it from the queue; a trial that was not told of its task leaves it there, and ends."""
         spec: TrialSpec = next(iter(job.specs.values()))
         trial = spec.lanes[index].trial
-        if ShardId.parse(shard).task not in spec.request_sets and spec.batch_size != "auto":
+        later = self.published if spec.request_sets_file is not None else set()
+        if ShardId.parse(shard).task not in spec.request_sets.keys() | later:
             self.leave(ended(spec.node, trial, "outdated"))
             self.end_member(job, index, member)
             return
