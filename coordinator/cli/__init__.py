@@ -38,7 +38,7 @@ def _in_groups() -> None:
     order = list(group_of)
 
     def name_of(command: CommandInfo | TyperInfo) -> str:
-        return command.name or getattr(command.callback, "__name__", "")
+        return str(command.name or getattr(command.callback, "__name__", ""))
 
     every: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
     for command in every:

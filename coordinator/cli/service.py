@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     CONFIG,
     EVALUATION,
@@ -22,7 +23,22 @@ from coordinator.cli.app import (
     spinner,
     stdout,
 )
-from coordinator.cli.evaluate import BATCH_SIZE, CHECKPOINT, LIMIT, NUM_FEWSHOT, STEP, SUITE, TASKS
+from coordinator.cli.evaluate import (
+    BATCH_SIZE,
+    CHAT,
+    CHECKPOINT,
+    GEN_KWARGS,
+    INCLUDE_PATH,
+    LIMIT,
+    MULTITURN,
+    NUM_FEWSHOT,
+    SEED,
+    STEP,
+    SUITE,
+    SYSTEM,
+    TASKS,
+)
+from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -129,7 +145,7 @@ def _log_to(screen: Console) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
-@app.command()
+@app.command(cls=LmEvalCommand)
 def submit(
     checkpoint: CHECKPOINT,
     suite: SUITE = None,
@@ -141,6 +157,12 @@ def submit(
     work_dir: WORK_DIR = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     step: STEP = None,
+    gen_kwargs: GEN_KWARGS = None,
+    include_path: INCLUDE_PATH = None,
+    chat: CHAT = None,
+    system: SYSTEM = None,
+    multiturn: MULTITURN = None,
+    seed: SEED = None,
     as_json: JSON = False,
 ) -> None:
     """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
@@ -165,6 +187,7 @@ def submit(
         config=config,
         work_dir=work_dir,
         busy=spinner,
+        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
         show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))
