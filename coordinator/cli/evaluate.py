@@ -133,7 +133,7 @@ def evaluate(
     evalspan eval --model_args pretrained=ckpt/step-1000,dtype=float32 --tasks arc_easy --num_fewshot 5
     """
     from coordinator import api
-    from coordinator.cli.interrupt import AtTerminal
+    from coordinator.cli.interrupt import Screen
 
     settings: dict[str, Any] = {
         "cluster.kind": cluster,
@@ -155,7 +155,7 @@ def evaluate(
         config=config,
         work_dir=work_dir,
         settings={**settings, **trial},
-        follow=AtTerminal(Console(stderr=as_json)),
+        follow=Screen(Console(stderr=as_json)),
         **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     _show(found, as_json=as_json, gpu_hour_price=settings_of(config, work_dir).gpu_hour_price)

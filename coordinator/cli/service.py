@@ -16,11 +16,11 @@ from coordinator.cli.app import (
     EVALUATION,
     JSON,
     WORK_DIR,
+    AtTerminal,
     app,
     say,
     settings_of,
     show_json,
-    spinner,
     stdout,
 )
 from coordinator.cli.evaluate import (
@@ -186,7 +186,7 @@ def submit(
         step=step,
         config=config,
         work_dir=work_dir,
-        busy=spinner,
+        aside=AtTerminal(),
         **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
@@ -230,7 +230,7 @@ def status(
     checkpoints = pending.read(paths.pending)
     if not alive:
         deliveries = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(checkpoints, deliveries, pending.without_daemon(holder), now)
+        checkpoints = pending.with_unread(checkpoints, deliveries, pending.waits_for_daemon(holder), now)
     cordoned = {node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())}
     if as_json:
         shown = {

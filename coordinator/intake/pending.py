@@ -64,13 +64,13 @@ def read(path: Path) -> PendingFile:
         return PendingFile()
 
 
-def without_daemon(holder: str) -> str:
-    """Text on what a submission waits for. `holder`: the command that holds the work folder; "": none."""
+def waits_for_daemon(holder: str, typed: str = "evalspan daemon") -> str:
+    """What a submission waits for. `holder`: the command that has the work folder; "": none. `typed`: starts a daemon."""
     if not holder:
-        return "no daemon runs for this work folder: it waits until one is started: `evalspan daemon`"
+        return f"no daemon runs for this work folder: it waits until one is started: `{typed}`"
     return (
         f"no daemon runs for this work folder, which {holder} has: it waits until one is started: "
-        "`evalspan daemon --wait`"
+        f"`{typed} --wait`"
     )
 
 

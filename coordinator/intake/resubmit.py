@@ -28,6 +28,27 @@ def day(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def resumed(state: State) -> str:
+    """Message for a person who runs an evaluation that was begun before; "" where it had ended."""
+    if state.ended_at is not None and not state.ending.cancelled:
+        return ""
+    scored = sum(entry.status == "scored" for entry in state.entries)
+    was = f"it was cancelled ({state.ending.cancelled})" if state.ending.cancelled else "it was begun"
+    return (
+        f"{state.evaluation_id}: {was} on {day(state.ended_at or state.record.accepted_at)} from the same inputs and is "
+        f"resumed: {scored} of {len(state.entries)} tasks are scored, and {_answered(state)}"
+    )
+
+
+def _answered(state: State) -> str:
+    shards = state.shards.by_name
+    return (
+        f"{len(shards) - state.shards.todo} of {len(shards)} shards answered"
+        if shards
+        else "no shard is planned"
+    )
+
+
 def nothing_run(state: State) -> str:
     """Message for a person who runs an evaluation that had ended before."""
     failed, at = len(state.failed_entries()), day(state.ended_at or 0.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from coordinator.errors import OperatorError
+from coordinator.cluster.local import LocalCluster
+from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import obey_commands
@@ -16,7 +17,7 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
     """Run the loop until this one evaluation has ended. The caller holds the work folder (`in_charge`).
 
     `watch` is called after each tick; its first True cancels the evaluation. OperatorError where the
-    evaluation was given up.
+    evaluation was given up, RetryError where it cannot be cancelled.
     """
     coordinator.accept_or_wait(record)
     cancelled = False
@@ -27,10 +28,8 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
         nonlocal cancelled
         obey_commands(coordinator)
         if watch() and not cancelled:
-            _check_resumed(coordinator)
+            _cancel(coordinator, record.evaluation_id)
             cancelled = True
-        if cancelled:
-            _cancel(coordinator)
 
     def over() -> bool:
         nonlocal cancelled_before
@@ -54,17 +53,13 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
     return coordinator.running[record.evaluation_id]
 
 
-def _check_resumed(coordinator: Coordinator) -> None:
-    """OperatorError where an earlier run could not be resumed: there is nothing to cancel here."""
-    if not coordinator.running:
-        raise OperatorError(
-            f"not resumed ({coordinator.trouble}); its jobs go on: run the same command again"
-        )
-
-
-def _cancel(coordinator: Coordinator) -> None:
-    """Each tick again, until the journal has it: the disk may be full."""
-    for evaluation_id, running in list(coordinator.running.items()):
-        if not running.state.ending.cancelled and running.state.ended_at is None:
-            with suppress(OSError):
-                coordinator.cancel(evaluation_id, "interrupted")
+def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:
+    """RetryError where the journal cannot take it, as on a full disk: the call ends, and no job runs unseen."""
+    try:
+        coordinator.cancel(evaluation_id, "interrupted")
+    except (OSError, KeyError) as error:
+        local = isinstance(coordinator.cluster, LocalCluster)
+        jobs = "its jobs end too" if local else f"its jobs go on (`evalspan cancel {evaluation_id}`)"
+        raise RetryError(
+            f"{evaluation_id} is not cancelled, {jobs}: {coordinator.trouble or error}; the same command resumes it"
+        ) from error
