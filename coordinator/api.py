@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
@@ -31,7 +32,7 @@ from coordinator.report import load_series
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, make_series, scores_of
 from coordinator.report.measurements import Report
 from coordinator.runtime.journal import Journal, WorkLock, is_daemon
-from coordinator.runtime.replay import find_evaluation, find_folder
+from coordinator.runtime.replay import changed_since, find_evaluation, find_folder
 from coordinator.runtime.status_file import Ended, Parked, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, SuiteSpec
@@ -234,6 +235,8 @@ def evaluate(
     if Journal.begun(paths.journal):
         _say_resumed(known, paths, followed)
     else:
+        if said := changed_since(record, site.paths):
+            followed.say(said)
         record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
     before = _written_at(paths.results)
     with followed.run(coordinator) as watch, coordinator.in_charge("evalspan eval"), _ending(coordinator):
@@ -417,6 +420,8 @@ def submit(
             record, known, aside or _Caller(progress=False), _prepare(chosen, known, config, work_dir)
         )
     answer = resubmit.submitted(before, priority)
+    if before is None:
+        answer = replace(answer, said=changed_since(record, site.paths))
     notice = sources.Notice(
         checkpoint=record.checkpoint.source,
         step=record.checkpoint.step,

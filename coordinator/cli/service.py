@@ -73,6 +73,7 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.live_screen import Watcher
+    from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -104,7 +105,8 @@ def daemon(
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
-                log.info("%s has ended: evalspan report %s", ended.evaluation_id, ended.evaluation_id)
+                name = ended.evaluation_id
+                log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
             guard("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from dev_cluster.testing import wait_until
 from support.daemons import SUITE, daemon, small, taken
-from support.toys import TASKS, config_text
+from support.toys import TASKS, config_text, suite_text
 from support.trainings import leave
 
 import evalspan
@@ -201,6 +202,28 @@ def test_tasks_are_submitted_as_a_suite_file_below_the_work_folder(tmp_path):
     ears.tick()
     assert set(ears.coordinator.running) == {sent.evaluation_id, named.evaluation_id}
     assert evalspan.submit(place, tasks=["quickstart_mmlu", "quickstart_gsm8k"], limit=4).what == "known"
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("own_settings")
+def test_a_submission_after_an_edit_is_a_new_evaluation_and_names_what_changed(tmp_path, toy_model, caplog):
+    """By the source keys of the tasks; the daemon's log says it, too."""
+    caplog.set_level("INFO")
+    shutil.copytree(TASKS, tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "s.toml"
+    file.write_text(suite_text("s", {"toy_choice": {}, "toy_pages": {}}, tmp_path / "tasks"))
+    ears = daemon(tmp_path / "work", Config())
+    first = evalspan.submit(toy_model, file)
+    assert (first.what, first.note) == ("new", "")
+    ears.tick()
+    yaml = tmp_path / "tasks" / "choice.yaml"
+    yaml.write_text(yaml.read_text() + "target_delimiter: '  '\n")
+    second = evalspan.submit(toy_model, file)
+    assert (second.what, second.evaluation_id == first.evaluation_id) == ("new", False)
+    assert f"files or data of toy_choice changed since {first.evaluation_id}: this is a new" in second.note
+    ears.tick()
+    assert set(ears.coordinator.running) == {first.evaluation_id, second.evaluation_id}
+    assert second.note in caplog.text
 
 
 def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
