@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
@@ -30,7 +31,7 @@ from coordinator.report import load_series
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, make_series, scores_of
 from coordinator.report.measurements import Report
 from coordinator.runtime.journal import Journal, WorkLock, is_daemon
-from coordinator.runtime.replay import find_evaluation, find_folder
+from coordinator.runtime.replay import changed_since, find_evaluation, find_folder
 from coordinator.runtime.status_file import Ended, Parked, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, SuiteSpec
@@ -93,16 +94,20 @@ class Progress(Record):
         return f"{self.evaluation_id}: {shards}{self.scored}/{self.tasks} tasks scored{trouble}"
 
 
-Say = Callable[[str], None]
-Busy = Callable[[str], AbstractContextManager[object]]  # around a step that takes seconds, with its name
-
-
-class Follow(Protocol):
-    """Follows a run of `evaluate`: the command line's live screen is one."""
+class Aside(Protocol):
+    """Takes what is said beside the result of a call. By default nothing is printed."""
 
     def busy(self, what: str) -> AbstractContextManager[object]:
-        """Around a step before the run that takes seconds."""
+        """Around a step that takes seconds."""
         ...
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        ...
+
+
+class Follow(Aside, Protocol):
+    """Follows a run of `evaluate`: the command line's live screen is one."""
 
     def run(self, coordinator: Coordinator) -> AbstractContextManager[Callable[[], bool]]:
         """Around the run. The callable is called between two ticks; its first True cancels the evaluation."""
@@ -186,7 +191,6 @@ def evaluate(
     settings: Mapping[str, object] | None = None,
     progress: bool | Callable[[Progress], object] = False,
     follow: Follow | None = None,
-    say: Say = log.info,
     **more: Unpack[SuiteSettings],
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
@@ -200,8 +204,7 @@ def evaluate(
     "trial.model_args": {"dtype": "float32"}}.
 
     `progress`: True prints a line to standard error when something has changed; a function is
-    called with a `Progress`. `follow`: in its place, for a screen. `say` gets a line on a snapshot
-    of the Hugging Face Hub: what is taken or fetched.
+    called with a `Progress`. `follow`: in its place, for a screen.
 
     The same call again resumes an evaluation that was interrupted, and returns the scores of one
     that has ended. Failed tasks do not raise: see `status` and `failed`. Ctrl-C cancels the
@@ -214,29 +217,39 @@ def evaluate(
 
     chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
     followed = follow or _Caller(progress)
-    known = _settings(config, work_dir, {**(settings or {}), "cluster.slots": slots})
+    known = _settings(config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})})
     coordinator = wiring.coordinator_of(known)
-    with _closing(coordinator):
-        site = coordinator.performer.site
-        record = from_settings.record_of(
-            known,
-            _folder(checkpoint, known, say),
-            one_off.suite_of(chosen, known.watch.suite),
-            from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
-            options=from_settings.run_options(known).model_copy(
-                update={"shards_per_task": shards_per_task, "max_trials": slots}
-            ),
-            step=step,
-        )
-        paths = site.paths.evaluation(record.evaluation_id)
-        if not paths.journal.exists():
-            record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
-        before = _written_at(paths.results)
-        with followed.run(coordinator) as watch, coordinator.in_charge("evalspan eval"):
-            state = drive(coordinator, record, watch).state
-        Exporter(known).finish(TRACKER_SECONDS)
+    site = coordinator.performer.site
+    record = from_settings.record_of(
+        known,
+        _folder(checkpoint, known, followed.say),
+        one_off.suite_of(chosen, known.watch.suite),
+        from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
+        options=from_settings.run_options(known).model_copy(
+            update={"shards_per_task": shards_per_task, "max_trials": slots}
+        ),
+        step=step,
+    )
+    paths = site.paths.evaluation(record.evaluation_id)
+    if Journal.begun(paths.journal):
+        _say_resumed(known, paths, followed)
+    else:
+        if said := changed_since(record, site.paths):
+            followed.say(said)
+        record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
+    before = _written_at(paths.results)
+    with followed.run(coordinator) as watch, coordinator.in_charge("evalspan eval"), _ending(coordinator):
+        state = drive(coordinator, record, watch).state
+    Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
     return _results(state, paths, note="" if ran else resubmit.nothing_run(state))
+
+
+def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> None:
+    with suppress(OperatorError):  # an unreadable journal: the run says what becomes of it
+        state, _, _ = find_evaluation(settings, paths.root.name)
+        if said := resubmit.resumed(state):
+            follow.say(said)
 
 
 def _checked(
@@ -247,7 +260,7 @@ def _checked(
     from coordinator.intake.validate import check_cluster
     from coordinator.runtime import wiring
 
-    _check_suite(record, settings, follow.busy, prepare)
+    _check_suite(record, settings, follow, prepare)
     try:
         record = wiring.at_site(record, wiring.hosting(settings, coordinator.cluster), settings)
     except ClusterError as error:
@@ -256,29 +269,34 @@ def _checked(
     return record
 
 
-def _check_suite(record: EvaluationRecord, settings: Config, busy: Busy, prepare: list[str]) -> None:
+def _check_suite(record: EvaluationRecord, settings: Config, aside: Aside, prepare: list[str]) -> None:
     """Refuse a suite whose tasks or data jobs would not find. At first lm-eval reads thousands of files."""
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake.validate import check_tasks, prepare_command
 
     named = record.checkpoint.source
     fetch = prepare_command(named, prepare, convert=record.convert)
-    with busy("asking lm-eval for the suite's tasks"):
+    with aside.busy("asking lm-eval for the suite's tasks"):
         files = check_tasks(record.suite, from_settings.site_of(settings), fetch)
     if settings.cluster.kind == "slurm":
         check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
 
 
 @contextmanager
-def _closing(coordinator: Coordinator) -> Iterator[None]:
-    """End local jobs and their Redis after an error, since this process may live on."""
+def _ending(coordinator: Coordinator) -> Iterator[None]:
+    """At the end of a run no local job is left; after an error neither is their Redis: this process may live on."""
     from coordinator.cluster.local import LocalCluster
 
+    if not isinstance(coordinator.cluster, LocalCluster):
+        yield
+        return
     try:
         yield
-    finally:
-        if isinstance(coordinator.cluster, LocalCluster):
-            coordinator.cluster.close()
+    except BaseException:
+        coordinator.cluster.close()
+        coordinator.keeper.stop()
+        raise
+    coordinator.cluster.close()
 
 
 class _Caller:
@@ -290,6 +308,9 @@ class _Caller:
 
     def busy(self, _what: str) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def say(self, text: str) -> None:
+        log.info("%s", text)
 
     @contextmanager
     def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
@@ -338,7 +359,7 @@ def prepare(
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
-    say: Say = log.info,
+    aside: Aside | None = None,
     **more: Unpack[SuiteSettings],
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
@@ -353,7 +374,7 @@ def prepare(
     site = from_settings.site_of(known)
     return request_sets.prepare(
         one_off.suite_of(chosen, known.watch.suite),
-        _folder(tokenizer, known, say),
+        _folder(tokenizer, known, (aside or _Caller(progress=False)).say),
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -376,8 +397,7 @@ def submit(
     config: PathLike | None = None,
     work_dir: PathLike | None = None,
     settings: Mapping[str, object] | None = None,
-    busy: Busy = nullcontext,
-    say: Say = log.info,
+    aside: Aside | None = None,
     **more: Unpack[SuiteSettings],
 ) -> Submission:
     """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
@@ -391,15 +411,18 @@ def submit(
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
+    aside = aside or _Caller(progress=False)
     record = from_settings.record_of(
-        known, _folder(checkpoint, known, say), spec, inputs, priority=priority, step=step
+        known, _folder(checkpoint, known, aside.say), spec, inputs, priority=priority, step=step
     )
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
         before, _, _ = find_evaluation(known, record.evaluation_id)
     else:
-        _check_suite(record, known, busy, _prepare(chosen, known, config, work_dir))
+        _check_suite(record, known, aside, _prepare(chosen, known, config, work_dir))
     answer = resubmit.submitted(before, priority)
+    if before is None:
+        answer = replace(answer, said=changed_since(record, site.paths))
     notice = sources.Notice(
         checkpoint=record.checkpoint.source,
         step=record.checkpoint.step,
@@ -407,13 +430,14 @@ def submit(
         priority=priority,
         noticed_at=time.time(),
     )
-    return _sent(site.paths, record.evaluation_id, notice, answer, pending.daemon_command(config, work_dir))
+    daemon = pending.daemon_command(config, work_dir)
+    return _sent(site.paths, record.evaluation_id, notice, answer, daemon)
 
 
 def _sent(
-    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, typed: str
+    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, daemon: str
 ) -> Submission:
-    """Leave the notice and the command that `answer` asks for. `typed`: starts a daemon."""
+    """Leave the notice and the command that `answer` asks for. `daemon`: the command that starts one."""
     status = read_status(paths.evaluation(evaluation_id))
     ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
     if answer.announce:
@@ -431,7 +455,7 @@ def _sent(
         what=answer.what,
         note=answer.said,
         daemon=is_daemon(holder),
-        waits=pending.without_daemon(holder, typed) if waits and not is_daemon(holder) else "",
+        waits=pending.waits_for_daemon(holder, daemon) if waits and not is_daemon(holder) else "",
         at=notice.noticed_at,
         ended_bytes=ended,
     )
@@ -596,7 +620,7 @@ def _settings(
     return from_settings.load(Path(config) if config else None, {"work_dir": work_dir, **(settings or {})})
 
 
-def _folder(checkpoint: PathLike, settings: Config, say: Say) -> str:
+def _folder(checkpoint: PathLike, settings: Config, say: Callable[[str], None]) -> str:
     return hub.local_folder(str(checkpoint), say, allow_bin=settings.checkpoint.allow_bin)
 
 
@@ -633,9 +657,13 @@ def _prepare(
     words = chosen.words()
     if chosen.suite is None and not chosen.tasks:
         words += ["--suite", str(settings.watch.suite)]
-    for option, value in (("--config", config), ("--work-dir", work_dir)):
-        words += [option, str(value)] if value is not None else []
-    return words
+    return words + _typed(config, work_dir)
+
+
+def _typed(config: PathLike | None, work_dir: PathLike | None) -> list[str]:
+    """Options of the command line that name the same settings."""
+    given = (("--config", config), ("--work-dir", work_dir))
+    return [word for option, value in given if value is not None for word in (option, str(value))]
 
 
 def _written_at(file: Path) -> int | None:

@@ -65,9 +65,14 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
     Console(stderr=err).print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
-def spinner(what: str) -> AbstractContextManager[object]:
-    """On standard error, around a step that takes seconds."""
-    return Console(stderr=True).status(what)
+class AtTerminal:
+    """Takes what `coordinator.api` says beside its results: to standard error, steps that take seconds as a spinner."""
+
+    def busy(self, what: str) -> AbstractContextManager[object]:
+        return Console(stderr=True).status(what)
+
+    def say(self, text: str) -> None:
+        say_aside(text)
 
 
 def say_aside(text: str) -> None:

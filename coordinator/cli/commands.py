@@ -27,6 +27,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
     from coordinator.cli.evaluations import find_folder
     from coordinator.cli.live_screen import Watcher
+    from coordinator.intake.resubmit import reused
     from coordinator.report.render import by_reason
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import leave_command
@@ -67,7 +68,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
         say(f"{ended.evaluation_id}: {task}: {why}")
     if ended.failed_entries() or ended.unscored_items:
         raise typer.Exit(1)
-    say(f"{ended.evaluation_id} is scored: `evalspan report {ended.evaluation_id}`")
+    say(f"{ended.evaluation_id} is scored{reused(ended)}: `evalspan report {ended.evaluation_id}`")
 
 
 def _state_of(folder: EvaluationPaths, config: Config) -> State | None:

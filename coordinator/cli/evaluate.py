@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     CONFIG,
     JSON,
     VERBOSE,
     WORK_DIR,
+    AtTerminal,
     app,
     say,
-    say_aside,
     settings_of,
     show_json,
     stdout,
 )
+from coordinator.cli.lm_eval_flags import LmEvalCommand
 
 if TYPE_CHECKING:
     from coordinator.api import Results
 
 ONE_OFF = "What is evaluated"
 SITE = "Where it runs"
+
+LM_EVAL = "As in lm_eval run (underscores work, too)"
 
 CHECKPOINT = Annotated[
     str, typer.Argument(help="Folder with config.json, safetensors and tokenizer, or a Hub id.")
@@ -52,15 +56,47 @@ BATCH_SIZE = Annotated[
     str | None,
     typer.Option(help='A number or "auto", in place of the suite\'s.', rich_help_panel=ONE_OFF),
 ]
+GEN_KWARGS = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE,…", help="Generation settings of each task.", rich_help_panel=LM_EVAL),
+]
+INCLUDE_PATH = Annotated[
+    list[str] | None, typer.Option(help="Folder of task YAMLs.", rich_help_panel=LM_EVAL)
+]
+CHAT = Annotated[
+    str | None,
+    typer.Option(
+        "--apply-chat-template",
+        metavar="[NAME]",
+        help="Render prompts by the tokenizer's chat template.",
+        rich_help_panel=LM_EVAL,
+    ),
+]
+SYSTEM = Annotated[
+    str | None,
+    typer.Option("--system-instruction", help="System message of each prompt.", rich_help_panel=LM_EVAL),
+]
+MULTITURN = Annotated[
+    str | None,
+    typer.Option(
+        "--fewshot-as-multiturn",
+        metavar="[true|false]",
+        help="Few-shot examples as turns of the conversation.",
+        rich_help_panel=LM_EVAL,
+    ),
+]
+SEED = Annotated[str | None, typer.Option(help="One seed for all generators.", rich_help_panel=LM_EVAL)]
 STEP = Annotated[
     int | None,
     typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
 ]
 
 
-@app.command("eval")
+@app.command("eval", cls=LmEvalCommand)
 def evaluate(
-    checkpoint: CHECKPOINT,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")
+    ] = None,
     suite: SUITE = None,
     tasks: TASKS = None,
     limit: LIMIT = None,
@@ -81,6 +117,22 @@ def evaluate(
         int | None, typer.Option(min=1, help="Force this many shards a task.", rich_help_panel=SITE)
     ] = None,
     step: STEP = None,
+    model: Annotated[str | None, typer.Option(help="hf, vllm or sglang.", rich_help_panel=LM_EVAL)] = None,
+    model_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,…",
+            help="Model arguments; pretrained= names the checkpoint.",
+            rich_help_panel=LM_EVAL,
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.", rich_help_panel=LM_EVAL)] = None,
+    gen_kwargs: GEN_KWARGS = None,
+    include_path: INCLUDE_PATH = None,
+    chat: CHAT = None,
+    system: SYSTEM = None,
+    multiturn: MULTITURN = None,
+    seed: SEED = None,
     verbose: VERBOSE = False,
     as_json: JSON = False,
 ) -> None:
@@ -91,9 +143,11 @@ def evaluate(
     evalspan eval ckpt/step-1000 --suite core --cluster slurm --partition gpu
 
     evalspan eval ckpt/step-1000 --tasks hellaswag,arc_easy --limit 10
+
+    evalspan eval --model_args pretrained=ckpt/step-1000,dtype=float32 --tasks arc_easy --num_fewshot 5
     """
     from coordinator import api
-    from coordinator.cli.interrupt import AtTerminal
+    from coordinator.cli.interrupt import Screen
 
     settings: dict[str, Any] = {
         "cluster.kind": cluster,
@@ -101,8 +155,9 @@ def evaluate(
         "cluster.account": account,
         "cluster.qos": qos,
     }
+    pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
     found = api.evaluate(
-        checkpoint,
+        lm_eval_flags.the_checkpoint(checkpoint, pretrained),
         suite,
         tasks=tasks or (),
         limit=limit,
@@ -113,9 +168,9 @@ def evaluate(
         shards_per_task=shards_per_task,
         config=config,
         work_dir=work_dir,
-        settings=settings,
-        follow=AtTerminal(Console(stderr=as_json)),
-        say=say_aside,
+        settings={**settings, **trial},
+        follow=Screen(Console(stderr=as_json)),
+        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     price = settings_of(config, work_dir).gpu_hour_price
     _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
@@ -138,7 +193,7 @@ def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=LmEvalCommand)
 def prepare(
     checkpoint: Annotated[str, typer.Option("--tokenizer", help="The checkpoint's folder, or a Hub id.")],
     suite: SUITE = None,
@@ -148,6 +203,12 @@ def prepare(
     batch_size: BATCH_SIZE = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
+    gen_kwargs: GEN_KWARGS = None,
+    include_path: INCLUDE_PATH = None,
+    chat: CHAT = None,
+    system: SYSTEM = None,
+    multiturn: MULTITURN = None,
+    seed: SEED = None,
     as_json: JSON = False,
 ) -> None:
     """Build a suite's request sets on this machine, with data sets and metric scripts from the internet.
@@ -167,7 +228,8 @@ def prepare(
         batch_size=batch_size,
         config=config,
         work_dir=work_dir,
-        say=say_aside,
+        aside=AtTerminal(),
+        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
         show_json(built)

@@ -11,14 +11,14 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TextIO
 
 import typer
 from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
-from coordinator.cli.app import spinner
+from coordinator.cli.app import AtTerminal
 from coordinator.cli.live_screen import Watcher
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import Running
@@ -72,26 +72,22 @@ class Interrupt:
         return cancel
 
 
-class AtTerminal:
+class Screen(AtTerminal):
     """Follows a run of `coordinator.api.evaluate` on a console; the person may cancel it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def busy(self, what: str) -> AbstractContextManager[object]:
-        return spinner(what)
-
     @contextmanager
     def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
         with Signals() as signals, Watcher(self._console) as watcher:
             interrupt = Interrupt(signals, watcher, sys.stdin)
-
-            told = False
+            said = False
 
             def watch() -> bool:
-                nonlocal told
-                if interrupt.cancelled and not told:  # the journal has it
-                    told = True
+                nonlocal said
+                if interrupt.cancelled and not said:  # the journal has it
+                    said = True
                     self._console.print("cancelling: its jobs are ended, node memory is cleared")
                 interrupt.show(list(coordinator.running.values()), coordinator.trouble)
                 return interrupt.wanted()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -56,9 +55,8 @@ def report(
 
     evalspan report --series runs/7b --gpu-hour-price 2.10
     """
-    from coordinator.cli.evaluations import find_evaluation
+    from coordinator import api
     from coordinator.report.render import show
-    from coordinator.runtime import finalize
 
     settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if (evaluation is None) == (series is None):
@@ -70,11 +68,8 @@ def report(
             as_json=as_json,
         )
         return
-    state, paths, events = find_evaluation(settings, evaluation or "")
-    made = finalize.report_of(state, paths, events)
-    results: dict[str, Any] = (
-        json.loads(paths.results.read_text()) if paths.results.exists() else finalize.merged_results(state)
-    )
+    found = api.results(evaluation or "", config=config, work_dir=work_dir)
+    made, results = found.report, found.raw
     if as_json:
         more = {key: results.get(key, {}) for key in OF_SCORES}
         show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})

@@ -10,20 +10,35 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from coordinator.cli import lm_eval_flags
 from coordinator.cli.app import (
     CONFIG,
     EVALUATION,
     JSON,
     WORK_DIR,
+    AtTerminal,
     app,
     say,
-    say_aside,
     settings_of,
     show_json,
-    spinner,
     stdout,
 )
-from coordinator.cli.evaluate import BATCH_SIZE, CHECKPOINT, LIMIT, NUM_FEWSHOT, STEP, SUITE, TASKS
+from coordinator.cli.evaluate import (
+    BATCH_SIZE,
+    CHAT,
+    CHECKPOINT,
+    GEN_KWARGS,
+    INCLUDE_PATH,
+    LIMIT,
+    MULTITURN,
+    NUM_FEWSHOT,
+    SEED,
+    STEP,
+    SUITE,
+    SYSTEM,
+    TASKS,
+)
+from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.errors import OperatorError
 from evaljobs.contract.paths import WorkPaths
 
@@ -58,6 +73,7 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.live_screen import Watcher
+    from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
     from coordinator.runtime.wiring import coordinator_of
@@ -89,7 +105,8 @@ def daemon(
             running = [r for r in coordinator.running.values() if r.state.ended_at is None]
             for ended in (r.state for r in coordinator.running.values() if r.state.ended_at is not None):
                 exporter.ask()
-                log.info("%s has ended: evalspan report %s", ended.evaluation_id, ended.evaluation_id)
+                name = ended.evaluation_id
+                log.info("%s has ended%s: evalspan report %s", name, reused(ended), name)
             guard("trackers", exporter.tick)
             if coordinator.busy or service.waiting or exporter.busy:
                 quiet_since = time.monotonic()
@@ -130,7 +147,7 @@ def _log_to(screen: Console) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
-@app.command()
+@app.command(cls=LmEvalCommand)
 def submit(
     checkpoint: CHECKPOINT,
     suite: SUITE = None,
@@ -142,6 +159,12 @@ def submit(
     work_dir: WORK_DIR = None,
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     step: STEP = None,
+    gen_kwargs: GEN_KWARGS = None,
+    include_path: INCLUDE_PATH = None,
+    chat: CHAT = None,
+    system: SYSTEM = None,
+    multiturn: MULTITURN = None,
+    seed: SEED = None,
     as_json: JSON = False,
 ) -> None:
     """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
@@ -165,8 +188,8 @@ def submit(
         step=step,
         config=config,
         work_dir=work_dir,
-        busy=spinner,
-        say=say_aside,
+        aside=AtTerminal(),
+        **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
     if as_json:
         show_json(sent.model_dump(include={"evaluation_id", "daemon", "what", "note", "waits"}))

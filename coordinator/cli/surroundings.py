@@ -44,7 +44,7 @@ def read_surroundings(paths: WorkPaths, typed: str, now: float) -> Surroundings:
     checkpoints = pending.read(paths.pending)
     if not is_daemon(holder):
         unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(checkpoints, unread, pending.without_daemon(holder, typed), now)
+        checkpoints = pending.with_unread(checkpoints, unread, pending.waits_for_daemon(holder, typed), now)
     return Surroundings(
         holder=holder,
         since=_written_at(paths.lock) if holder else None,

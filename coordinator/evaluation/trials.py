@@ -112,11 +112,7 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
         lanes = _free_lanes(state, node, shunned, own)[:need]
         if lanes:
             need -= len(lanes)
-            size = state.record.options.array_size or len(lanes)
-            for first in range(0, len(lanes), size):
-                event = trial_job(state, site, node, lanes[first : first + size], now)
-                intended(state, event)
-                actions += jobs.submission(event)
+            actions += _submit(state, site, node, lanes, now)
         if need <= 0:
             break
     return actions
@@ -136,6 +132,17 @@ def _shunned(state: State) -> set[str]:
     if not state.trials.stragglers or not state.index.running:
         return set()
     return {state.trials.by_name[name].lane for name in state.trials.stragglers}
+
+
+def _submit(state: State, site: Site, node: NodeUse, lanes: list[str], now: float) -> Due:
+    """One job of a trial per lane, or several where the site takes only small arrays."""
+    actions: Due = []
+    size = state.record.options.array_size or len(lanes)
+    for first in range(0, len(lanes), size):
+        event = trial_job(state, site, node, lanes[first : first + size], now)
+        intended(state, event)
+        actions += jobs.submission(event)
+    return actions
 
 
 def _cancel_pending(state: State, surplus: int) -> list[Action]:

@@ -64,6 +64,8 @@ class SuiteOptions(Record):
                     words += [option, ",".join(value)]
                 case False:
                     words += [f"{option}=false"]
+                case float():
+                    words += [option, f"{value:g}"]
                 case _:
                     words += [option, str(value)]
         return words
@@ -135,8 +137,10 @@ def _shipped() -> dict[str, tuple[SuiteSpec, TaskEntry]]:
 
 def _of_a_task(options: SuiteOptions) -> dict[str, Any]:
     limit = options.limit
-    if isinstance(limit, float) and limit >= 1 and limit.is_integer():
-        limit = int(limit)  # as lm_eval reads `--limit 10`
+    if limit is not None and limit >= 1 and limit == int(limit):
+        limit = int(limit)  # lm_eval reads `--limit 10` as 10.0
+    elif limit is not None and not 0 < limit < 1:
+        raise OperatorError(f"--limit is a number of documents, or a share below 1, not {limit:g}")
     said = {"limit": limit, "num_fewshot": options.num_fewshot, "gen_kwargs": options.gen_kwargs}
     return {key: value for key, value in said.items() if value is not None}
 

@@ -73,7 +73,7 @@ def daemon_command(config: str | Path | None, work_dir: str | Path | None) -> st
     )
 
 
-def without_daemon(holder: str, typed: str = "evalspan daemon") -> str:
+def waits_for_daemon(holder: str, typed: str = "evalspan daemon") -> str:
     """What a submission waits for. `holder`: the command that has the work folder; "": none. `typed`: starts a daemon."""
     if not holder:
         return f"no daemon runs for this work folder; to start one: `{typed}`"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 
 
@@ -26,6 +27,65 @@ class Submitted:
 def day(at: float) -> str:
     """Local date and time of unix seconds."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def resumed(state: State) -> str:
+    """Message for a person who runs an evaluation that was begun before; "" where it had ended."""
+    if state.ended_at is not None and not state.ending.cancelled:
+        return ""
+    scored = sum(entry.status == "scored" for entry in state.entries)
+    was = f"it was cancelled ({state.ending.cancelled})" if state.ending.cancelled else "it was begun"
+    return (
+        f"{state.evaluation_id}: {was} on {day(state.ended_at or state.record.accepted_at)} from the same inputs and is "
+        f"resumed: {scored} of {len(state.entries)} tasks are scored, and {_answered(state)}"
+    )
+
+
+def _answered(state: State) -> str:
+    shards = state.shards.by_name
+    return (
+        f"{len(shards) - state.shards.todo} of {len(shards)} shards answered"
+        if shards
+        else "no shard is planned"
+    )
+
+
+def remade(before: EvaluationRecord, now: EvaluationRecord) -> str:
+    """Message for a person who asks for an evaluation again whose inputs have changed; "" where none of these did."""
+    changed = []
+    if before.checkpoint.digest != now.checkpoint.digest:
+        changed.append("the checkpoint's files")
+    if before.suite != now.suite:
+        changed.append("settings of the suite")
+    if before.model != now.model:
+        changed.append("settings of the model")
+    if tasks := _edited(before, now):
+        more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
+        changed.append(f"files or data of {', '.join(tasks[:3])}{more}")
+    if not changed:
+        return ""
+    return (
+        f"{' and '.join(changed)} changed since {before.evaluation_id}: this is a new evaluation, and responses to "
+        "requests that are the same are used again"
+    )
+
+
+def _edited(before: EvaluationRecord, now: EvaluationRecord) -> list[str]:
+    """Tasks of both evaluations whose source keys differ."""
+    if before.inputs is None or now.inputs is None:
+        return []
+    known = dict(zip((t.name for t in before.suite.tasks), before.inputs.entries, strict=False))
+    new = zip((t.name for t in now.suite.tasks), now.inputs.entries, strict=False)
+    return [name for name, key in new if name in known and known[name] != key]
+
+
+def reused(state: State) -> str:
+    """What of an evaluation's responses and scores earlier ones gave, in parentheses; "" where nothing did."""
+    if not state.plan.reused:
+        return ""
+    sources = ", ".join(sorted(set(state.plan.reused.values())))
+    scores = f", scores of {len(state.plan.reused_scores)} tasks too" if state.plan.reused_scores else ""
+    return f" (responses of {len(state.plan.reused)} tasks are those of {sources}, since the requests are the same{scores})"
 
 
 def nothing_run(state: State) -> str:

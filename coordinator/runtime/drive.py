@@ -17,7 +17,7 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
     """Run the loop until this one evaluation has ended. The caller holds the work folder (`in_charge`).
 
     `watch` is called after each tick; its first True cancels the evaluation. OperatorError where the
-    evaluation was given up; RetryError where it could not be cancelled.
+    evaluation was given up, RetryError where it cannot be cancelled.
     """
     coordinator.accept_or_wait(record)
     cancelled = False
@@ -54,16 +54,12 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
 
 
 def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:
-    """RetryError where the journal cannot take it, as on a full disk: the command ends, and no job runs unseen."""
+    """RetryError where the journal cannot take it, as on a full disk: the call ends, and no job runs unseen."""
     try:
         coordinator.cancel(evaluation_id, "interrupted")
     except (OSError, KeyError) as error:
         local = isinstance(coordinator.cluster, LocalCluster)
-        jobs = (
-            "its jobs end with this command"
-            if local
-            else f"its jobs go on (`evalspan cancel {evaluation_id}`)"
-        )
+        jobs = "its jobs end too" if local else f"its jobs go on (`evalspan cancel {evaluation_id}`)"
         raise RetryError(
             f"{evaluation_id} is not cancelled, {jobs}: {coordinator.trouble or error}; the same command resumes it"
         ) from error

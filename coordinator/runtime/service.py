@@ -33,9 +33,12 @@ from coordinator.hook import PIN_PREFIX
 from coordinator.intake import admission, from_settings, sources
 from coordinator.intake.admission import NotAdmittedError
 from coordinator.intake.pending import PendingCheckpoint, PendingWriter, may_pass
+from coordinator.intake.resubmit import nothing_run
 from coordinator.runtime import wiring
+from coordinator.runtime.journal import Journal
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import obey_commands
+from coordinator.runtime.replay import changed_since
 from coordinator.runtime.status_file import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import ModelOptions, SuiteSpec
@@ -178,8 +181,13 @@ class Service:
         try:
             if self._hosting is None:  # the site's rules are asked for once
                 self._hosting = wiring.hosting(self.config, self.coordinator.cluster)
+            begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
+            if not begun and (said := changed_since(record, self.paths)):
+                log.info("%s", said)
             self.coordinator.accept_or_wait(wiring.at_site(record, self._hosting, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
+            if running is not None and running.state.ended_at is not None:
+                log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
             # a second notice raises the priority and never lowers it
             if running is not None and record.priority > running.state.record.priority:
                 self.coordinator.prioritize(record.evaluation_id, record.priority)

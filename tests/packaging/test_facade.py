@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -49,7 +50,7 @@ def bare(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare") / "venv"
     venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
-    zipfile.ZipFile(wheels[1]).extractall(site)
+    shutil.unpack_archive(wheels[1], site, "zip")
     return folder / "bin" / "python"
 
 

@@ -1,0 +1,288 @@
+"""Reads the options of `lm_eval run` (0.4.13) on the command line of `eval`, `submit` and `prepare`.
+
+Rule: an option that means the same is taken, in either spelling (`--num_fewshot`, `--num-fewshot`); one without an
+equal is refused by name, with what to do instead. Values are parsed as `lm_eval/_cli/utils.py` does. Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from typer.core import TyperCommand, TyperOption
+
+from coordinator.errors import OperatorError
+
+SHORT = {
+    "-t": "--tasks",
+    "-M": "--model",
+    "-a": "--model-args",
+    "-L": "--limit",
+    "-f": "--num-fewshot",
+    "-b": "--batch-size",
+    "-c": "--use-cache",
+    "-o": "--output-path",
+    "-E": "--samples",
+    "-v": "--verbosity",
+    "-w": "--write-out",
+    "-x": "--predict-only",
+}
+REFUSED = {
+    "--cache-requests": "requests are always kept, in the work folder",
+    "--check-integrity": "`evalspan validate --suite FILE` checks tasks",
+    "--confirm-run-unsafe-code": "leave it away, since programs run in a sandbox",
+    "--hf-hub-log-args": "`evalspan export ID --to lm-eval --out FOLDER` writes files to upload",
+    "--log-samples": "leave it away, since samples are always kept, in ID/samples of the work folder",
+    "--max-batch-size": "say --batch-size N, or auto",
+    "--metadata": "write it into the task's YAML",
+    "--output-path": "results are in ID/results.json of the work folder (--work-dir); "
+    "`evalspan export ID --to lm-eval --out FOLDER` writes lm_eval's own files",
+    "--predict-only": "leave it away, since responses and samples are always kept",
+    "--samples": "say --limit N, or choose the documents in the task's YAML",
+    "--show-config": "each task's configuration is in results.json",
+    "--trackio-args": "set a tracker in [trackers] of evalspan.toml",
+    "--trust-remote-code": "say --model-args trust_remote_code=True",
+    "--use-cache": "responses are always kept and used again",
+    "--verbosity": "set LMEVAL_LOG_LEVEL in env of [trial]",
+    "--wandb-args": "set wandb_project in [trackers] of evalspan.toml",
+    "--wandb-config-args": "set wandb_project in [trackers] of evalspan.toml",
+    "--write-out": "prompts are in the samples, in ID/samples of the work folder",
+}
+ENGINES = {"hf": "hf", "huggingface": "hf", "hf-auto": "hf", "vllm": "vllm", "sglang": "sglang"}
+NAMES = "--tasks"  # takes several words
+PAIRS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
+OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none
+PAIR = re.compile(r"[A-Za-z_]\w*=.*|\{.*", re.DOTALL)
+TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+class LmEvalCommand(TyperCommand):
+    """A command that takes the options of `lm_eval run`, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = (p for p in self.params if isinstance(p, TyperOption) and not p.is_flag)
+        valued = {name for option in options for name in option.opts}
+        return super().parse_args(ctx, rewritten(args, valued))
+
+
+# --- words of the command line ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Several:
+    """An option whose value is several words, of which the last one may be the checkpoint. `out`: its place."""
+
+    option: str
+    words: list[str]
+    least: int  # words that belong to the option in any case
+    out: int
+
+
+@dataclass(slots=True)
+class _Rewriting:
+    valued: set[str]
+    out: list[str] = field(default_factory=list)
+    several: list[_Several] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    checkpoint: bool = False  # a word of its own, or pretrained=, names it
+
+    def option(self, typed: str, rest: Sequence[str]) -> int:
+        """Take an option and its value; the number of words taken of `rest`."""
+        name, equals, value = typed.partition("=")
+        name = SHORT.get(name, name)
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name == "--config" and (value or next(iter(rest), "")).endswith((".yaml", ".yml")):
+            self.refused["--config"] = (
+                "it names an evalspan.toml; give the values of lm_eval's YAML as options"
+            )
+        if name in REFUSED:
+            self.refused[name] = REFUSED[name]
+            return 0
+        if name not in (NAMES, *PAIRS, *OPTIONAL):
+            takes = name in self.valued and not equals and rest
+            self.out += [f"{name}{equals}{value}", *(rest[:1] if takes else [])]
+            return 1 if takes else 0
+        following = [] if equals else self._following(name, rest)
+        words = [value, *following] if equals else following
+        self.checkpoint |= name == "--model-args" and any("pretrained" in pairs([w]) for w in words)
+        self.several.append(_Several(name, words, 0 if name in OPTIONAL else 1, len(self.out)))
+        self.out.append("")
+        return len(following)
+
+    def _following(self, name: str, rest: Sequence[str]) -> list[str]:
+        taken: list[str] = []
+        for word in rest:
+            foreign = word.startswith("-") or (name in PAIRS and taken and not PAIR.fullmatch(word))
+            if name in OPTIONAL:
+                multiturn = name == "--fewshot-as-multiturn"
+                foreign = foreign or bool(taken) or (multiturn and word.lower() not in TRUE + FALSE)
+            if foreign:
+                break
+            taken.append(word)
+        return taken
+
+
+def rewritten(words: Sequence[str], valued: set[str]) -> list[str]:
+    """`words` as this program's own options. `valued`: options that take a value. OperatorError names what has no equal.
+
+    lm_eval's `--tasks a b` takes all words up to the next option. Where nothing else names the checkpoint, the last of
+    them is the checkpoint.
+    """
+    done = _Rewriting(valued)
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if word == "--":
+            done.checkpoint |= at < len(words)
+            done.out += words[at - 1 :]
+            break
+        if word.startswith("-") and word != "-":
+            at += done.option(word, words[at:])
+        else:
+            done.out.append(word)
+            done.checkpoint = True
+    if done.refused:
+        said = "; ".join(f"{name}: {instead}" for name, instead in done.refused.items())
+        raise OperatorError(f"evalspan has no equal of these options: {said}")
+    moved: list[str] = []
+    for each in reversed(done.several):
+        if not done.checkpoint and each.option != "--fewshot-as-multiturn" and len(each.words) > each.least:
+            moved, done.checkpoint = [each.words.pop()], True
+    made = {each.out: _rendered(each) for each in done.several}
+    return [*(w for n, word in enumerate(done.out) for w in made.get(n, [word])), *moved]
+
+
+def _rendered(several: _Several) -> list[str]:
+    if several.option == NAMES:
+        return [f"{NAMES}={','.join(several.words)}"]
+    if several.option in PAIRS:
+        return [f"{several.option}={word}" for word in several.words]
+    return [f"{several.option}={(several.words or ['true'])[0]}"]
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
+    """KEY=VALUE words, or a JSON object, as lm_eval reads them."""
+    found: dict[str, Any] = {}
+    for word in words:
+        if word.lstrip().startswith("{"):
+            try:
+                found |= dict(json.loads(word))
+            except ValueError as error:
+                raise OperatorError(f"{option}: {word!r} is no JSON object ({error})") from error
+            continue
+        for part in _split(word):
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise OperatorError(f"{option}: {part!r} should be KEY=VALUE")
+            found[key] = _value(value)
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that stand outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "[({":
+            depth += 1
+        elif char in "])}":
+            depth = max(depth - 1, 0)
+        elif char == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += char
+    return [part for part in parts if part]
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.isnumeric():
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+
+
+def seed_of(text: str | None) -> int | None:
+    """The one seed of `--seed`: a number, or lm_eval's list of four alike; None: lm_eval's own defaults."""
+    if text is None or text.replace(" ", "") == "0,1234,1234,1234":
+        return None
+    parts = set(text.replace(" ", "").split(","))
+    if len(parts) != 1 or not next(iter(parts)).isdecimal():
+        raise OperatorError(f"--seed: {text!r}: evalspan takes one number for all of lm_eval's generators")
+    return int(parts.pop())
+
+
+def suite_settings(
+    gen_kwargs: Sequence[str] | None,
+    include_path: Sequence[str] | None,
+    chat: str | None,
+    system: str | None,
+    multiturn: str | None,
+    seed: str | None,
+) -> dict[str, Any]:
+    """Options as the `SuiteSettings` of `coordinator.api`."""
+    return {
+        "gen_kwargs": pairs(gen_kwargs, "--gen-kwargs") if gen_kwargs else None,
+        "include_path": tuple(include_path or ()),
+        "apply_chat_template": None if chat is None else _flag(chat, chat),
+        "system_instruction": system,
+        "fewshot_as_multiturn": None if multiturn is None else _flag(multiturn, multiturn.lower() in TRUE),
+        "seed": seed_of(seed),
+    }
+
+
+def _flag(text: str, otherwise: Any) -> Any:
+    return {"true": True, "false": False}.get(text.lower(), otherwise)
+
+
+def trial_settings(
+    model: str | None, model_args: Sequence[str] | None, device: str | None
+) -> tuple[str | None, Mapping[str, object]]:
+    """The checkpoint that `pretrained=` names, and the settings of [trial] that the options replace."""
+    settings: dict[str, object] = {}
+    if model is not None:
+        if model not in ENGINES:
+            known = ", ".join(dict.fromkeys(ENGINES.values()))
+            raise OperatorError(f"--model {model}: evalspan loads checkpoints by {known}")
+        settings["trial.engine"] = ENGINES[model]
+    if device is not None:
+        if ":" in device:
+            raise OperatorError(
+                f"--device {device}: each trial has GPUs of its own: say --device cuda, or nothing"
+            )
+        settings["trial.device"] = device
+    arguments = pairs(model_args or ())
+    for key in ("batch_size", "max_batch_size", "device"):
+        if key in arguments:
+            raise OperatorError(
+                f"--model-args: {key} is an option: --{key.removeprefix('max_').replace('_', '-')}"
+            )
+    checkpoint = arguments.pop("pretrained", None)
+    settings |= {f"trial.model_args.{key}": value for key, value in arguments.items()}
+    return None if checkpoint is None else str(checkpoint), settings
+
+
+def the_checkpoint(typed: str | None, pretrained: str | None) -> str:
+    """The one checkpoint that a command line names. OperatorError where it names none, or two."""
+    if typed is not None and pretrained not in (None, typed):
+        raise OperatorError(f"two checkpoints are named: {typed}, and {pretrained} by --model-args: give one")
+    named = typed or pretrained
+    if named is None:
+        raise OperatorError("name a checkpoint: a folder with config.json, safetensors and tokenizer")
+    return named

@@ -1,0 +1,219 @@
+"""Laws of lm_eval's own command line given to `evalspan eval`: it means the same, or is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval._cli.run import Run
+from lm_eval._cli.utils import key_val_to_dict
+from support.toys import TASKS
+
+from coordinator.cli import app
+from coordinator.cli.lm_eval_flags import (
+    REFUSED,
+    SHORT,
+    pairs,
+    rewritten,
+    seed_of,
+    suite_settings,
+    the_checkpoint,
+    trial_settings,
+)
+from coordinator.errors import OperatorError
+
+EVAL: Any = typer.main.get_command(app).commands["eval"]  # type: ignore[attr-defined]
+
+
+def lm_eval_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    Run(parser.add_subparsers())
+    (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return subparsers.choices["run"]
+
+
+LM_EVAL = lm_eval_parser()
+
+
+def test_every_option_of_lm_eval_is_understood_or_refused_by_name():
+    """Of the lm_eval that is installed; a new option of a later version fails here."""
+    own = {option for parameter in EVAL.params for option in parameter.opts}
+    for action in LM_EVAL._actions:
+        long = next(o for o in action.option_strings if o.startswith("--")).replace("_", "-")
+        assert (long in own) != (long in REFUSED) or long in ("--help", "--config"), long
+        for short in (o for o in action.option_strings if not o.startswith("--")):
+            # three mean something else here: -s the suite, -h the help, -C lm_eval's own YAML
+            assert SHORT.get(short) == long or short in ("-s", "-h", "-C"), short
+
+
+def read(*words: str) -> dict[str, Any]:
+    """What `evalspan eval` makes of a command line."""
+    with EVAL.make_context("eval", list(words)) as context:
+        p = context.params
+    pretrained, trial = trial_settings(p["model"], p["model_args"], p["device"])
+    suite = suite_settings(
+        p["gen_kwargs"], p["include_path"], p["chat"], p["system"], p["multiturn"], p["seed"]
+    )
+    return {
+        "checkpoint": the_checkpoint(p["checkpoint"], pretrained),
+        "tasks": (p["tasks"] or "").split(","),
+        "model_args": {k.removeprefix("trial.model_args."): v for k, v in trial.items() if "args" in k},
+        **{key: p[key] for key in ("limit", "num_fewshot", "batch_size")},
+        **suite,
+    }
+
+
+LINES = [
+    "--model hf --model_args pretrained=/m --tasks a,b",
+    "--model hf --model_args pretrained=/m,dtype=float32,x=True,y=1e-3,z=[1,2] --tasks a b --limit 10",
+    "--model_args pretrained=/m dtype=float32 --tasks a --num_fewshot 5 --batch_size 8",
+    "--tasks a b -a pretrained=/m -L 0.5 -f 2 -b auto",
+    '--tasks a --model_args {"pretrained":"/m","dtype":"auto"} --apply_chat_template',
+    "--tasks a --apply_chat_template tool_use --fewshot_as_multiturn false --model_args pretrained=/m",
+    "--tasks a --apply_chat_template --fewshot_as_multiturn --model_args pretrained=/m",
+    "--gen_kwargs temperature=0.8,top_p=0.95 do_sample=True --tasks a --model_args pretrained=/m",
+    "--gen_kwargs max_gen_toks=5 until=['a','b'] --tasks a --model_args pretrained=/m --seed 42",
+    "--tasks a --model_args pretrained=/m --system_instruction Answer. --include_path /t",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_line_means_to_evalspan_what_it_means_to_lm_eval(line):
+    """Parsed by lm_eval's own parser, and by this one: the same tasks, arguments and settings; with dashes, too."""
+    words = line.split()
+    theirs = vars(LM_EVAL.parse_args(words))
+    arguments = dict(theirs["model_args"])
+    expected = {
+        "checkpoint": arguments.pop("pretrained"),
+        "tasks": theirs["tasks"],
+        "model_args": arguments,
+        "limit": theirs["limit"],
+        "num_fewshot": theirs["num_fewshot"],
+        "batch_size": theirs.get("batch_size"),
+        "gen_kwargs": theirs["gen_kwargs"],
+        "include_path": (theirs["include_path"],) if theirs["include_path"] else (),
+        "apply_chat_template": theirs.get("apply_chat_template"),
+        "system_instruction": theirs["system_instruction"],
+        "fewshot_as_multiturn": theirs.get("fewshot_as_multiturn"),
+        "seed": theirs["seed"][0] if theirs["seed"] else None,
+    }
+    assert read(*words) == expected
+    assert read(*(w.replace("_", "-") if w.startswith("--") else w for w in words)) == expected
+
+
+VALUED = {"--limit", "--suite", "-s"}
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("M --tasks a b --limit 3", "M --tasks=a,b --limit 3"),
+        ("--tasks a b M --limit 3", "--tasks=a,b --limit 3 M"),
+        ("--tasks a,b M", "--tasks=a,b M"),
+        ("--apply_chat_template M --tasks a", "--apply-chat-template=true --tasks=a M"),
+        ("M --apply_chat_template chatml", "M --apply-chat-template=chatml"),
+        ("--tasks=a M", "--tasks=a M"),
+        ("-s core M", "-s core M"),
+        ("--limit=3 --tasks a -- M", "--limit=3 --tasks=a -- M"),
+        ("--model_args pretrained=M --tasks a b", "--model-args=pretrained=M --tasks=a,b"),
+        ("--gen_kwargs a=1 b=2 M --tasks x", "--gen-kwargs=a=1 --gen-kwargs=b=2 M --tasks=x"),
+    ],
+)
+def test_the_checkpoint_is_found_beside_options_of_several_words(line, made):
+    """It is the word of its own, or the last word of `--tasks a b M` where nothing else names it."""
+    assert rewritten(line.split(), VALUED) == made.split()
+
+
+def test_options_without_an_equal_are_refused_together_with_what_to_do_instead():
+    """A whole command line of lm_eval is corrected once."""
+    with pytest.raises(OperatorError) as refused:
+        rewritten(
+            ["M", "--tasks", "a", "--output_path", "out", "--log_samples", "-w", "--config", "run.yaml"],
+            VALUED,
+        )
+    for named in ("--output-path: results are in", "--log-samples: leave it", "--write-out: ", "--config: "):
+        assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: trial_settings("openai-completions", None, None), "loads checkpoints by hf, vllm, sglang"),
+        (lambda: trial_settings(None, None, "cuda:1"), "each trial has GPUs of its own"),
+        (lambda: trial_settings(None, ["batch_size=3"], None), "--batch-size"),
+        (lambda: trial_settings(None, ["dtype"], None), "'dtype' should be KEY=VALUE"),
+        (lambda: pairs(["{x}"]), "is no JSON object"),
+        (lambda: seed_of("1,2,3,4"), "one number for all"),
+        (lambda: the_checkpoint("/a", "/b"), "two checkpoints are named"),
+        (lambda: the_checkpoint(None, None), "name a checkpoint"),
+    ],
+)
+def test_a_value_without_an_equal_is_refused(call, says):
+    with pytest.raises(OperatorError, match=says):
+        call()
+
+
+def same(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+
+
+WORDS = st.text("ab1.-e'\"[](){},:_ ", max_size=12) | st.sampled_from(["true", "None", "1e3", "-1", "nan"])
+
+
+@given(st.lists(st.tuples(st.text("abc", min_size=1, max_size=3), WORDS), max_size=4))
+def test_values_are_read_as_lm_eval_reads_them(items):
+    """Numbers, texts in quotes, lists, and what is none of these."""
+    text = ",".join(f"{key}={value}" for key, value in items)
+    try:
+        theirs = key_val_to_dict(text)
+    except (ValueError, MemoryError):
+        return
+    ours = pairs([text])
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.model
+def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
+    """To the last digit, by the programs themselves; the second `eval` runs nothing."""
+    line = (
+        f"--model hf --model_args pretrained={toy_model},dtype=float32 --device cpu --include_path {TASKS} "
+        "--tasks toy_choice toy_sums --num_fewshot 2 --limit 12 --batch_size 4 --gen_kwargs max_gen_toks=5 --seed 7"
+    ).split()
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "EVALSPAN_TRIAL_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    out = ["--output_path", str(tmp_path / "lm_eval")]
+    run(["-m", "lm_eval", "run", *line, *out], tmp_path, env)
+    (written,) = (tmp_path / "lm_eval").rglob("results_*.json")
+    theirs = json.loads(written.read_text())["results"]
+    ours = json.loads(run(["-m", "evalspan", "eval", *line, "--json"], tmp_path, env).stdout)["results"]
+    for task in ("toy_choice", "toy_sums"):
+        for key, value in theirs[task].items():
+            if isinstance(value, float):
+                assert ours[task][key] == value, (task, key)
+    again = run(["-m", "evalspan", "eval", *line], tmp_path, env)
+    assert "from the same inputs; nothing was run" in again.stdout
+
+
+def run(words: list[str], folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done

@@ -1,0 +1,144 @@
+"""Laws of runs without a suite file: they are what a file with the same values is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.errors import OperatorError
+from coordinator.intake import one_off, suites
+from coordinator.intake.one_off import SuiteOptions
+from evaljobs.contract.specs import SuiteSpec, TaskEntry
+
+FILE = """
+name = "hellaswag-arc_easy-limit10-5shot"
+batch_size = 8
+seed = 7
+apply_chat_template = true
+system_instruction = "Answer."
+[[task]]
+name = "hellaswag"
+num_fewshot = 5
+limit = 10
+gen_kwargs = { temperature = 0.5, until = ["x"] }
+[[task]]
+name = "arc_easy"
+num_fewshot = 5
+limit = 10
+gen_kwargs = { temperature = 0.5, until = ["x"] }
+"""
+SAME: dict[str, Any] = {
+    "tasks": ("hellaswag", "arc_easy", "hellaswag"),
+    "limit": 10.0,
+    "num_fewshot": 5,
+    "batch_size": "8",
+    "seed": 7,
+    "apply_chat_template": True,
+    "system_instruction": "Answer.",
+    "gen_kwargs": {"temperature": 0.5, "until": ["x"]},
+}
+
+
+def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
+    """To the last field but the name's last part; so ids, reuse and resume are the same."""
+    file = tmp_path / "s.toml"
+    file.write_text(FILE.replace("-5shot", "-5shot-chat"))
+    assert one_off.suite_of(SuiteOptions(**SAME)) == suites.load_suite(file)
+
+
+def test_options_replace_what_a_suite_says_of_each_task():
+    """And its name says so, where that sets its scores apart; without options it is the suite itself."""
+    plain = suites.load_suite("core")
+    assert one_off.suite_of(SuiteOptions(suite="core")) == plain
+    assert one_off.suite_of(SuiteOptions(), "core") == plain
+    few = one_off.suite_of(SuiteOptions(suite="core", limit=4))
+    assert few.name == "core-limit4"
+    assert [t.limit for t in few.tasks] == [4] * len(plain.tasks)
+    assert [t.num_fewshot for t in few.tasks] == [t.num_fewshot for t in plain.tasks]
+    sized = one_off.suite_of(SuiteOptions(suite="core", batch_size=2))
+    assert sized == plain.model_copy(update={"batch_size": 2})
+
+
+def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
+    """A user need not know where evalspan's own tasks lie."""
+    made = one_off.suite_of(SuiteOptions(tasks=("quickstart_mmlu", "mt_bench")))
+    folders = {*suites.load_suite("quickstart").include_path, *suites.load_suite("mt_bench").include_path}
+    assert set(made.include_path) == folders
+    assert [t.judge for t in made.tasks] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "say --suite NAME or --tasks NAME,NAME"),
+        ({"tasks": ("a",), "suite": "core"}, "give one of the two"),
+        ({"tasks": ("mmlu_*",)}, "is a pattern: name each task"),
+        ({"tasks": ("a", "")}, "a name is empty"),
+        ({"tasks": ("./none.yaml",)}, "no file "),
+        ({"tasks": ("a",), "limit": 0}, "a share below 1, not 0"),
+        ({"tasks": ("a",), "limit": -3}, "a share below 1, not -3"),
+        ({"tasks": ("a",), "limit": 2.5}, "a share below 1, not 2.5"),
+        ({"tasks": ("a",), "num_fewshot": -1}, "--num-fewshot: "),
+        ({"tasks": ("a",), "include_path": ("none",)}, "--include-path: no folder "),
+        ({"tasks": ("a",), "batch_size": "auto:4"}, "--batch-size is a positive number"),
+    ],
+)
+def test_what_no_suite_can_hold_is_refused_in_one_line_that_names_the_option(options, says):
+    with pytest.raises(OperatorError, match=says) as refused:
+        one_off.suite_of(SuiteOptions(**options))
+    assert "\n" not in str(refused.value)
+
+
+NAMES = st.text("abcdefgh_", min_size=1, max_size=60)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=200, unique=True), st.none() | st.integers(1, 999))
+def test_a_name_is_readable_bounded_and_begins_with_the_first_task(tasks, limit):
+    name = one_off.name_of(SuiteOptions(tasks=tuple(tasks), limit=limit))
+    assert name.startswith(tasks[0][:40])
+    assert len(name) <= 80
+    assert (limit is not None) == name.endswith(f"limit{limit}")
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = st.recursive(
+    TEXT | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+TASKS = st.builds(
+    TaskEntry,
+    name=TEXT.filter(bool),
+    num_fewshot=st.none() | st.integers(0, 9),
+    limit=st.none() | st.integers(1, 9) | st.floats(0.1, 0.9),
+    gen_kwargs=st.none() | st.dictionaries(TEXT, VALUES, max_size=3),
+    judge=st.booleans(),
+)
+SUITES = st.builds(
+    SuiteSpec,
+    name=TEXT.filter(bool),
+    batch_size=st.integers(1, 64) | st.just("auto"),
+    seed=st.none() | st.integers(0, 9),
+    apply_chat_template=st.booleans() | TEXT,
+    system_instruction=st.none() | TEXT,
+    fewshot_as_multiturn=st.none() | st.booleans(),
+    tasks=st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.name).map(tuple),
+)
+
+
+@given(SUITES)
+def test_a_suite_file_that_is_written_loads_as_the_same_suite(tmp_path, suite):
+    """Whatever the texts hold: quotes, line ends, DEL, letters beyond ASCII."""
+    file = Path(tmp_path) / "s.toml"
+    file.write_bytes(one_off.as_toml(suite).encode())
+    assert suites.load_suite(file) == suite
+
+
+@given(SUITES, SUITES)
+def test_only_equal_suites_have_one_file_name(one, other):
+    assert (one_off.file_name(one) == one_off.file_name(other)) == (one == other)
+    assert Path(one_off.file_name(one)).name == one_off.file_name(one)

@@ -1,0 +1,241 @@
+"""Laws of `coordinator.api`: in any thread, quiet, and interruptible; a submission is waited for until its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dev_cluster.testing import wait_until
+from support.daemons import SUITE, daemon, small, taken
+from support.toys import TASKS, config_text, suite_text
+from support.trainings import leave
+
+import evalspan
+from coordinator import api
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.intake.sources import Notice, submit
+from evaljobs.contract.paths import WorkPaths
+
+COLUMNS = {
+    "evaluation_id", "suite", "step", "checkpoint", "status", "task", "filter", "metric", "value", "stderr",
+    "documents", "n_shot", "version", "higher_is_better", "makespan_seconds", "gpu_seconds",
+}  # fmt: skip
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    (tmp_path / "evalspan.toml").write_text(f'work_dir = "work"\n{config_text()}')
+    return tmp_path / "evalspan.toml"
+
+
+@pytest.mark.model
+def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, capfd):
+    """As in a notebook: no terminal, not the main thread. The results are what files, `results` and `series` say; the
+    second call runs nothing, and says so.
+    """
+    seen: list[api.Progress] = []
+    found: list[api.Results] = []
+
+    def work() -> None:
+        found.append(
+            evalspan.evaluate(
+                toy_model,
+                tasks=["toy_choice"],
+                include_path=TASKS,
+                batch_size=8,
+                config=settings,
+                progress=seen.append,
+            )
+        )
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    (made,) = found
+    assert capfd.readouterr() == ("", "")
+    assert (made.status, made.complete, made.failed, made.note) == ("done", True, {}, "")
+    assert seen[-1].scored == seen[-1].tasks == 1
+    assert seen[-1].shards_done == seen[-1].shards > 0
+    raw = json.loads((made.folder / "results.json").read_text())
+    assert made.raw == raw
+    acc = next(s for s in made.scores if s.metric == "acc")
+    assert acc.value == raw["results"]["toy_choice"]["acc,none"]
+    again = evalspan.evaluate(
+        toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings
+    )
+    assert again.evaluation_id == made.evaluation_id
+    assert "from the same inputs; nothing was run" in again.note
+    assert again.scores == made.scores
+    by_id = evalspan.results(made.evaluation_id[:20], config=settings)
+    assert by_id.rows() == made.rows() == evalspan.series(toy_model.parent, config=settings)
+    assert by_id.rows()[0].keys() == COLUMNS
+    assert evalspan.wait(made.evaluation_id, timeout=0, config=settings).rows() == made.rows()
+
+
+INTERRUPTED = """
+import json, signal, sys, threading
+import evalspan
+place, tasks, config, fails = sys.argv[1:]
+def progress(seen):
+    print("progress", flush=True)
+    if fails:
+        raise KeyboardInterrupt
+try:
+    evalspan.evaluate(place, tasks="endless", include_path=tasks, config=config, progress=progress)
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+    input()
+"""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("fails", ["", "in progress"])
+def test_an_interrupt_cancels_the_evaluation_and_then_raises(toy_model, settings, tmp_path, fails):
+    """The process lives on, with its own handler, and neither a job nor Redis is left beside it. An error of `progress`
+    cancels nothing: the same call resumes the evaluation.
+    """
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    text = (TASKS / "choice.yaml").read_text().replace("rows.", "endless.").replace("toy_choice", "endless")
+    (tasks / "endless.yaml").write_text(text)
+    (tasks / "endless.py").write_text(
+        "import time\ndef choice(**_metadata):\n    while True:\n        time.sleep(1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, toy_model, tasks, settings, fails],
+        env={**os.environ, "PYTHONPATH": str(Path(evalspan.__file__).parent)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "progress\n", process.communicate()[1]
+    if not fails:
+        process.send_signal(signal.SIGINT)
+    lines = iter(process.stdout.readline, "")
+    assert "interrupted True\n" in lines
+    try:
+        wait_until(lambda: descendants(process.pid) == {process.pid}, "jobs and Redis end", 20.0)
+    finally:
+        process.communicate("\n")
+    reports = [json.loads(f.read_text()) for f in (tmp_path / "work").glob("*/report.json")]
+    assert [made["status"] for made in reports] == ([] if fails else ["cancelled"])
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that `pid` started, at any depth, and `pid`."""
+    found = {pid}
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = place.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(place.parent.name)] = int(fields[1])
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def test_an_error_is_raised_before_anything_is_started(tmp_path, settings):
+    """As on the command line: one line, no evaluation."""
+    with pytest.raises(evalspan.OperatorError, match="no suite named 'quikstart'"):
+        evalspan.evaluate(small(tmp_path / "step-1"), "quikstart", config=settings)
+    with pytest.raises(evalspan.EvalspanError, match="no such folder"):
+        evalspan.evaluate(tmp_path / "none", SUITE, config=settings)
+    with pytest.raises(evalspan.OperatorError, match="gen_kwargs"):
+        evalspan.evaluate(small(tmp_path / "step-2"), tasks="a", gen_kwargs="x", config=settings)
+    with pytest.raises(evalspan.OperatorError, match="no evaluation"):
+        evalspan.results("none", config=settings)
+    assert not list((tmp_path / "work").glob("*/journal.jsonl"))
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(tmp_path):
+    """A checkpoint that no daemon has taken yet is no error; one that the daemon refused is."""
+    place = small(tmp_path / "step-300")
+    sent = evalspan.submit(place, SUITE)
+    assert (sent.what, sent.daemon) == ("new", False)
+    assert "`evalspan daemon`" in sent.waits
+    for waited in (sent, sent.evaluation_id):
+        with pytest.raises(TimeoutError, match="has not ended after 0 s"):
+            evalspan.wait(waited, timeout=0)
+    ears = daemon(tmp_path / "work", Config())
+    ears.tick()
+    assert taken(ears) == ["step-300"]
+    with pytest.raises(TimeoutError):
+        evalspan.wait(sent, timeout=0)
+    assert evalspan.submit(place, SUITE).what == "known"
+    with pytest.raises(OperatorError, match="no evaluation"):
+        evalspan.wait("other", timeout=0)
+    bad = sent.model_copy(update={"evaluation_id": "bad-0", "checkpoint": "/none"})
+    submit(WorkPaths(tmp_path / "work"), Notice(checkpoint="/none", suite=SUITE))
+    ears.tick()
+    with pytest.raises(OperatorError, match="/none was refused: "):
+        evalspan.wait(bad, timeout=0)
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_tasks_are_submitted_as_a_suite_file_below_the_work_folder(tmp_path):
+    """The daemon makes of it the evaluation that `submit` named; `[watch] suite` counts where nothing is named."""
+    place = small(tmp_path / "step-7")
+    with pytest.raises(OperatorError, match="say --suite NAME or --tasks"):
+        evalspan.submit(place)
+    sent = evalspan.submit(place, tasks="quickstart_mmlu,quickstart_gsm8k", limit=4)
+    file = Path(sent.suite)
+    assert file.parent == tmp_path / "work" / "submissions" / "suites"
+    assert file.parent.stat().st_mode & 0o077 == 0
+    named = evalspan.submit(place, settings={"watch.suite": SUITE})
+    assert named.suite == SUITE
+    ears = daemon(tmp_path / "work", Config())
+    ears.tick()
+    assert set(ears.coordinator.running) == {sent.evaluation_id, named.evaluation_id}
+    assert evalspan.submit(place, tasks=["quickstart_mmlu", "quickstart_gsm8k"], limit=4).what == "known"
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("own_settings")
+def test_a_submission_after_an_edit_is_a_new_evaluation_and_names_what_changed(tmp_path, toy_model, caplog):
+    """By the source keys of the tasks; the daemon's log says it, too."""
+    caplog.set_level("INFO")
+    shutil.copytree(TASKS, tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "s.toml"
+    file.write_text(suite_text("s", {"toy_choice": {}, "toy_pages": {}}, tmp_path / "tasks"))
+    ears = daemon(tmp_path / "work", Config())
+    first = evalspan.submit(toy_model, file)
+    assert (first.what, first.note) == ("new", "")
+    ears.tick()
+    yaml = tmp_path / "tasks" / "choice.yaml"
+    yaml.write_text(yaml.read_text() + "target_delimiter: '  '\n")
+    second = evalspan.submit(toy_model, file)
+    assert (second.what, second.evaluation_id == first.evaluation_id) == ("new", False)
+    assert f"files or data of toy_choice changed since {first.evaluation_id}: this is a new" in second.note
+    ears.tick()
+    assert set(ears.coordinator.running) == {first.evaluation_id, second.evaluation_id}
+    assert second.note in caplog.text
+
+
+def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
+    """One for each score; an evaluation without a score has one row, so that no checkpoint is lost."""
+    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path))
+    for step, value in ((20, 0.6), (10, 0.2), (30, None)):
+        leave(tmp_path, step, value)
+    rows: list[dict[str, Any]] = evalspan.series("/runs/a")
+    assert [r["step"] for r in rows] == [10, 10, 20, 20, 30]
+    assert all(r.keys() == COLUMNS for r in rows)
+    assert (rows[0]["task"], rows[0]["value"], rows[0]["documents"]) == ("add", 0.2, 100)
+    assert (rows[-1]["status"], rows[-1]["value"]) == ("running", None)
+    assert evalspan.series("/runs/a", "mini") == rows
+    with pytest.raises(OperatorError, match="no evaluation in"):
+        evalspan.series("/runs/a", "other")
