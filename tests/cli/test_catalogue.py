@@ -99,6 +99,35 @@ def test_validate_says_what_eval_would_say(folder: Path, suite: str, says: str) 
     assert {p.name for p in (folder / "work").iterdir()} <= {"cache"}
 
 
+def test_every_task_that_cannot_run_is_named(folder: Path) -> None:
+    """One with its reason, the others by name."""
+    (folder / "bad").mkdir()
+    for name in "abc":
+        text = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {name}.jsonl}}}}\n"
+        (folder / "bad" / f"{name}.yaml").write_text(text)
+    (folder / "bad.toml").write_text(suite_text("bad", {"c": {}, "a": {}, "b": {}}, "bad"))
+    done = typed(folder, "validate", "--suite", "bad.toml")
+    assert done.returncode == 2
+    assert f"no such file or folder: {folder / 'bad' / 'a.jsonl'}" in done.stderr
+    assert "(tasks that cannot run either: b, c)" in done.stderr
+
+
+def test_prepare_without_internet_names_the_data_set(
+    folder: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line without a class of the program's."""
+    (folder / "hub").mkdir()
+    (folder / "hub" / "a.yaml").write_text("task: a\ndataset_path: lab/rows\ntest_split: test\n")
+    (folder / "hub.toml").write_text(suite_text("hub", {"a": {}}, "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
+    done = typed(folder, "prepare", "--suite", "hub.toml", "--tokenizer", str(toy_model))
+    assert done.returncode == 2
+    assert "evalspan: a could not be built: the data set of task ['a'] could not be fetched (" in done.stderr
+    assert done.stderr.rstrip().endswith("run the same command on a machine with internet")
+
+
 def test_validate_counts_request_sets_of_a_checkpoint(folder: Path, toy_model: Path) -> None:
     done = typed(folder, "validate", "--suite", "toys.toml", "--tokenizer", str(toy_model))
     assert done.returncode == 0, done.stderr
