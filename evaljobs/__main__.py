@@ -38,6 +38,7 @@ PASSED_ON = {
     "sandbox": ("evaljobs.sandbox.cli", "main"),
     "clean": ("evaljobs.staging.clean", "clean_main"),
     "probe": ("evaljobs.staging.node_probe", "main"),
+    "catalogue": ("evaljobs.lmeval.catalogue", "main"),
 }
 
 

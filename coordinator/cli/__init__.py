@@ -16,11 +16,11 @@ from rich.console import Console
 from typer.models import CommandInfo, TyperInfo
 
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli import commands, doctor, evaluate, series, service, tools
+from coordinator.cli import catalogue, commands, doctor, evaluate, series, service, tools
 from coordinator.cli.app import app
 from coordinator.errors import BugError, EvalspanError, OperatorError
 
-__all__ = ["app", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
+__all__ = ["app", "catalogue", "commands", "doctor", "evaluate", "main", "series", "service", "tools"]
 
 log = logging.getLogger(__name__)
 

@@ -109,11 +109,7 @@ def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: 
         checkpoint = inspect(hub.local_folder(tokenizer, say_aside, allow_bin=True), allow_bin=True)
         model = from_settings.model_options(settings)
         inputs = from_settings.inputs_for(performer.site, performer.lm_eval_version)(loaded, model)
-        for index, task in enumerate(loaded.tasks):
-            folder = request_sets.folder_name(loaded, index, checkpoint, model, inputs)
-            found = request_sets.found(performer.site.paths.request_sets / folder, loaded.batch_size)
-            if found is not None:
-                sets[task.name] = found
+        sets = request_sets.at_hand(loaded, checkpoint, model, inputs, performer.site)
     try:
         history = read(WorkPaths(settings.work_dir).observations)
         return from_suite.instance(loaded, sets, history, **more)

@@ -95,7 +95,10 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
         text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    # a list with a faulty member is reported as too short, too
+    holders = {place[:end] for place in faults for end in range(len(place))}
+    others = dict.fromkeys(repr(str(place[-1])) for place in faults if place not in {location, *holders})
+    more = f" (also wrong: {', '.join(others)})" if others else ""
     return f"{where(location)}: {text}{more}"
 
 

@@ -80,6 +80,19 @@ def found(folder: Path, batch_size: int | str) -> dict[str, str] | None:
     return sets
 
 
+def at_hand(
+    suite: SuiteSpec, checkpoint: CheckpointSpec, model: ModelOptions, inputs: Inputs, site: Site
+) -> dict[str, dict[str, str]]:
+    """Task -> {leaf task: folder} of the suite's request sets that are built for this tokenizer."""
+    sets = {}
+    for index, task in enumerate(suite.tasks):
+        name = folder_name(suite, index, checkpoint, model, inputs)
+        there = found(site.paths.request_sets / name, suite.batch_size)
+        if there is not None:
+            sets[task.name] = there
+    return sets
+
+
 def prepare(
     suite: SuiteSpec,
     tokenizer: str,
@@ -140,4 +153,5 @@ def _build(spec: BuildSpec, site: Site) -> None:
             run_command(argv, env={**os.environ, **site.trial_env})
         except CommandError as error:
             name = spec.suite.tasks[spec.entry].name
-            raise OperatorError(f"{name} could not be built: {error}") from error
+            why = str(error).rpartition("OperatorError: ")[2]  # the last line of a traceback
+            raise OperatorError(f"{name} could not be built: {why}") from error

@@ -119,7 +119,9 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     unfit: dict[str, str] = answer["unfit"]
     if unfit:
         name, why = min(unfit.items())
-        raise OperatorError(f"suite {suite.name}: task {name}: {why}")
+        others = ", ".join(sorted(unfit.keys() - {name}))
+        also = f" (tasks that cannot run either: {others})" if others else ""
+        raise OperatorError(f"suite {suite.name}: task {name}: {why}{also}")
     unknown: dict[str, list[str]] = answer["unknown"]
     if unknown:
         lines = [f"{n!r} (nearest: {', '.join(near) or 'none'})" for n, near in sorted(unknown.items())]
@@ -128,8 +130,8 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     if uncached and site.offline:
         sets = ", ".join(sorted(set(uncached.values())))
         raise OperatorError(
-            f"suite {suite.name}: not in the Hugging Face cache: {sets} (task {min(uncached)}); jobs run offline, so "
-            f"run `{prepare}` where there is internet"
+            f"suite {suite.name}: data sets that are not in the Hugging Face cache: {sets}; jobs run offline, so run "
+            f"`{prepare}` where there is internet"
         )
     files: list[str] = answer["files"]
     return files

@@ -105,6 +105,11 @@ def shipped_index(cache: Path, lm_eval_version: str) -> Path:
     return cache / f"lm_eval-{lm_eval_version}-index.json"
 
 
+def task_catalogue(cache: Path, lm_eval_version: str) -> Path:
+    """What lm-eval's own tasks hold, for `evalspan ls`: {name: fields of `catalogue.Described`}."""
+    return cache / f"lm_eval-{lm_eval_version}-catalogue.json"
+
+
 def request_set_manifest(folder: str | Path) -> Path:
     return Path(folder) / "manifest.json"
 

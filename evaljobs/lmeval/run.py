@@ -94,6 +94,11 @@ def _explained(error: Exception, names: Any) -> Exception:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     if any(not_cached(cause) for cause in causes):
+        if os.environ.get("HF_HUB_OFFLINE") != "1":
+            return OperatorError(
+                f"the data set of task {names!r} could not be fetched ({one_line(error)}): "
+                "run the same command on a machine with internet"
+            )
         return OperatorError(
             f"the data set of task {names!r} is not on this machine ({one_line(error)}): "
             "run `evalspan prepare --suite …` on a login node"

@@ -193,13 +193,25 @@ def file_or_folder(path: Path, digests: Digests) -> str:
     return closure.digest()
 
 
-def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
-    """A data set's cached state: the commits of its references, else its prepared versions."""
-    home = Path(
+def _hf_home(env: Mapping[str, str]) -> Path:
+    return Path(
         env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
     )
-    hub = Path(env.get("HF_HUB_CACHE") or home / "hub") / f"datasets--{path.replace('/', '--')}" / "refs"
-    prepared = Path(env.get("HF_DATASETS_CACHE") or home / "datasets") / path.replace("/", "___")
+
+
+def datasets_cache(env: Mapping[str, str]) -> Path:
+    """Folder of the data sets that `datasets` has prepared."""
+    return Path(env.get("HF_DATASETS_CACHE") or _hf_home(env) / "datasets")
+
+
+def _revision(path: str, config: str, env: Mapping[str, str]) -> str:
+    """A data set's cached state: the commits of its references, else its prepared versions."""
+    hub = (
+        Path(env.get("HF_HUB_CACHE") or _hf_home(env) / "hub")
+        / f"datasets--{path.replace('/', '--')}"
+        / "refs"
+    )
+    prepared = datasets_cache(env) / path.replace("/", "___")
     with contextlib.suppress(OSError):
         if commits := sorted((ref.name, ref.read_text()) for ref in hub.iterdir() if ref.is_file()):
             return json.dumps(commits)

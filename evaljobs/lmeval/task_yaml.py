@@ -74,15 +74,17 @@ def included(path: Path, config: Mapping[str, Any]) -> list[Path]:
     return [path.parent / str(one) for one in (named if isinstance(named, list) else [named])]
 
 
-def merged_config(path: Path, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
+def merged_config(
+    path: Path, seen: frozenset[Path] = frozenset(), read: Callable[[Path], dict[str, Any]] = parsed
+) -> dict[str, Any]:
     """A YAML's config as lm-eval merges it: included files first, then the file's own keys."""
     path = path.resolve()
     if path in seen:
         return {}
-    config = parsed(path)
+    config = read(path)
     merged: dict[str, Any] = {}
     for other in included(path, config):
-        merged |= merged_config(other, seen | {path})
+        merged |= merged_config(other, seen | {path}, read)
     return merged | config
 
 

@@ -68,6 +68,13 @@ def test_a_wrong_suite_names_line_and_key(suite_file, text, says):
     assert str(caught.value).startswith(str(path))
 
 
+def test_all_wrong_keys_of_a_file_are_named(suite_file):
+    """One is explained; the others are named, and a list is not blamed for its member."""
+    path = suite_file('nam = "s"\n[[task]]\nname = "a"\nlimit = -1\nshots = 3\n')
+    with pytest.raises(OperatorError, match=r"no key 'shots'.* \(also wrong: 'name', 'limit', 'nam'\)$"):
+        suites.load_suite(path)
+
+
 def test_an_unknown_suite_names_the_nearest():
     """A typing error is answered with the nearest name."""
     with pytest.raises(OperatorError, match=r"no suite named 'quikstart' \(nearest: quickstart\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,36 +14,17 @@ from support.exactness.pipeline import Case, lm_eval_run
 
 pytestmark = pytest.mark.model
 
-SUITE = 'name = "mine"\ninclude_path = ["tasks"]\nbatch_size = 2\n[[task]]\nname = "mine"\n'
-TASK = """include: ../shared/form.yml
-task: mine
-dataset_path: json
-dataset_kwargs: {data_files: {test: data/*.jsonl}}
-test_split: test
-process_docs: !function mine.process
-"""
-FORM = """output_type: multiple_choice
-doc_to_text: "{{text}}"
-doc_to_target: gold
-doc_to_choice: choices
-metric_list: [{metric: acc}]
-metadata: {version: 1.0}
-"""
-CODE = "def process(rows):\n    return rows.map(lambda row: {'text': row['text'] + ' is'})\n"
+DOCS = Path(__file__).parents[2] / "docs" / "suites.md"
+EXAMPLE = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TASK, BATCH_SIZE = "capitals", 4
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """The suite's file, in a folder with a space and an umlaut."""
+    """The example of docs/suites.md, in a folder with a space and an umlaut."""
     folder = tmp_path / "meine Süite"
-    rows = [{"text": f"the river {n}", "choices": ["a stone", "a lantern"], "gold": n % 2} for n in range(6)]
-    files = {
-        "mine.toml": SUITE,
-        "tasks/mine.yaml": TASK,
-        "tasks/mine.py": CODE,
-        "shared/form.yml": FORM,
-        "tasks/data/rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-    }
+    files = dict(EXAMPLE.findall(DOCS.read_text()))
+    assert files.keys() == {"mine.toml", "tasks/capitals.yaml", "tasks/prompts.py", "tasks/data/test.jsonl"}
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -53,8 +35,8 @@ def suite(tmp_path: Path) -> Path:
 def own(suite: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """lm-eval's own results, from the folder in which its rule finds the data."""
     monkeypatch.chdir(suite.parent / "tasks")
-    case = Case(task="mine", include_path=str(suite.parent / "tasks"))
-    return dict(lm_eval_run(toy_model, case, 2).results["results"])
+    case = Case(task=TASK, include_path=str(suite.parent / "tasks"))
+    return dict(lm_eval_run(toy_model, case, BATCH_SIZE).results["results"])
 
 
 def evaluated(site: Any, suite: str, folder: Path, work: Path) -> dict[str, Any]:
@@ -79,8 +61,9 @@ def test_scores_are_the_same_from_any_folder(
     """Typed in another folder, in the suite's own and in the root; another folder's data of the same name are not read."""
     decoy = local_site.folder / "elsewhere" / "data"
     decoy.mkdir(parents=True)
-    (decoy / "rows.jsonl").write_text('{"text": "no", "choices": ["a", "b"], "gold": 0}\n')
+    (decoy / "test.jsonl").write_text('{"question": "no", "choices": ["a", "b", "c"], "answer": 0}\n')
     named = named.format(folder=suite.parent)
+    local_site.work = local_site.folder / "Läufe 7b"
     assert evaluated(local_site, named, local_site.folder / place, local_site.work) == own
 
 
@@ -102,14 +85,14 @@ def test_nothing_is_staged_for_data_that_are_not_there(command: str, local_site:
     """Missing files by their full path, a data set that was not fetched by the command that fetches it; exit code 2."""
     site = local_site
     arguments = [command, str(site.model), "--suite", str(suite)]
-    task = suite.parent / "tasks" / "mine.yaml"
+    task = suite.parent / "tasks" / f"{TASK}.yaml"
     shutil.rmtree(suite.parent / "tasks" / "data")
     done = site.run(site.command(*arguments))
     assert done.returncode == 2, done.stderr
     said = done.stderr.replace("\n", "")
     assert str(task) in said
     assert "data_files" in said
-    assert str(suite.parent / "tasks" / "data" / "*.jsonl") in said
+    assert str(suite.parent / "tasks" / "data" / "test.jsonl") in said
     task.write_text(task.read_text().replace("dataset_path: json", "dataset_path: lab/rows"))
     done = site.run(site.command(*arguments))
     assert done.returncode == 2, done.stderr

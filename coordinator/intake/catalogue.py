@@ -1,0 +1,190 @@
+"""What suites, tasks and groups there are and what each holds, for `evalspan ls` and `validate`.
+
+Rule: an answer in a second: counts and places are read from YAML files, local data and the Hugging
+Face cache. Whether a task loads is `validate.check_tasks`' question. lm-eval's own tasks are described
+once a version by the trial interpreter, in the work folder's cache.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from coordinator.base.run_command import CommandError, run_command
+from coordinator.errors import OperatorError
+from coordinator.evaluation.job_specs import Site
+from evaljobs.contract.paths import task_catalogue
+from evaljobs.contract.specs import SuiteSpec, TaskEntry
+from evaljobs.lmeval.catalogue import FUNCTION, Described, describe
+from evaljobs.lmeval.source_files import datasets_cache
+from evaljobs.lmeval.task_yaml import index_of
+
+DESCRIBE_SECONDS = 300  # longest wait for the description of lm-eval's 14,000 tasks
+GROUPS = ("group", "tag")
+
+Known = Mapping[str, Described]
+
+
+def own_tasks(site: Site, lm_eval: str) -> dict[str, Described]:
+    """lm-eval's own tasks, groups and tags. OperatorError where the trial interpreter cannot list them."""
+    place = task_catalogue(site.paths.cache, lm_eval)
+    rows = _rows(place)
+    if rows is None:
+        argv = [*site.trial_command, "-m", "evaljobs", "catalogue", str(site.paths.cache)]
+        try:
+            run_command(argv, seconds=DESCRIBE_SECONDS, env={**os.environ, **site.trial_env})
+        except CommandError as error:
+            said = f"lm-eval's tasks could not be listed by {site.trial_command[0]}: {error}"
+            raise OperatorError(said) from error
+        rows = _rows(place) or {}
+    return rows
+
+
+def with_folders(known: Known, folders: Iterable[str | Path]) -> Known:
+    """Also the tasks that these folders define; they have precedence."""
+    return {**known, **describe(index_of(map(str, folders)))}
+
+
+def _rows(place: Path) -> dict[str, Described] | None:
+    try:
+        rows: dict[str, Any] = json.loads(place.read_bytes())
+        return {name: Described(**row) for name, row in rows.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Names that a glob, or else a part of a name, selects, sorted; upper and lower case are one."""
+    wanted = pattern.lower()
+    if not any(c in wanted for c in "*?["):
+        wanted = f"*{wanted}*"
+    return sorted((name for name in names if fnmatchcase(name.lower(), wanted)), key=str.lower)
+
+
+def nearest(pattern: str, names: Iterable[str]) -> str:
+    """The nearest names, for a message; "none" where none is near."""
+    return ", ".join(difflib.get_close_matches(pattern.strip("*"), list(names), n=5, cutoff=0.5)) or "none"
+
+
+def leaves(name: str, known: Known) -> list[str]:
+    """Tasks that a task, group or tag holds, each once; names that are not known stay as they are."""
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one in known and known[one].kind in GROUPS:
+            waiting += reversed(known[one].members)
+        else:
+            found[one] = None
+    return list(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A task of a suite: its few-shot examples, documents and data."""
+
+    task: str
+    tasks: int  # leaf tasks
+    num_fewshot: int | None  # None: differs between leaf tasks
+    documents: int | None  # None: not known before the data are here
+    at_most: bool  # documents counts rows, or a limit, of which a function may leave out some
+    kinds: tuple[str, ...]
+    metrics: tuple[str, ...]
+    data: str  # "local", "cached", "function" (made by code), "unknown", or "missing" (see `missing`)
+    missing: tuple[str, ...] = ()  # data sets to fetch, or local files that are not there
+
+
+def holding(entry: TaskEntry, known: Known, env: Mapping[str, str]) -> Holding:
+    """What an entry of a suite holds on this machine."""
+    under = leaves(entry.name, known)
+    tasks = [known[name] for name in under if name in known]
+    shots = {task.num_fewshot if entry.num_fewshot is None else entry.num_fewshot for task in tasks}
+    counts = [_documents(task, entry.limit, env) for task in tasks]
+    whole = len(tasks) == len(under) and all(count is not None for count in counts)
+    missing = dict.fromkeys(name for task in tasks for name in _missing(task, env))
+    places = {_place(task) for task in tasks} if len(tasks) == len(under) else {"unknown"}
+    data = "missing" if missing else "unknown" if "unknown" in places else "/".join(sorted(places))
+    return Holding(
+        task=entry.name,
+        tasks=len(under),
+        num_fewshot=min(shots) if len(shots) == 1 else None,
+        documents=sum(count or 0 for count in counts) if whole else None,
+        at_most=any(task.filtered for task in tasks),
+        kinds=tuple(dict.fromkeys(task.kind for task in tasks)),
+        metrics=tuple(dict.fromkeys(metric for task in tasks for metric in task.metrics)),
+        data=data,
+        missing=tuple(missing),
+    )
+
+
+def holdings(suite: SuiteSpec, own: Known, env: Mapping[str, str] = os.environ) -> list[Holding]:
+    """What a suite's tasks hold. `own`: lm-eval's own tasks."""
+    known = with_folders(own, suite.include_path)
+    return [holding(entry, known, env) for entry in suite.tasks]
+
+
+def _place(task: Described) -> str:
+    if task.files or Path(task.dataset).is_dir():
+        return "local"
+    if task.dataset.startswith(FUNCTION):
+        return "function"
+    return "unknown" if not task.dataset or "://" in task.dataset else "cached"
+
+
+def _missing(task: Described, env: Mapping[str, str]) -> list[str]:
+    """Data of a task that are not on this machine: files, or the Hub's data set."""
+    place = _place(task)
+    if place == "local":
+        return [file for file in task.files if "://" not in file and not _matches(file)]
+    return [task.dataset] if place == "cached" and not _prepared(task, env) else []
+
+
+def _documents(task: Described, limit: float | None, env: Mapping[str, str]) -> int | None:
+    rows = _lines(task.files) if task.files else _rows_cached(task, env)
+    if rows is None:
+        return int(limit) if limit is not None and limit >= 1 else None
+    if limit is None:
+        return rows
+    return min(rows, int(limit)) if limit >= 1 else math.ceil(rows * limit)
+
+
+def _lines(files: Sequence[str]) -> int | None:
+    """Lines of JSON-lines files; None for other files and where one is missing."""
+    places = [match for file in files for match in _matches(file)]
+    if not places or not all(place.suffix == ".jsonl" for place in places):
+        return None
+    with suppress(OSError):
+        return sum(1 for place in places for line in place.read_bytes().splitlines() if line.strip())
+    return None
+
+
+def _matches(file: str) -> list[Path]:
+    if Path(file).is_file():
+        return [Path(file)]
+    return [Path(match) for match in glob.glob(file, recursive=True)]  # noqa: PTH207 (a full pattern)
+
+
+def _prepared(task: Described, env: Mapping[str, str]) -> list[Path]:
+    """What `datasets` keeps of a prepared data set's subset: its dataset_info.json, newest last."""
+    folder = datasets_cache(env) / task.dataset.replace("/", "___")
+    return sorted(folder.glob(f"{glob.escape(task.subset) or '*'}*/*/*/dataset_info.json"))
+
+
+def _rows_cached(task: Described, env: Mapping[str, str]) -> int | None:
+    for info in reversed(_prepared(task, env)):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(info.read_bytes())["splits"][task.split]["num_examples"])
+    return None

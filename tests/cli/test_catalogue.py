@@ -1,0 +1,137 @@
+"""`evalspan ls` and `validate`: nothing is cut at any width, and nothing is built or submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.toys import TASKS, config_text, suite_text
+
+from coordinator.cli.catalogue import table
+
+WORDS = st.text("abcdefg_", min_size=1, max_size=30)
+ROWS = st.lists(st.tuples(WORDS, WORDS, st.lists(WORDS, max_size=8).map(" ".join)), max_size=8)
+
+
+@given(ROWS, st.integers(80, 200))
+def test_a_table_loses_no_text_and_keeps_to_the_width(rows: list[tuple[str, ...]], width: int) -> None:
+    lines = list(table(rows, width))
+    assert "".join("".join(lines).split()) == "".join("".join("".join(row) for row in rows).split())
+    assert all(len(line) <= width for line in lines)
+    for name, kind, _ in rows:
+        assert any(line.split()[:1] == [name] for line in lines)
+        assert any(kind in line.split() for line in lines), "two cells never touch"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ls")
+    (made / "evalspan.toml").write_text(config_text())
+    (made / "toys.toml").write_text(suite_text("toys", {"toy_choice": {"limit": 5}, "toy_sums": {}}))
+    (made / "typo.toml").write_text(suite_text("typo", {"toy_chioce": {}}))
+    return made
+
+
+def typed(folder: Path, *arguments: str, width: int = 120) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).parent / "evalspan")
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(width), "HF_HOME": str(folder / "hf")}
+    return subprocess.run(
+        [program, *arguments, "--work-dir", str(folder / "work")],
+        cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+
+
+def test_suites_tasks_and_groups_are_listed_with_what_they_hold(folder: Path) -> None:
+    """Each count is stated, at each width; the second call reads the list of the first."""
+    for width in (80, 120, 200):
+        done = typed(folder, "ls", "-s", "toys.toml", width=width)
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= width
+        text = " ".join(done.stdout.split())
+        assert "quickstart_hellaswag 0-shot ≤ 32 documents multiple choice; acc, acc_norm; local data" in text
+        assert "to fetch: Rowan/hellaswag" in text
+        assert "toy_choice 0-shot" in text
+        assert "6 of 6 suites" in done.stderr
+    (cached,) = (folder / "work" / "cache").glob("*-catalogue.json")
+    before = cached.stat()
+    done = typed(folder, "ls", "tasks", "arc_*")
+    assert cached.stat() == before
+    lines = done.stdout.splitlines()
+    assert any(line.split() == ["arc_easy", "multiple", "choice", "acc,", "acc_norm;", "allenai/ai2_arc", "ARC-Easy"] for line in lines)  # fmt: skip
+    assert f"{len(lines)} of 13,1" in done.stderr
+    groups = json.loads(typed(folder, "ls", "groups", "glue", "--json").stdout)["groups"]
+    assert next(g for g in groups if g["name"] == "glue")["members"][:2] == ["cola", "mnli"]
+
+
+def test_a_name_that_matches_nothing_gives_the_nearest(folder: Path) -> None:
+    done = typed(folder, "ls", "helaswag")
+    assert done.returncode == 2
+    assert "(nearest: hellaswag, " in done.stderr
+    done = typed(folder, "ls", "suite", "core")
+    assert done.returncode == 2
+    assert "suites, tasks, groups" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("suite", "says"),
+    [
+        ("toys.toml", ""),
+        ("typo.toml", "'toy_chioce' (nearest: toy_choice"),
+        ("core", "run `evalspan prepare --suite core --tokenizer CHECKPOINT --work-dir "),
+        ("mt_bench", "has tasks that a judge scores"),
+        ("none.toml", "no suite file none.toml"),
+    ],
+)
+def test_validate_says_what_eval_would_say(folder: Path, suite: str, says: str) -> None:
+    """Exit code 0 with what it holds, or 2 with one line; nothing is built, no service is started."""
+    done = typed(folder, "validate", "--suite", suite)
+    assert done.returncode == (2 if says else 0), done.stderr
+    assert says in done.stderr
+    if not says:
+        assert "toy_choice" in done.stdout
+        assert "toys is valid: `eval` would accept it" in done.stdout
+    assert {p.name for p in (folder / "work").iterdir()} <= {"cache"}
+
+
+def test_every_task_that_cannot_run_is_named(folder: Path) -> None:
+    """One with its reason, the others by name."""
+    (folder / "bad").mkdir()
+    for name in "abc":
+        text = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {name}.jsonl}}}}\n"
+        (folder / "bad" / f"{name}.yaml").write_text(text)
+    (folder / "bad.toml").write_text(suite_text("bad", {"c": {}, "a": {}, "b": {}}, "bad"))
+    done = typed(folder, "validate", "--suite", "bad.toml")
+    assert done.returncode == 2
+    assert f"no such file or folder: {folder / 'bad' / 'a.jsonl'}" in done.stderr
+    assert "(tasks that cannot run either: b, c)" in done.stderr
+
+
+def test_prepare_without_internet_names_the_data_set(
+    folder: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line without a class of the program's."""
+    (folder / "hub").mkdir()
+    (folder / "hub" / "a.yaml").write_text("task: a\ndataset_path: lab/rows\ntest_split: test\n")
+    (folder / "hub.toml").write_text(suite_text("hub", {"a": {}}, "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
+    done = typed(folder, "prepare", "--suite", "hub.toml", "--tokenizer", str(toy_model))
+    assert done.returncode == 2
+    assert "evalspan: a could not be built: the data set of task ['a'] could not be fetched (" in done.stderr
+    assert done.stderr.rstrip().endswith("run the same command on a machine with internet")
+
+
+def test_validate_counts_request_sets_of_a_checkpoint(folder: Path, toy_model: Path) -> None:
+    done = typed(folder, "validate", "--suite", "toys.toml", "--tokenizer", str(toy_model))
+    assert done.returncode == 0, done.stderr
+    assert "request sets: 0 of 2 tasks are built" in done.stdout
+    done = typed(folder, "validate", "--suite", "toys.toml", "--tokenizer", str(TASKS))
+    assert done.returncode == 2
+    assert "no config.json" in done.stderr

@@ -1,0 +1,102 @@
+"""What a suite's tasks hold on this machine: documents, few-shot examples, data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.intake import catalogue
+from evaljobs.contract.specs import SuiteSpec, TaskEntry
+from evaljobs.lmeval.catalogue import Described
+
+LOCAL = """task: local
+dataset_path: json
+dataset_kwargs: {data_files: {train: data/none.jsonl, test: data/*.jsonl}}
+test_split: test
+output_type: multiple_choice
+metric_list: [{metric: acc}, {metric: !function own.score}]
+"""
+HUB = "task: hub\ndataset_path: lab/rows\ndataset_name: easy\nvalidation_split: dev\nnum_fewshot: 3\ntag: [both]\n"
+GROUP = "group: all\ntask: [local, {task: hub, num_fewshot: 1}, {group: inner, task: [both]}]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Local data of 7 documents in two files, a Hub data set, a tag and a group."""
+    texts = {"local.yaml": LOCAL, "hub.yaml": HUB, "all.yaml": GROUP}
+    texts |= {"data/a.jsonl": '{"x": 1}\n' * 4, "data/b.jsonl": '{"x": 1}\n' * 2 + '\n{"x": 2}'}
+    for name, text in texts.items():
+        (tmp_path / "tasks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tasks" / name).write_text(text)
+    return tmp_path / "tasks"
+
+
+def held(folder: Path, *entries: TaskEntry) -> list[catalogue.Holding]:
+    suite = SuiteSpec(name="s", include_path=(str(folder),), tasks=entries)
+    return catalogue.holdings(suite, {}, {"HF_HOME": str(folder.parent / "hf")})
+
+
+def test_local_data_are_counted_and_missing_ones_are_named(folder: Path) -> None:
+    """Lines of the scored split's files; a limit counts as lm-eval counts it."""
+    whole, some, share = held(
+        folder,
+        TaskEntry(name="local"),
+        TaskEntry(name="local", limit=3, num_fewshot=2),
+        TaskEntry(name="local", limit=0.5),
+    )
+    assert (whole.documents, some.documents, share.documents) == (7, 3, math.ceil(7 * 0.5))
+    assert (whole.num_fewshot, some.num_fewshot) == (0, 2)
+    assert (whole.kinds, whole.metrics) == (("multiple_choice",), ("acc", "score"))
+    assert (whole.data, whole.missing, whole.at_most) == ("local", (), False)
+    for file in (folder / "data").iterdir():
+        file.unlink()
+    (gone,) = held(folder, TaskEntry(name="local"))
+    assert (gone.data, gone.documents) == ("missing", None)
+    assert gone.missing == (str(folder / "data" / "*.jsonl"),)
+
+
+def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
+    (before,) = held(folder, TaskEntry(name="hub"))
+    assert (before.data, before.missing, before.documents) == ("missing", ("lab/rows",), None)
+    assert (before.num_fewshot, before.metrics) == (3, ("exact_match",))
+    place = folder.parent / "hf" / "datasets" / "lab___rows" / "easy" / "0.0.0" / "abc"
+    place.mkdir(parents=True)
+    (place / "dataset_info.json").write_text(json.dumps({"splits": {"dev": {"num_examples": 31}}}))
+    (after,) = held(folder, TaskEntry(name="hub"))
+    assert (after.data, after.missing, after.documents) == ("cached", (), 31)
+
+
+def test_a_group_holds_its_leaf_tasks_once(folder: Path) -> None:
+    """Through nested groups and tags; where few-shot examples differ, none is claimed."""
+    (one,) = held(folder, TaskEntry(name="all"))
+    assert one.tasks == 2
+    assert one.num_fewshot is None
+    assert one.missing == ("lab/rows",)
+    (unknown,) = held(folder, TaskEntry(name="nowhere"))
+    assert (unknown.tasks, unknown.documents, unknown.data) == (1, None, "unknown")
+
+
+NAMES = st.text("abc_XY[?", min_size=1, max_size=6)
+
+
+@given(st.lists(NAMES, unique=True), NAMES)
+def test_a_part_of_a_name_selects_it(names: list[str], part: str) -> None:
+    """Upper and lower case are one; a glob selects what it matches as a whole."""
+    if not set(part) & set("*?["):
+        assert set(catalogue.matching(part, names)) == {n for n in names if part.lower() in n.lower()}
+    assert set(catalogue.matching("*", names)) == set(names)
+    assert catalogue.matching("a*c", ["abc", "Ac", "abcd"]) == ["abc", "Ac"]
+
+
+@given(st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=6), NAMES)
+def test_leaves_end_for_any_groups(groups: dict[str, list[str]], name: str) -> None:
+    """Also for a group that holds itself; no group is a leaf."""
+    known = {group: Described(kind="group", members=tuple(members)) for group, members in groups.items()}
+    found = catalogue.leaves(name, known)
+    assert not set(found) & known.keys()
+    assert len(found) == len(set(found))
