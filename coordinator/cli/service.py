@@ -134,8 +134,7 @@ def submit(
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
-    from coordinator.cli.listing import waits_for_daemon
-    from coordinator.cli.surroundings import daemon_command
+    from coordinator.cli.daemon_lines import typed, waits_for_daemon
     from coordinator.intake import from_settings, sources
     from coordinator.intake.resubmit import submitted
     from coordinator.runtime.journal import Journal, WorkLock, is_daemon
@@ -171,7 +170,7 @@ def submit(
     holder = WorkLock(paths.lock).holder()
     waits = ""
     if not is_daemon(holder) and (answer.announce or answer.again or (answer.what == "known" and not holder)):
-        waits = waits_for_daemon(holder, daemon_command(config, work_dir))
+        waits = waits_for_daemon(holder, typed("daemon", config, work_dir))
     if as_json:
         shown = {"daemon": is_daemon(holder), "what": answer.what, "note": answer.said, "waits": waits}
         show_json({"evaluation_id": record.evaluation_id, **shown})
@@ -201,8 +200,9 @@ def status(
 ) -> None:
     """Show what runs, what waits and why, the last scores, what failed, and whether a daemon runs.
 
-    First what runs or waits, then what has ended; the newest first. The time is that so far, or the
-    makespan. Examples:
+    What runs or waits comes first, then the newest. The time is that so far, or the makespan.
+
+    Examples:
 
     evalspan status
 
@@ -210,16 +210,17 @@ def status(
 
     evalspan status step-1000-core-1a2b3c4d --json
     """
+    from coordinator.cli.daemon_lines import typed
     from coordinator.cli.evaluations import find_folder
     from coordinator.cli.listing import show_left_out, show_rows
     from coordinator.cli.standing import ROWS, Choice, facts_of, listed_jobs, with_details
-    from coordinator.cli.surroundings import daemon_command, read_surroundings
+    from coordinator.cli.surroundings import read_surroundings
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings))
     now = time.time()
-    around = read_surroundings(WorkPaths(settings.work_dir), daemon_command(config, work_dir), now)
+    around = read_surroundings(WorkPaths(settings.work_dir), typed("daemon", config, work_dir), now)
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(facts)
     if as_json:
@@ -239,13 +240,13 @@ def status(
     width = console.width
     lines = [
         *show_rows([with_details(row) for row in chosen], width, now, whole=only is not None),
-        *show_left_out(left_out, len(chosen), width),
+        *show_left_out(left_out, len(chosen), width, typed("status", config, work_dir)),
         *around.lines(width, now),
     ]
     if not facts:
         say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
     elif not chosen:
-        say(f"none of the {len(facts)} evaluations here is {'open' if only_open else 'failed'}")
+        say(f"none of the {len(facts)} evaluations here {'runs or waits' if only_open else 'has failed'}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -256,19 +257,20 @@ def watch(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """Show a live screen: what runs and waits, the last scores, the daemon. Ctrl-C leaves it, evaluations go on.
+    """Show a live screen: what runs and waits, the last scores, the daemon.
 
-    In a pipe it prints a line per change, and ends when nothing runs. Example:
+    Ctrl-C leaves it, the evaluations go on. In a pipe it prints a line per change, and ends when
+    nothing runs. Example:
 
     evalspan watch
     """
     from coordinator.cli import watching
+    from coordinator.cli.daemon_lines import typed
     from coordinator.cli.evaluations import find_folder
-    from coordinator.cli.surroundings import daemon_command
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
-    if why := watching.watch(settings, stdout(), daemon_command(config, work_dir), only):
+    if why := watching.watch(settings, stdout(), typed("daemon", config, work_dir), only):
         say(why)
 
 

@@ -5,7 +5,6 @@ Rule: reads files and the lock; writes nothing. Where no daemon runs, notices th
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 from rich.text import Text
 
 from coordinator.allocation import cordons
-from coordinator.cli.listing import show_cordons, show_daemon, show_pending, waits_for_daemon
+from coordinator.cli.daemon_lines import show_daemon, waits_for_daemon
+from coordinator.cli.listing import show_cordons, show_pending
 from coordinator.intake import pending, sources
 from coordinator.runtime.journal import WorkLock, is_daemon
 from evaljobs.contract.paths import WorkPaths
@@ -27,7 +27,7 @@ class Surroundings:
     since: float | None
     checkpoints: pending.PendingFile
     cordoned: Mapping[str, float]
-    typed: str  # `evalspan daemon` for this work folder
+    daemon_command: str  # with this call's options
 
     @property
     def daemon(self) -> bool:
@@ -36,22 +36,22 @@ class Surroundings:
     def lines(self, width: int, now: float) -> Iterator[Text]:
         yield from show_pending(self.checkpoints, width, now)
         yield from show_cordons(self.cordoned, width)
-        yield from show_daemon(self.holder, self.since, width, now, self.typed)
+        yield from show_daemon(self.holder, self.since, width, now, self.daemon_command)
 
 
-def read_surroundings(paths: WorkPaths, typed: str, now: float) -> Surroundings:
-    """`typed`: `evalspan daemon` with this call's options; `now`: unix seconds."""
+def read_surroundings(paths: WorkPaths, daemon_command: str, now: float) -> Surroundings:
+    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds."""
     holder = WorkLock(paths.lock).holder()
     checkpoints = pending.read(paths.pending)
     if not is_daemon(holder):
         unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(checkpoints, unread, waits_for_daemon(holder, typed), now)
+        checkpoints = pending.with_unread(checkpoints, unread, waits_for_daemon(holder, daemon_command), now)
     return Surroundings(
         holder=holder,
         since=_written_at(paths.lock) if holder else None,
         checkpoints=checkpoints,
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
-        typed=typed,
+        daemon_command=daemon_command,
     )
 
 
@@ -61,11 +61,3 @@ def _written_at(lock: Path) -> float | None:
         return lock.stat().st_mtime
     except OSError:
         return None
-
-
-def daemon_command(config: Path | None, work_dir: Path | None) -> str:
-    """`evalspan daemon` with the options of this call."""
-    given = (("--config", config), ("--work-dir", work_dir))
-    return " ".join(
-        ["evalspan daemon", *(f"{name} {shlex.quote(str(value))}" for name, value in given if value)]
-    )

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from coordinator.cli.daemon_lines import show_daemon
 from coordinator.cli.layout import fitted, wrapped
-from coordinator.cli.listing import show_daemon, show_left_out, show_pending, show_rows
+from coordinator.cli.listing import show_left_out, show_pending, show_rows
 from coordinator.cli.standing import OVER, Choice, failed, failed_jobs
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.intake import pending
@@ -127,7 +128,7 @@ def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(fou
     asked = sum((not open_ or r["stage"] not in OVER) and (not failed_ or failed(r)) for r in found)
     assert len(shown) + left == asked
     assert last is None or len(shown) <= last
-    said = " ".join(line.plain for line in show_left_out(left, len(shown), 200))
+    said = " ".join(line.plain for line in show_left_out(left, len(shown), 200, "evalspan status"))
     assert (f"--last {asked}" in said) == bool(left)
 
 
@@ -171,7 +172,7 @@ def test_an_evaluation_that_no_process_runs_is_called_stopped():
     """Whatever stage its journal ends in; what it waited for then does not count."""
     text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"]))
     assert "stopped" in text
-    assert "`evalspan daemon`" in text
+    assert "no process goes on with it" in text
     assert "inference" not in text
     assert "no GPU" not in text
 
@@ -182,7 +183,7 @@ def test_an_evaluation_that_no_process_runs_is_called_stopped():
         ("evalspan daemon, pid 7 on n1", "daemon: running since {}, pid 7 on n1"),
         (
             "evalspan eval, pid 7 on n1",
-            "daemon: not running; evalspan eval, pid 7 on n1 has the work folder since {}",
+            "daemon: not running; evalspan eval, pid 7 on n1, has the work folder since {}",
         ),
         ("", "daemon: not running; to start it: `evalspan daemon --work-dir w`"),
     ],
