@@ -20,7 +20,7 @@ from coordinator.cli.evaluations import Follower
 from coordinator.cli.listing import STOPPED, show_rows
 from coordinator.cli.live_screen import View, Watcher
 from coordinator.cli.progress import has_pending
-from coordinator.cli.standing import Row, facts_of, listed_jobs, row_of_ended, with_details
+from coordinator.cli.standing import Row, facts_of, listed_jobs, row_of_ended, stage_of_parked, with_details
 from coordinator.cli.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
@@ -62,7 +62,7 @@ class Sight:
         pending = any(has_pending(s.jobs.by_name[name], now) for s in states for name in s.jobs.live)
         if pending and self._throttle.due("slurm", SLURM_SECONDS, now):
             self._listed = listed_jobs(self._config)
-        return [View(s, self._performer.snapshot(s), self._listed, self._fault(s)) for s in states]
+        return [View(s, self._performer.snapshot(s), self._listed, self._halt(s)) for s in states]
 
     def _row_of(self, ended: Ended) -> Row:
         known = self._rows.get(ended.evaluation_id)
@@ -71,12 +71,12 @@ class Sight:
             known = self._rows[ended.evaluation_id] = with_details(row_of_ended(ended, paths))
         return known
 
-    def _fault(self, state: State) -> str:
-        """Why an evaluation that has not ended does not go on; "" where it does."""
+    def _halt(self, state: State) -> tuple[str, str]:
+        """Where an evaluation that has not ended does not go on: a word and why."""
         if not self.around.holder:
-            return STOPPED
+            return "stopped", STOPPED
         status = read_status(EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id))
-        return f"parked: {status.error}" if isinstance(status, Parked) else ""
+        return (stage_of_parked(status), status.error) if isinstance(status, Parked) else ("", "")
 
 
 def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
@@ -87,7 +87,7 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
         while not signals.received:
             now = time.time()
             views = sight.views(now)
-            below = [] if only else [Text(""), *sight.around.lines(console.width, now)]
+            below = [] if only else [*_idle(views), Text(""), *sight.around.lines(console.width, now)]
             watcher.show(views, "", () if only else sight.ended, below)
             why = _over(sight, views, watcher.draws)
             if why:
@@ -98,6 +98,10 @@ def watch(config: Config, console: Console, daemon_command: str, only: Evaluatio
         for line in (*show_rows(rows, console.width, now), *([] if only else below)):
             console.print(line, soft_wrap=True, highlight=False)
     return "" if only else why
+
+
+def _idle(views: Sequence[View]) -> list[Text]:
+    return [] if views else [Text(""), Text("no evaluation runs or waits", style="dim")]
 
 
 def _over(sight: Sight, views: Sequence[View], draws: bool) -> str:

@@ -31,7 +31,7 @@ NOW = 1_700_000_000.0
 
 def row(**more: Any) -> dict[str, Any]:
     known = {
-        "evaluation_id": ID, "step": 1000, "checkpoint": "/runs/a/step-1000-of-a-training", "suite": "core", "priority": 0,
+        "evaluation_id": ID, "step": 1000, "checkpoint": "/runs/a/step-1000-of-a-training", "suite": "core",
         "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1, "entries": 4,
         "accepted_at": NOW - 75, "ended_at": None, "age_seconds": 75.0, "makespan_seconds": None, "eta_seconds": None,
         "stopped": False, "stragglers": {}, "waits_seconds": None, "waits_for": [], "errors": {}, "nodes_aside": {},
