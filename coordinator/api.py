@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 from pydantic import Field, ValidationError
 
 from coordinator.base.signals import Signals
+from coordinator.base.typed import options_of, typed
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.events import AnyEvent
@@ -430,7 +431,7 @@ def submit(
         priority=priority,
         noticed_at=time.time(),
     )
-    daemon = pending.daemon_command(config, work_dir)
+    daemon = typed("daemon", config, work_dir)
     return _sent(site.paths, record.evaluation_id, notice, answer, daemon)
 
 
@@ -657,13 +658,7 @@ def _prepare(
     words = chosen.words()
     if chosen.suite is None and not chosen.tasks:
         words += ["--suite", str(settings.watch.suite)]
-    return words + _typed(config, work_dir)
-
-
-def _typed(config: PathLike | None, work_dir: PathLike | None) -> list[str]:
-    """Options of the command line that name the same settings."""
-    given = (("--config", config), ("--work-dir", work_dir))
-    return [word for option, value in given if value is not None for word in (option, str(value))]
+    return words + options_of(config, work_dir)
 
 
 def _written_at(file: Path) -> int | None:

@@ -241,6 +241,7 @@ def validate(
 
     evalspan validate --suite core --tokenizer ckpt/step-1000
     """
+    from coordinator.base.typed import options_of
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake import catalogue, from_settings, hub, request_sets
     from coordinator.intake.checkpoint import inspect
@@ -257,7 +258,7 @@ def validate(
     if checkpoint is not None:
         spec = inspect(hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin), allow_bin=allow_bin)
     prepare = prepare_command(
-        checkpoint or "CHECKPOINT", suite, config=config, work_dir=work_dir, convert=None
+        checkpoint or "CHECKPOINT", ["--suite", suite, *options_of(config, work_dir)], convert=None
     )
     with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
         files = check_tasks(loaded, site, prepare)

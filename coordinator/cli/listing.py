@@ -20,8 +20,8 @@ from coordinator.report.render import by_reason, seconds
 from coordinator.runtime.journal import DAEMON, is_daemon
 
 HEADS = {
-    "step": "step", "checkpoint": "checkpoint", "suite": "suite", "state": "state", "shards": "shards",
-    "scored": "scored", "time": "time", "scores": "scores", "id": "evaluation",
+    "step": "step", "checkpoint": "checkpoint", "suite": "suite", "state": "state", "scored": "scored", "time": "time",
+    "scores": "scores", "id": "evaluation",
 }  # fmt: skip
 ID_HAS = ("checkpoint", "suite")  # they are in the id, too
 # columns of a table, the richest first; "scores" takes the room that is left, or is a line below
@@ -29,10 +29,11 @@ LAYOUTS = tuple(
     tuple(column for column in HEADS if column not in without)
     for without in ((), ID_HAS, ("scores",), (*ID_HAS, "scores"))
 )
-RIGHT = ("step", "shards", "scored", "time")
+RIGHT = ("step", "scored", "time")
+LEAST_SCORES = 2  # of a row, where they are a column
 MOST_CHECKPOINTS = 5  # paths shown that wait for one reason
 BELOW = "    "  # begins a line about the row above
-STOPPED = "no process goes on with it: `evalspan daemon` does, or the `evalspan eval` that began it"
+STOPPED = "no process goes on with it: a daemon does, or the `evalspan eval` that began it"
 
 
 def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = False) -> Iterator[Text]:
@@ -40,7 +41,7 @@ def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = Fals
     cells = [_cells(row, now) for row in rows]
     if not cells:
         return
-    least = max(len(fitted(_scores(row), 0, least=1)) for row in rows)
+    least = max(len(fitted(_scores(row), 0, least=LEAST_SCORES)) for row in rows)
     layout = _layout(cells, least, width)
     names = [c for c in layout if c != "scores"]
     widths = dict(
@@ -63,15 +64,8 @@ def show_rows(rows: Sequence[Row], width: int, now: float, *, whole: bool = Fals
             yield Text(_line(cell, layout, widths), style=_style(row))
         else:
             yield Text(cell["id"], style="bold")
-            said = (
-                f"step {cell['step']}",
-                cell["state"],
-                f"{cell['shards']} shards",
-                f"{cell['scored']} scored",
-            )
-            yield from (
-                Text(line) for line in wrapped(", ".join((*said, cell["time"])), width, first="  ", rest="  ")
-            )
+            said = (f"step {cell['step']}", cell["state"], f"{cell['scored']} scored", cell["time"])
+            yield from (Text(line) for line in wrapped(", ".join(said), width, first="  ", rest="  "))
         if "scores" not in layout and _scores(row):
             yield Text(BELOW + fitted(_scores(row), width - len(BELOW)), style="cyan")
         for what, style in _notes(row, whole=whole):
@@ -102,7 +96,6 @@ def _cells(row: Row, now: float) -> dict[str, str]:
         "checkpoint": "/".join(Path(row["checkpoint"]).parts[-2:]),
         "suite": row["suite"],
         "state": _state(row, now),
-        "shards": f"{row['shards_done']}/{row['shards']}" if row["shards"] else "-",
         "scored": f"{row['scored']}/{row['entries']}",
         "time": seconds(taken if taken is not None else row["age_seconds"]),
         "id": row["evaluation_id"],
@@ -124,10 +117,13 @@ def _style(row: Row) -> str:
 
 
 def _scores(row: Row) -> list[str]:
-    """What is left, and the main metric of each task."""
-    eta = row["eta_seconds"]
-    left = [f"{about(eta)} left"] if eta is not None and row["trials"] and not row["stopped"] else []
-    return left + [in_brief(ScoreValue(**score)) for score in row["scores"]]
+    """Shards and time left while it goes on, and the main metric of each task."""
+    going: list[str] = []
+    if row["stage"] not in OVER and row["shards"]:
+        going.append(f"{row['shards_done']}/{row['shards']} shards")
+        if row["eta_seconds"] is not None and row["trials"] and not row["stopped"]:
+            going.append(f"{about(row['eta_seconds'])} left")
+    return [*filter(None, [", ".join(going)]), *(in_brief(ScoreValue(**score)) for score in row["scores"])]
 
 
 def _notes(row: Row, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -202,17 +198,15 @@ def show_daemon(holder: str, since: float | None, width: int, now: float, typed:
     if is_daemon(holder):
         said, style = f"daemon: running{began}{holder.removeprefix(DAEMON)}", "green"
     elif holder:
-        said = f"daemon: not running; {holder} has the work folder{began}, and takes no submissions"
+        said = f"daemon: not running; {holder}, has the work folder{began} and takes no submissions"
         style = "yellow"
     else:
         said, style = f"daemon: not running; to start it: `{typed}`", "yellow"
     yield from (Text(line, style=style) for line in wrapped(said, width, rest="  "))
 
 
-def show_left_out(count: int, shown: int, width: int) -> Iterator[Text]:
-    """How many evaluations are not shown, and what shows them."""
+def show_left_out(count: int, shown: int, width: int, typed: str) -> Iterator[Text]:
+    """How many evaluations are not shown, and what shows them. `typed`: `evalspan status` with this call's options."""
     if count:
-        said = (
-            f"{count} more {'are' if count > 1 else 'is'} not shown: `evalspan status --last {shown + count}`"
-        )
+        said = f"{count} more {'are' if count > 1 else 'is'} not shown: `{typed} --last {shown + count}`"
         yield from (Text(line, style="dim") for line in wrapped(said, width, rest="  "))

@@ -55,13 +55,13 @@ ENDED = "ended"  # last line of an evaluation, in a pipe
 class View:
     """An evaluation that another process runs. `snapshot`: its work queue now; None without one, or while Redis is away.
 
-    `listed`: the cluster's jobs, for the reasons of pending ones; `fault`: why it is parked, or that no process runs it.
+    `listed`: the cluster's jobs, for the reasons of pending ones; `halt`: where it does not go on now, a word and why.
     """
 
     state: State
     snapshot: QueueSnapshot | None
     listed: Sequence[JobState] = ()
-    fault: str = ""
+    halt: tuple[str, str] = ("", "")
 
 
 Watched = Running | View
@@ -133,9 +133,13 @@ def _heading(state: State, width: int) -> Iterator[Text]:
     yield Text(f"  {state.evaluation_id}", style="dim")
 
 
+def _halt(running: Watched) -> tuple[str, str]:
+    return running.halt if isinstance(running, View) else ("", "")
+
+
 def _stage(running: Watched, now: float) -> str:
-    """The stage; while no trial infers yet, their queue says so."""
-    stage = stage_of(running.state, now)
+    """The stage, or that it does not go on; while no trial infers yet, their queue says so."""
+    stage = _halt(running)[0] or stage_of(running.state, now)
     trials = running.snapshot.trials.values() if running.snapshot is not None else ()
     begun = done_shards(running.state) or any(trial.phase == "infer" for trial in trials)
     return "starting trials" if stage == "inference" and running.snapshot is not None and not begun else stage
@@ -144,11 +148,10 @@ def _stage(running: Watched, now: float) -> str:
 def _progress(running: Watched, now: float, width: int) -> Iterator[RenderableType]:
     """Stage, time so far and time left; the bar of shards."""
     state = running.state
-    stopped = isinstance(running, View) and bool(running.fault)
-    stage = "stopped" if stopped else _stage(running, now)
-    eta = None if stopped else eta_seconds(state, now)
+    stage, halted = _stage(running, now), any(_halt(running))
+    eta = None if halted else eta_seconds(state, now)
     left = "" if eta is None else f", {about(eta)} {'left' if state.trials.live else 'of work left'}"
-    yield Text.assemble(("  " + stage, "yellow" if stage in ("waits", "stopped") else "cyan"),
+    yield Text.assemble(("  " + stage, "yellow" if halted or stage == "waits" else "cyan"),
                         f"{GAP}{seconds(now - state.record.accepted_at)} so far{left}")  # fmt: skip
     if not state.shards.by_name:
         return
@@ -173,11 +176,11 @@ def _block(
     state = running.state
     yield from _heading(state, width)
     yield from _progress(running, now, width)
-    fault = running.fault if isinstance(running, View) else ""
+    halt = _halt(running)[1]
     back = None if state.waits_until is None else state.waits_until - now
     held = [f"{names}: {why}" for names, why in by_reason(held_jobs(state, now)).items()]
-    waits = [fault] if fault else [all_in_back_off(back), *held, *waits_of(state, now, running.listed)]
-    if not fault and stage_of(state, now) == "waits":
+    waits = [halt] if halt else [all_in_back_off(back), *held, *waits_of(state, now, running.listed)]
+    if not halt and stage_of(state, now) == "waits":
         waits += ahead_of(turn_of(state), turns)
     for what in filter(None, waits):
         yield from _folded(what, width, "yellow")
@@ -289,8 +292,8 @@ class Watcher:
         for entry in fresh:
             if entry.status == "scored":
                 self._print(f"{age}: {entry.name}: {GAP.join(map(value_in_words, self._scores.of(entry)))}")
-        waits = "; ".join(waits_of(state, now, running.listed, timed=False))
-        line = f"{stage_of(state, now)}{shards}, {scored}/{len(state.entries)} scored{f': {waits}' if waits else ''}"
+        waits = _halt(running)[1] or "; ".join(waits_of(state, now, running.listed, timed=False))
+        line = f"{_stage(running, now)}{shards}, {scored}/{len(state.entries)} scored{f': {waits}' if waits else ''}"
         self._line(state.evaluation_id, line, now, age + ": ")
 
     def _print_end(self, row: Row) -> None:

@@ -219,8 +219,9 @@ def status(
 ) -> None:
     """Show what runs, what waits and why, the last scores, what failed, and whether a daemon runs.
 
-    First what runs or waits, then what has ended; the newest first. The time is that so far, or the
-    makespan. Examples:
+    What runs or waits comes first, then the newest. The time is that so far, or the makespan.
+
+    Examples:
 
     evalspan status
 
@@ -228,17 +229,17 @@ def status(
 
     evalspan status step-1000-core-1a2b3c4d --json
     """
+    from coordinator.base.typed import typed
     from coordinator.cli.evaluations import find_folder
     from coordinator.cli.listing import show_left_out, show_rows
     from coordinator.cli.standing import ROWS, Choice, facts_of, listed_jobs, with_details
     from coordinator.cli.surroundings import read_surroundings
-    from coordinator.intake.pending import daemon_command
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings))
     now = time.time()
-    around = read_surroundings(WorkPaths(settings.work_dir), daemon_command(config, work_dir), now)
+    around = read_surroundings(WorkPaths(settings.work_dir), typed("daemon", config, work_dir), now)
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(facts)
     if as_json:
@@ -258,13 +259,13 @@ def status(
     width = console.width
     lines = [
         *show_rows([with_details(row) for row in chosen], width, now, whole=only is not None),
-        *show_left_out(left_out, len(chosen), width),
+        *show_left_out(left_out, len(chosen), width, typed("status", config, work_dir)),
         *around.lines(width, now),
     ]
     if not facts:
         say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
     elif not chosen:
-        say(f"none of the {len(facts)} evaluations here is {'open' if only_open else 'failed'}")
+        say(f"none of the {len(facts)} evaluations here {'runs or waits' if only_open else 'has failed'}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -275,19 +276,20 @@ def watch(
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
 ) -> None:
-    """Show a live screen: what runs and waits, the last scores, the daemon. Ctrl-C leaves it, evaluations go on.
+    """Show a live screen: what runs and waits, the last scores, the daemon.
 
-    In a pipe it prints a line per change, and ends when nothing runs. Example:
+    Ctrl-C leaves it, the evaluations go on. In a pipe it prints a line per change, and ends when
+    nothing runs. Example:
 
     evalspan watch
     """
+    from coordinator.base.typed import typed
     from coordinator.cli import watching
     from coordinator.cli.evaluations import find_folder
-    from coordinator.intake.pending import daemon_command
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
-    if why := watching.watch(settings, stdout(), daemon_command(config, work_dir), only):
+    if why := watching.watch(settings, stdout(), typed("daemon", config, work_dir), only):
         say(why)
 
 

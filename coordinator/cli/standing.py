@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -93,12 +93,15 @@ def facts_of(
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
 
 
-def _count_ahead(rows: Iterable[Row]) -> None:
+def _count_ahead(rows: Sequence[Row]) -> None:
     """Say of each one that waits how many are served before it."""
-    turns = {r["evaluation_id"]: (-r["priority"], r["accepted_at"]) for r in rows if r["stage"] not in OVER}
+    turns = {r["evaluation_id"]: (-r.pop("priority", 0), r["accepted_at"]) for r in rows}
     for row in rows:
         if row["stage"] == "waits":
-            row["waits_for"] += ahead_of(turns[row["evaluation_id"]], turns.values())
+            turn = turns[row["evaluation_id"]]
+            row["waits_for"] += ahead_of(
+                turn, [turns[r["evaluation_id"]] for r in rows if r["stage"] not in OVER]
+            )
 
 
 def with_details(row: Row) -> Row:
@@ -132,7 +135,7 @@ def _row(config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobS
 def _blank(paths: EvaluationPaths) -> Row:
     """What a row holds where there is nothing to say."""
     return {
-        "evaluation_id": paths.root.name, "suite": "", "step": None, "checkpoint": "", "priority": 0, "stage": "unreadable",
+        "evaluation_id": paths.root.name, "suite": "", "step": None, "checkpoint": "", "stage": "unreadable",
         "shards_done": 0, "shards": 0, "trials": 0, "scored": 0, "entries": 0, "accepted_at": 0.0, "ended_at": None,
         "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "nodes_aside": {},
         "held_jobs": {}, "waits_seconds": None, "waits_for": [], "stragglers": {}, "errors": {}, "warnings": [],
@@ -153,7 +156,7 @@ def _row_of_state(
         "step": state.record.checkpoint.step,
         "checkpoint": state.record.checkpoint.announced,
         "priority": state.record.priority,
-        "stage": stage_of(state, now) if parked is None else _stage(parked),
+        "stage": stage_of(state, now) if parked is None else stage_of_parked(parked),
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
@@ -202,7 +205,7 @@ def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
 def _row_of_record(paths: EvaluationPaths, parked: Parked | None, why: str) -> Row:
     """A row from `evaluation.json` alone, where the journal cannot be read."""
     record = read_evaluation(paths)
-    known: Row = {"fault": why} | ({"stage": _stage(parked)} if parked is not None else {})
+    known: Row = {"fault": why} | ({"stage": stage_of_parked(parked)} if parked is not None else {})
     if record is not None:
         known |= {
             "suite": record.suite.name,
@@ -220,7 +223,7 @@ def _score(score: ScoreValue) -> Row:
     return score.model_dump(include={"task", "metric", "filter", "value", "stderr", "higher_is_better"})
 
 
-def _stage(parked: Parked) -> str:
+def stage_of_parked(parked: Parked) -> str:
     return "given up" if parked.until is None else "parked"
 
 

@@ -26,7 +26,7 @@ class Surroundings:
     since: float | None
     checkpoints: pending.PendingFile
     cordoned: Mapping[str, float]
-    typed: str  # `evalspan daemon` for this work folder
+    daemon_command: str  # with this call's options
 
     @property
     def daemon(self) -> bool:
@@ -35,22 +35,24 @@ class Surroundings:
     def lines(self, width: int, now: float) -> Iterator[Text]:
         yield from show_pending(self.checkpoints, width, now)
         yield from show_cordons(self.cordoned, width)
-        yield from show_daemon(self.holder, self.since, width, now, self.typed)
+        yield from show_daemon(self.holder, self.since, width, now, self.daemon_command)
 
 
-def read_surroundings(paths: WorkPaths, typed: str, now: float) -> Surroundings:
-    """`typed`: `evalspan daemon` with this call's options; `now`: unix seconds."""
+def read_surroundings(paths: WorkPaths, daemon_command: str, now: float) -> Surroundings:
+    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds."""
     holder = WorkLock(paths.lock).holder()
     checkpoints = pending.read(paths.pending)
     if not is_daemon(holder):
         unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(checkpoints, unread, pending.waits_for_daemon(holder, typed), now)
+        checkpoints = pending.with_unread(
+            checkpoints, unread, pending.waits_for_daemon(holder, daemon_command), now
+        )
     return Surroundings(
         holder=holder,
         since=_written_at(paths.lock) if holder else None,
         checkpoints=checkpoints,
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
-        typed=typed,
+        daemon_command=daemon_command,
     )
 
 

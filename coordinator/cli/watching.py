@@ -17,10 +17,10 @@ from rich.text import Text
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
 from coordinator.cli.evaluations import Follower
-from coordinator.cli.listing import show_rows
+from coordinator.cli.listing import STOPPED, show_rows
 from coordinator.cli.live_screen import View, Watcher
 from coordinator.cli.progress import has_pending
-from coordinator.cli.standing import Row, facts_of, listed_jobs, row_of_ended, with_details
+from coordinator.cli.standing import Row, facts_of, listed_jobs, row_of_ended, stage_of_parked, with_details
 from coordinator.cli.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
@@ -39,9 +39,9 @@ LAST = 5  # ended evaluations below those that run
 class Sight:
     """What `watch` shows of a work folder, read at several paces."""
 
-    def __init__(self, config: Config, typed: str, only: EvaluationPaths | None) -> None:
+    def __init__(self, config: Config, daemon_command: str, only: EvaluationPaths | None) -> None:
         self.only = only
-        self.around: Surroundings = read_surroundings(WorkPaths(config.work_dir), typed, time.time())
+        self.around: Surroundings = read_surroundings(WorkPaths(config.work_dir), daemon_command, time.time())
         self.ended: list[Row] = []
         self._config = config
         self._follower = Follower(config, only.root.name if only else None)
@@ -58,11 +58,11 @@ class Sight:
         states = self._follower.states()
         self.ended = [self._row_of(ended) for ended in self._follower.ended(LAST)]
         if self._throttle.due("look", LOOK_SECONDS, now):
-            self.around = read_surroundings(WorkPaths(self._config.work_dir), self.around.typed, now)
+            self.around = read_surroundings(WorkPaths(self._config.work_dir), self.around.daemon_command, now)
         pending = any(has_pending(s.jobs.by_name[name], now) for s in states for name in s.jobs.live)
         if pending and self._throttle.due("slurm", SLURM_SECONDS, now):
             self._listed = listed_jobs(self._config)
-        return [View(s, self._performer.snapshot(s), self._listed, self._fault(s)) for s in states]
+        return [View(s, self._performer.snapshot(s), self._listed, self._halt(s)) for s in states]
 
     def _row_of(self, ended: Ended) -> Row:
         known = self._rows.get(ended.evaluation_id)
@@ -71,23 +71,23 @@ class Sight:
             known = self._rows[ended.evaluation_id] = with_details(row_of_ended(ended, paths))
         return known
 
-    def _fault(self, state: State) -> str:
-        """Why an evaluation that has not ended does not go on; "" where it does."""
+    def _halt(self, state: State) -> tuple[str, str]:
+        """Where an evaluation that has not ended does not go on: a word and why."""
         if not self.around.holder:
-            return f"no process goes on with it: `{self.around.typed}` does, or the `evalspan eval` that began it"
+            return "stopped", STOPPED
         status = read_status(EvaluationPaths(Path(self._config.work_dir) / state.evaluation_id))
-        return f"parked: {status.error}" if isinstance(status, Parked) else ""
+        return (stage_of_parked(status), status.error) if isinstance(status, Parked) else ("", "")
 
 
-def watch(config: Config, console: Console, typed: str, only: EvaluationPaths | None) -> str:
-    """Draw until it is over, and return why it is; "" after Ctrl-C. `typed`: `evalspan daemon` with this call's options."""
-    sight = Sight(config, typed, only)
+def watch(config: Config, console: Console, daemon_command: str, only: EvaluationPaths | None) -> str:
+    """Draw until it is over, and return why it is; "" after Ctrl-C. `daemon_command`: as typed."""
+    sight = Sight(config, daemon_command, only)
     why, now, below = "", time.time(), list[Text]()
     with Signals() as signals, Watcher(console) as watcher:
         while not signals.received:
             now = time.time()
             views = sight.views(now)
-            below = [] if only else [Text(""), *sight.around.lines(console.width, now)]
+            below = [] if only else [*_idle(views), Text(""), *sight.around.lines(console.width, now)]
             watcher.show(views, "", () if only else sight.ended, below)
             why = _over(sight, views, watcher.draws)
             if why:
@@ -98,6 +98,10 @@ def watch(config: Config, console: Console, typed: str, only: EvaluationPaths | 
         for line in (*show_rows(rows, console.width, now), *([] if only else below)):
             console.print(line, soft_wrap=True, highlight=False)
     return "" if only else why
+
+
+def _idle(views: Sequence[View]) -> list[Text]:
+    return [] if views else [Text(""), Text("no evaluation runs or waits", style="dim")]
 
 
 def _over(sight: Sight, views: Sequence[View], draws: bool) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,21 +64,13 @@ def read(path: Path) -> PendingFile:
         return PendingFile()
 
 
-def daemon_command(config: str | Path | None, work_dir: str | Path | None) -> str:
-    """`evalspan daemon` with the options of this call."""
-    given = (("--config", config), ("--work-dir", work_dir))
-    return " ".join(
-        ["evalspan daemon", *(f"{name} {shlex.quote(str(value))}" for name, value in given if value)]
-    )
-
-
-def waits_for_daemon(holder: str, typed: str = "evalspan daemon") -> str:
-    """What a submission waits for. `holder`: the command that has the work folder; "": none. `typed`: starts a daemon."""
+def waits_for_daemon(holder: str, daemon: str = "evalspan daemon") -> str:
+    """What a submission waits for. `holder`: the command that has the work folder; "": none. `daemon`: as it is typed."""
     if not holder:
-        return f"no daemon runs for this work folder; to start one: `{typed}`"
+        return f"no daemon runs for this work folder; to start one: `{daemon}`"
     return (
-        f"no daemon runs for this work folder, and none can start while {holder} has it; "
-        f"to start one then: `{typed} --wait`"
+        f"no daemon runs for this work folder, and none can start before {holder}, ends; "
+        f"to start one then: `{daemon} --wait`"
     )
 
 

@@ -30,7 +30,7 @@ NOW = 1_700_000_000.0
 
 def row(**more: Any) -> dict[str, Any]:
     known = {
-        "evaluation_id": ID, "step": 1000, "checkpoint": "/runs/a/step-1000-of-a-training", "suite": "core", "priority": 0,
+        "evaluation_id": ID, "step": 1000, "checkpoint": "/runs/a/step-1000-of-a-training", "suite": "core",
         "stage": "building requests", "shards_done": 3, "shards": 17, "trials": 2, "scored": 1, "entries": 4,
         "accepted_at": NOW - 75, "ended_at": None, "age_seconds": 75.0, "makespan_seconds": None, "eta_seconds": None,
         "stopped": False, "stragglers": {}, "waits_seconds": None, "waits_for": [], "errors": {}, "nodes_aside": {},
@@ -127,7 +127,7 @@ def test_a_choice_of_rows_is_complete_in_order_and_counts_what_it_leaves_out(fou
     asked = sum((not open_ or r["stage"] not in OVER) and (not failed_ or failed(r)) for r in found)
     assert len(shown) + left == asked
     assert last is None or len(shown) <= last
-    said = " ".join(line.plain for line in show_left_out(left, len(shown), 200))
+    said = " ".join(line.plain for line in show_left_out(left, len(shown), 200, "evalspan status"))
     assert (f"--last {asked}" in said) == bool(left)
 
 
@@ -171,7 +171,7 @@ def test_an_evaluation_that_no_process_runs_is_called_stopped():
     """Whatever stage its journal ends in; what it waited for then does not count."""
     text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"]))
     assert "stopped" in text
-    assert "`evalspan daemon`" in text
+    assert "no process goes on with it" in text
     assert "inference" not in text
     assert "no GPU" not in text
 
@@ -182,7 +182,7 @@ def test_an_evaluation_that_no_process_runs_is_called_stopped():
         ("evalspan daemon, pid 7 on n1", "daemon: running since {}, pid 7 on n1"),
         (
             "evalspan eval, pid 7 on n1",
-            "daemon: not running; evalspan eval, pid 7 on n1 has the work folder since {}",
+            "daemon: not running; evalspan eval, pid 7 on n1, has the work folder since {}",
         ),
         ("", "daemon: not running; to start it: `evalspan daemon --work-dir w`"),
     ],

@@ -16,7 +16,7 @@ from support.trainings import leave, results
 from coordinator.cli.lanes import apart
 from coordinator.cli.live_screen import View, Watcher, screen
 from coordinator.cli.score_lines import Scores
-from coordinator.cluster import Job
+from coordinator.cluster import Job, JobState
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, ShardState, State, Trial
 from coordinator.report.render import by_reason
@@ -123,6 +123,23 @@ def test_a_low_terminal_keeps_every_evaluation_and_what_stands_below(tmp_path, h
     assert lines[-1] == "daemon: running"
     headings = sum(line.startswith("step 1000") for line in lines)
     assert headings == 4 or "evalspan status" in "".join(lines)
+
+
+def test_the_clusters_reason_for_a_pending_job_is_on_the_screen(tmp_path):
+    """A trial of three is pending; the reason of a job of another evaluation is not shown."""
+    one = running(tmp_path)
+    (job,) = one.state.jobs.by_name.values()
+    job.members[0] = "pending"
+    one.state.jobs.live.add(job.job.name)
+    listed = [
+        JobState(job_id="7", name=name, index=0, phase="pending", state="PENDING", reason=reason)
+        for name, reason in ((job.job.name, "Resources"), ("es-2-trial-n1-a0", "Priority"))
+    ]
+    text = " ".join(drawn(replace(one, listed=listed), width=80).split())
+    assert (
+        "a trial is pending for 50.0 s: no node has enough free GPUs, CPUs or memory yet (Resources)" in text
+    )
+    assert "Priority" not in text
 
 
 def test_trials_that_all_load_are_not_called_inference(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
 from coordinator.cli.standing import rows_of
+from coordinator.cli.watching import Sight
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix
@@ -59,6 +61,13 @@ def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
     return {row["evaluation_id"]: row for row in rows_of(config)}
 
 
+def halted(coordinator: Coordinator) -> dict[str, str]:
+    """What `watch` says of each evaluation that does not go on; "" where it does."""
+    config = Config(work_dir=coordinator.performer.site.paths.root)
+    views = Sight(config, "evalspan daemon", None).views(time.time())
+    return {view.state.evaluation_id: view.halt[0] for view in views}
+
+
 def parked_bad(coordinator: Coordinator) -> parked.ParkedEvaluation:
     return coordinator._parked.by_id[BAD]
 
@@ -76,6 +85,7 @@ def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     assert shown(pair)[BAD]["stage"] == "parked"
     assert str(shown(pair)[BAD]["fault"]).startswith("TypeError: ")
     assert shown(pair)[GOOD]["fault"] is None
+    assert halted(pair) == {BAD: "parked", GOOD: ""}
     for _ in range(20):  # it does not spin
         pair.tick()
     assert caplog.text.count("Traceback") == 1
@@ -83,6 +93,18 @@ def test_a_fault_in_an_evaluations_turn_parks_it_and_its_journal_brings_it_back(
     pair.tick()
     assert sorted(pair.running) == [BAD, GOOD]
     assert shown(pair)[BAD]["fault"] is None
+
+
+def test_an_evaluation_that_no_process_runs_is_listed_as_stopped(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    """By `status` and `watch`, as soon as the lock of the work folder is free; not while it is held."""
+    with serving(tmp_path / "work", cluster) as coordinator:
+        accept(coordinator, GOOD)
+        assert shown(coordinator)[GOOD]["stopped"] is False
+        assert halted(coordinator) == {GOOD: ""}
+    assert shown(coordinator)[GOOD]["stopped"] is True
+    assert halted(coordinator) == {GOOD: "stopped"}
 
 
 def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(
