@@ -30,7 +30,9 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
     if prefix in ids:
         found = [prefix]
     if len(found) != 1:
-        known = ", ".join(ids[-5:]) or "none"
+        from coordinator.report.render import first_of
+
+        known = first_of(found or ids)
         what = "no evaluation" if not found else f"{len(found)} evaluations"
         verb = "begins" if not found else "begin"
         raise OperatorError(

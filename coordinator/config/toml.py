@@ -95,7 +95,7 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
     else:
         wanted = " or ".join(dict.fromkeys(_wanted(f) for _, f in first))
         text = f"{key!r} of {owner} should be {wanted}, not {_shown(fault['input'])}"
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    more = f" (and {len(faults) - 1} more wrong here)" if len(faults) > 1 else ""
     return f"{where(location)}: {text}{more}"
 
 

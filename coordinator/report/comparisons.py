@@ -13,8 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.report.learning_curves import Curve, Series, difference, is_regression, keys_of, scores_of
-from coordinator.report.render import plain_table, seconds
+from coordinator.report.learning_curves import (
+    Curve,
+    Point,
+    Series,
+    difference,
+    is_regression,
+    keys_of,
+    scores_of,
+)
+from coordinator.report.render import first_of, plain_table, seconds
 
 WHAT: Mapping[str, str] = {
     "requests": "was asked with other prompts or settings",
@@ -63,6 +71,17 @@ def _places(curves: Sequence[Curve]) -> dict[str, float]:
     if all(p.step is not None for p in points):
         return {p.label: float(p.step or 0) for p in points}
     return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
+
+
+def without_step(points: Sequence[Point]) -> str:
+    """A line on the points without a training step, and how one is given; "" where each has one."""
+    labels = [p.label for p in points if p.step is None]
+    if not labels or len(points) == 1:
+        return ""
+    return (
+        f"x is the order of the checkpoints: {len(labels)} of {len(points)} have no training step ({first_of(labels)}). "
+        "A step comes from the folder's name (step-300), or from --step at the first `eval` or `submit`"
+    )
 
 
 def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:

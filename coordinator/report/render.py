@@ -5,7 +5,7 @@ Rule: no arithmetic; a figure is shown with its unit, an unknown one as a dash.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -41,6 +41,12 @@ def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
         ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else ""): why
         for why, alike in names.items()
     }
+
+
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and the number of the rest; "none" without any."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + rest
 
 
 def size(value: int) -> str:
