@@ -9,6 +9,7 @@ import signal
 import sys
 from types import FrameType
 
+AGAIN_SECONDS = 0.01  # until an interrupt that was swallowed is raised again
 INTERRUPTED = 130  # exit code, as a shell reports SIGINT
 
 
@@ -19,11 +20,13 @@ def main() -> None:
     def note(_number: int, _frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process
         raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGALRM, note)
+        sys.unraisablehook = _again
     try:
         from coordinator.cli import main as command_line  # noqa: PLC0415 (a tenth of a second)
 
@@ -33,6 +36,14 @@ def main() -> None:
     finally:
         if interrupted:
             sys.stderr.write("evalspan: interrupted\n")
+
+
+def _again(swallowed: sys.UnraisableHookArgs) -> None:
+    """Raise an interrupt again that met a callback of the interpreter, which no exception leaves (imports have them)."""
+    if swallowed.exc_type is KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    else:
+        sys.__unraisablehook__(swallowed)
 
 
 if __name__ == "__main__":

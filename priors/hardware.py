@@ -6,6 +6,7 @@ within the spread of a first prediction; the first run corrects them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 PREFILL_EFFICIENCY = 0.4
@@ -55,13 +56,50 @@ NOMINAL: dict[str, tuple[float, float]] = {
     "mi250": (383e12, 3.2e12),
 }
 UNKNOWN = NOMINAL["a100"]
+MEMORY_GB: dict[str, int] = {
+    # name: GB of one GPU; of a type sold with several sizes the largest, unless its name says another
+    "gb200": 186,
+    "gh200": 96,
+    "b200": 180,
+    "b100": 180,
+    "h200": 141,
+    "h100": 80,
+    "h800": 80,
+    "h20": 96,
+    "a100": 80,
+    "a800": 80,
+    "a40": 48,
+    "a30": 24,
+    "a10": 24,
+    "l40": 48,
+    "l4": 24,
+    "v100": 32,
+    "t4": 16,
+    "4090": 24,
+    "3090": 24,
+    "mi300": 192,
+    "mi250": 128,
+}
 
 
 def nominal(hardware: str) -> tuple[float, float] | None:
     """(FLOP/s, bytes/s) by Slurm's or the driver's name, e.g. `nvidia_h100_80gb_hbm3`, or None."""
+    known = _known(hardware)
+    return None if known is None else NOMINAL[known]
+
+
+def memory_bytes(hardware: str) -> int | None:
+    """Memory of one GPU by such a name; None for an unknown type, and for `cpu`."""
+    known = _known(hardware)
+    if known is None:
+        return None
+    said = re.search(r"(\d+)gb", hardware.lower())
+    return 10**9 * (int(said[1]) if said else MEMORY_GB[known])
+
+
+def _known(hardware: str) -> str | None:
     name = hardware.lower()
-    matches = [key for key in NOMINAL if key in name]
-    return NOMINAL[max(matches, key=len)] if matches else None
+    return max((key for key in NOMINAL if key in name), key=len, default=None)
 
 
 def cold_rates(*, model_parameters: int, hardware: str, engine: str, batch_size: int) -> Rates:

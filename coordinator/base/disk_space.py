@@ -15,18 +15,20 @@ FEW_FILES = 100  # files that a disk has room for, below which their number may 
 RESUMES = "free some, or give --work-dir another folder; the same command resumes"  # for a command that ends
 
 
-def shortage(error: BaseException, folder: Path) -> str:
+def shortage(error: BaseException, folder: Path | None = None) -> str:
     """The disk that `error` or its cause found full, with its free space; "" for any other error.
 
-    `folder`: named where the error names no file, or one in it.
+    `folder`: named where the error names no file, or one in it; None: the error's file alone counts.
     """
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno in SHORT):
         cause = cause.__cause__
     if not isinstance(cause, OSError):
         return ""
-    if isinstance(cause.filename, str) and not Path(cause.filename).is_relative_to(folder):
+    if isinstance(cause.filename, str) and not (folder and Path(cause.filename).is_relative_to(folder)):
         folder = Path(cause.filename).absolute().parent
+    if folder is None:
+        return f"a disk that this command writes to is full ({cause.strerror})"
     while not folder.exists() and folder != folder.parent:  # it was to be made
         folder = folder.parent
     if cause.errno == errno.EDQUOT:

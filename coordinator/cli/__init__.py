@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from typer.models import CommandInfo, TyperInfo
@@ -64,7 +63,7 @@ def main() -> None:
             _complain(str(error))
         sys.exit(2 if isinstance(error, OperatorError) else 3)
     except Exception as error:
-        if full := shortage(error, Path.cwd()):
+        if full := shortage(error):
             _complain(f"{full}: {RESUMES}")
         else:
             log.exception(BUG)

@@ -91,7 +91,7 @@ def _points(
 
 
 def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
-    from coordinator.report.comparisons import show_series
+    from coordinator.report.comparisons import show_series, without_step
     from coordinator.report.learning_curves import to_csv
 
     if as_csv:
@@ -100,6 +100,8 @@ def _show_series(series: Series, *, as_csv: bool, as_json: bool) -> None:
         stdout().print_json(series.model_dump_json())
     else:
         show_series(stdout(), series)
+        if missing := without_step(series.points):
+            say(missing, "yellow", err=True)
 
 
 def _export_left(settings: Config) -> None:

@@ -44,6 +44,9 @@ def plan(
     tokenizer: Annotated[
         str | None, typer.Option(help="Checkpoint, or its Hub id, whose request sets are prepared.")
     ] = None,
+    save_instance: Annotated[
+        Path | None, typer.Option(help="With --suite: write its instance here, for --instance.")
+    ] = None,
     config: CONFIG = None,
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
@@ -63,6 +66,8 @@ def plan(
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
     if instance is not None:
+        if save_instance is not None:
+            raise OperatorError("--save-instance writes the instance of a --suite")
         text = _text(instance)
     else:
         settings = settings_of(config, work_dir)
@@ -76,9 +81,11 @@ def plan(
                 cpu_slots=cpu_slots,
                 model_parameters=from_suite.parameters(model_size),
                 hardware=hardware,
-                engine=settings.trial.engine,
-            )
+            ),
+            indent=1,
         )
+        if save_instance is not None:
+            _save(save_instance, text)
     try:
         made, more = packing.plan_instance(text), packing.what_if(text)
     except ValueError as error:
@@ -92,6 +99,14 @@ def plan(
     )
     stdout().print(lane_table(made["lanes"]))
     say(more["sentence"])
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
+    say(f"wrote {path}: `evalspan simulate --instance {path} --policy evalspan`", err=True)
 
 
 def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: Any) -> dict[str, Any]:
@@ -112,7 +127,14 @@ def _suite_instance(settings: Config, name: str, tokenizer: str | None, **more: 
         sets = request_sets.at_hand(loaded, checkpoint, model, inputs, performer.site)
     try:
         history = read(WorkPaths(settings.work_dir).observations)
-        return from_suite.instance(loaded, sets, history, **more)
+        from_suite.check_hardware(more["hardware"], history)
+        size = {key: more[key] for key in ("model_parameters", "hardware", "gpus_per_node")}
+        gpus = settings.trial.gpus_per_trial
+        if gpus == 1 and (gpus := from_suite.gpus_per_trial(**size)) > 1:
+            say(f"a trial takes {gpus} GPUs for the weights ([trial] gpus_per_trial states it)", err=True)
+        return from_suite.instance(
+            loaded, sets, history, engine=settings.trial.engine, gpus_per_trial=gpus, **more
+        )
     except ValueError as error:
         raise OperatorError(str(error)) from error
 

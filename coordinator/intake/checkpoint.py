@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ SMALL_FILES = (
     "hf_quant_config.json",
 )
 TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
+_STEP = re.compile(r"(?:step|iter(?:ation)?|checkpoint|ckpt)s?[-_=]?([0-9]+)", re.IGNORECASE)
+_AT_AN_END = re.compile(r"^([0-9]+)(?![0-9.a-zA-Z])|(?<![0-9.])([0-9]+)$")
 MOST_TEXT = 1000  # most characters of an error
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
 
@@ -148,14 +151,12 @@ def is_hugging_face(path: str | Path) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """The training step in a checkpoint folder's name: its last run of digits."""
-    digits = ""
-    for char in reversed(name):
-        if char.isdecimal():
-            digits = char + digits
-        elif digits:
-            break
-    return int(digits) if digits else None
+    """The training step in a checkpoint folder's name, e.g. 300 of "iter_0000300", "step-300-hf" or "ep0-ba300".
+
+    A number of the model's own name, as in "SmolLM2-135M-Instruct" or "Llama-3.2", is none.
+    """
+    found = _STEP.findall(name) or _AT_AN_END.findall(name)
+    return int("".join(found[-1])) if found else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from coordinator.report.learning_curves import (
     labels,
     scores_of,
 )
-from coordinator.report.render import folded, seconds
+from coordinator.report.render import first_of, folded, seconds
 from coordinator.report.scores import fits, natural_width, plain_table
 
 WHAT: Mapping[str, str] = {
@@ -84,6 +84,17 @@ def _places(curves: Sequence[Curve]) -> dict[str, float]:
     if all(p.step is not None for p in points):
         return {p.label: float(p.step or 0) for p in points}
     return {label: float(i) for i, label in enumerate(dict.fromkeys(p.label for p in points))}
+
+
+def without_step(points: Sequence[Point]) -> str:
+    """A line on the points without a training step, and how one is given; "" where each has one."""
+    labels = [p.label for p in points if p.step is None]
+    if not labels or len(points) == 1:
+        return ""
+    return (
+        f"x is the order of the checkpoints: {len(labels)} of {len(points)} have no training step ({first_of(labels)}). "
+        "A step comes from the folder's name (step-300), or from --step at the first `eval` or `submit`"
+    )
 
 
 def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:

@@ -19,6 +19,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.report.learning_curves import Point, scores_of
 from coordinator.report.measurements import Report
+from coordinator.report.render import first_of
 from evaljobs.contract.paths import EvaluationPaths
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,9 @@ def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list
     points = [point_of(paths, record) for paths, record in records(work_dir, selector, suite)]
     if not points:
         parents = {str(Path(r.checkpoint.source).parent) for _, r in records(work_dir, "*", None)}
-        known = ", ".join(sorted(parents)[:5]) or "none"
+        known = first_of(sorted(parents))
         raise OperatorError(
-            f"no evaluation in {work_dir} is of a checkpoint in {selector!r} (checkpoints are in: {known})"
+            f"no evaluation in {work_dir} is of a checkpoint in {selector!r} (checkpoints are in: {known}; "
+            "`evalspan status` lists all evaluations)"
         )
     return points

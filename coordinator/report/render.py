@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -45,6 +45,12 @@ def by_reason(errors: Mapping[str, str]) -> dict[str, str]:
         ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else ""): why
         for why, alike in names.items()
     }
+
+
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and the number of the rest; "none" without any."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + rest
 
 
 def size(value: int) -> str:

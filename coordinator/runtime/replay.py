@@ -11,6 +11,7 @@ from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake import resubmit
 from coordinator.intake.from_settings import site_of
+from coordinator.report.render import first_of
 from coordinator.runtime.journal import read_events, replayed
 from coordinator.runtime.status_file import read_evaluation
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -31,7 +32,7 @@ def find_folder(config: Config, prefix: str) -> EvaluationPaths:
     if prefix in ids:
         found = [prefix]
     if len(found) != 1:
-        known = ", ".join(ids[-5:]) or "none"
+        known = first_of(found or ids)
         what = "no evaluation" if not found else f"{len(found)} evaluations"
         verb = "begins" if not found else "begin"
         raise OperatorError(

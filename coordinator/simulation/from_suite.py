@@ -14,9 +14,11 @@ from coordinator.planning.make_plan import BYTES_PER_PARAMETER, SHARD_OVERHEAD_S
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from priors import sizes
 from priors.estimate import Features, Learnt, predict_batches, predict_load, predict_metric
+from priors.hardware import NOMINAL, memory_bytes, nominal
 from priors.table import Observation
 
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+WORKING_SHARE = 0.1  # of the weights' memory, for activations and the key-value cache
 BYTES_PER_SECOND = 3.1e9  # bytes per second of a 25 Gb/s storage NIC
 
 
@@ -32,6 +34,37 @@ def parameters(text: str) -> int:
     return int(count)
 
 
+def check_hardware(hardware: str, history: Sequence[Observation]) -> None:
+    """OperatorError for a type without data-sheet figures and without a run of it."""
+    seen = {one.hardware for one in history}
+    if hardware != "cpu" and nominal(hardware) is None and hardware not in seen:
+        names = ", ".join(["cpu", *sorted(NOMINAL), *sorted(seen - NOMINAL.keys() - {"cpu"})])
+        raise OperatorError(
+            f"nothing is known of --hardware {hardware!r}; known types, also as part of a longer name: {names}. A type of your "
+            "own is known once an evaluation ran on it with this work folder (`evalspan priors show`)"
+        )
+
+
+def gpus_per_trial(model_parameters: int, hardware: str, gpus_per_node: int) -> int:
+    """GPUs that hold the model's weights and WORKING_SHARE of them again: the least power of two.
+
+    1 where the type's memory is unknown. OperatorError where no node has as many.
+    """
+    memory = memory_bytes(hardware)
+    if memory is None:
+        return 1
+    size = model_parameters * BYTES_PER_PARAMETER
+    count = 1
+    while count * memory < size * (1 + WORKING_SHARE):
+        count *= 2
+    if count > gpus_per_node:
+        raise OperatorError(
+            f"weights of {size / 1e9:.0f} GB do not fit {gpus_per_node} GPUs of {memory / 1e9:.0f} GB, and a trial stays on one "
+            "node: give more --gpus-per-node, other --hardware or a smaller --model-size"
+        )
+    return count
+
+
 def instance(
     suite: SuiteSpec,
     sets: Mapping[str, Mapping[str, str]],
@@ -43,8 +76,16 @@ def instance(
     model_parameters: int,
     hardware: str,
     engine: str,
+    gpus_per_trial: int = 1,
 ) -> dict[str, Any]:
-    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: folder}."""
+    """A planning instance (JSON-able). `sets`: prepared entry -> {leaf task: folder}.
+
+    A trial on several GPUs counts as one GPU of the instance, at one GPU's speed.
+    """
+    if gpus_per_trial > gpus_per_node:
+        raise OperatorError(
+            f"[trial] gpus_per_trial is {gpus_per_trial}, and a node has {gpus_per_node} GPUs: give more --gpus-per-node"
+        )
     batch_size = suite.batch_size if isinstance(suite.batch_size, int) else 16
     learnt = Learnt(history)
     rows = []
@@ -73,8 +114,8 @@ def instance(
     size = model_parameters * BYTES_PER_PARAMETER
     return {
         "schema_version": 1,
-        "gpus": nodes * gpus_per_node,
-        "gpus_per_node": gpus_per_node,
+        "gpus": nodes * (gpus_per_node // gpus_per_trial),
+        "gpus_per_node": gpus_per_node // gpus_per_trial,
         "cpu_slots": cpu_slots * nodes,
         "load_seconds": predict_load(size, hardware, learnt),
         "shard_overhead_seconds": SHARD_OVERHEAD_SECONDS,

@@ -349,3 +349,17 @@ def test_a_bug_is_exit_code_3_and_asks_for_a_report() -> None:
     assert ran.returncode == 3
     assert "bug report" in ran.stderr
     assert "KeyError: 'x'" in ran.stderr
+
+
+def test_an_unknown_id_lists_some_and_says_how_many_more(site):
+    """The list of an error is not cut silently."""
+    work = site / "cut"
+    for number in range(7):
+        folder = work / f"step-{number}-core-0000000{number}"
+        folder.mkdir(parents=True)
+        (folder / "journal.jsonl").touch()
+    told = evalspan("report", "x", "--work-dir", str(work), folder=site)
+    assert told.returncode == 2
+    assert "step-4-core-00000004 and 2 more): `evalspan status` lists all" in told.stderr
+    several = evalspan("report", "step", "--work-dir", str(work), folder=site)
+    assert "7 evaluations" in several.stderr

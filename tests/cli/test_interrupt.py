@@ -131,6 +131,22 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, module: str, comm
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "evalspan: interrupted\n")
 
 
+def test_an_interrupt_that_a_callback_swallows_is_not_lost(tmp_path: Path) -> None:
+    """No exception leaves the callback of a weak reference, such as those of Python's imports."""
+    raised = "os.kill(os.getpid(), signal.SIGINT)"
+    code = AT_IMPORT.format(module="typer", arguments=["status", "--work-dir", str(tmp_path)])
+    assert raised in code
+    code = code.replace(raised, f"weakref.ref(type('Gone', (), {{}})(), lambda _: [{raised}, len('')])")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import weakref\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "evalspan: interrupted\n")
+
+
 def test_ctrl_c_while_lm_eval_is_asked_ends_the_question(folder: Path, tiny_model_dir: Path) -> None:
     """The child that was asked ends, too; nothing was submitted."""
     python, asked = folder / "python", folder / "asked"

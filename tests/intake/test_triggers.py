@@ -251,10 +251,13 @@ def test_a_watched_folder_may_be_a_checkpoint_itself(tmp_path: Path) -> None:
     assert names(FolderWatch(tmp_path / "m", [(str(place), "core")]).look()) == [str(place)]
 
 
-def test_the_step_is_the_last_number_of_the_name() -> None:
-    assert [step_of(n) for n in ("step-100", "7b-step-20-hf", "global_step0003", "final")] == [
-        100,
-        20,
-        3,
-        None,
-    ]
+STEPS = {
+    "step-100": 100, "7b-step-20-hf": 20, "global_step0003": 3, "iter_0000300": 300, "checkpoint-300": 300,
+    "step_300": 300, "step=300": 300, "300": 300, "300-hf": 300, "ep0-ba4800": 4800, "step1000-tokens4B": 1000,
+    "pythia-70m-step3000": 3000, "final": None, "SmolLM2-135M-Instruct": None, "Llama-3.2-1B": None, "Qwen2.5": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_step_is_the_number_that_the_name_gives_it_not_the_models_size(name: str) -> None:
+    assert step_of(name) == STEPS[name]

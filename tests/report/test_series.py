@@ -12,7 +12,7 @@ from rich.console import Console
 from support.trainings import leave, point, results
 
 from coordinator.errors import OperatorError
-from coordinator.report.comparisons import plot, show_series
+from coordinator.report.comparisons import plot, show_series, without_step
 from coordinator.report.learning_curves import Series, is_regression, make_series, scores_of, to_csv
 from coordinator.report.load_series import find_series, in_series
 
@@ -96,6 +96,18 @@ def test_a_plot_fits_and_is_ascii(values, width, height):
     assert sum(line.count("*") for line in lines[:height]) >= 1
 
 
+def test_a_series_says_which_checkpoints_have_no_step_and_how_one_is_given():
+    """Its x axis is their order then; the first five are named, and the number of the rest."""
+    points = [point(i, 0.1).model_copy(update={"checkpoint": f"/r/v{i}"}) for i in range(9)]
+    assert without_step(points) == ""
+    named = [points[0], *(p.model_copy(update={"step": None}) for p in points[1:])]
+    said = without_step(named)
+    assert said.startswith(
+        "x is the order of the checkpoints: 8 of 9 have no training step (v1, v2, v3, v4, v5 and 3 more)"
+    )
+    assert "--step" in said
+
+
 def test_a_rising_curve_rises_in_the_plot():
     """The first point is in the lowest row at the left, the last in the highest at the right."""
     lines = plot(make_series([point(i, i / 10) for i in range(5)]).curves[:1], 60, 5)
@@ -125,7 +137,7 @@ def test_a_series_is_found_in_the_work_folder(work):
         (20, "done", 2),
         (30, "running", 0),
     ]
-    with pytest.raises(OperatorError, match="checkpoints are in: /runs/a, /runs/b"):
+    with pytest.raises(OperatorError, match="checkpoints are in: /runs/a, /runs/b; `evalspan status`"):
         find_series(work, "/runs/c")
 
 

@@ -105,6 +105,7 @@ def test_a_command_that_a_full_disk_refuses_is_one_line(
     with serving(disk / "work", cluster) as coordinator:
         accepted = coordinator.accept(record()).state.evaluation_id
         fill(disk)
+        monkeypatch.chdir("/")  # the error's file counts, not the current folder
         monkeypatch.setattr("sys.argv", ["evalspan", "cancel", accepted, "--work-dir", str(disk / "work")])
         with pytest.raises(SystemExit) as ended:
             cli.main()

@@ -1,0 +1,101 @@
+"""Laws of `evalspan plan` and `simulate` at the command line: what they assume is said, and their file is documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from coordinator.cli.app import app
+from coordinator.errors import OperatorError
+from coordinator.simulation import commands, from_suite
+from coordinator.simulation.instance import DataSet, Instance
+from priors.hardware import MEMORY_GB, NOMINAL, memory_bytes
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
+
+
+def evalspan(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--work-dir", str(folder)], env={"EVALSPAN_CONFIG": ""})
+
+
+def test_the_documented_instance_is_planned_and_simulated_and_its_keys_are_all_there() -> None:
+    """The page's JSON runs as it stands; its table has each key of the format."""
+    page = PAGE.read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    for policy in commands.POLICIES:
+        assert commands.simulate_instance(text, policy, 0.3, 2)["makespan_seconds"]["median"] > 0
+    assert commands.plan_instance(text)["planned_makespan_seconds"] > 0
+    table = page.partition("| key | meaning |")[2]
+    for key in {*Instance.model_fields, *DataSet.model_fields} - {"datasets"}:
+        assert re.search(rf"`(datasets\[\]\.)?{key}`", table), key
+
+
+def test_a_suites_instance_is_saved_and_taken_back(tmp_path: Path) -> None:
+    """The saved file plans to the same makespan, and can be simulated."""
+    saved = tmp_path / "i.json"
+    asked = ("plan", "--suite", "core", "--nodes", "2", "--json")
+    first = evalspan(tmp_path, *asked, "--save-instance", str(saved))
+    assert first.exit_code == 0, first.output
+    again = CliRunner().invoke(app, ["plan", "--instance", str(saved), "--json"])
+    planned = json.loads(again.stdout)["planned_makespan_seconds"]
+    assert planned == json.loads(first.stdout)["planned_makespan_seconds"]
+    ran = CliRunner().invoke(
+        app, ["simulate", "--instance", str(saved), "--policy", "evalspan", "--seeds", "2"]
+    )
+    assert ran.exit_code == 0, ran.output
+
+
+def test_unknown_hardware_is_refused_with_the_known_types(tmp_path: Path) -> None:
+    """No figures of another GPU in its place."""
+    refused = evalspan(tmp_path, "plan", "--suite", "core", "--hardware", "banana").exception
+    assert isinstance(refused, OperatorError)
+    assert "--hardware 'banana'" in str(refused)
+    assert "cpu, 3090" in str(refused)
+    assert "evalspan priors show" in str(refused)
+    for known in ("cpu", "nvidia_h100_80gb_hbm3", "NVIDIA A100-SXM4-40GB"):
+        from_suite.check_hardware(known, [])
+
+
+def test_a_large_model_is_planned_on_several_gpus_and_says_so(tmp_path: Path) -> None:
+    """70b on GPUs of 80 GB: 2 a trial, so 4 trials a node; what no node holds is refused."""
+    saved = tmp_path / "i.json"
+    done = evalspan(tmp_path, "plan", "--suite", "core", "--model-size", "70b", "--save-instance", str(saved))
+    assert "a trial takes 2 GPUs" in done.output
+    assert json.loads(saved.read_text())["gpus_per_node"] == 4
+    refused = evalspan(tmp_path, "plan", "--suite", "core", "--model-size", "700b").exception
+    assert isinstance(refused, OperatorError)
+    assert "--gpus-per-node" in str(refused)
+
+
+@given(
+    parameters=st.integers(1, 10**13),
+    hardware=st.sampled_from(["cpu", "own", *NOMINAL, "nvidia_a100_40gb"]),
+    node=st.sampled_from([1, 2, 4, 8]),
+)
+def test_a_trial_has_the_fewest_gpus_that_hold_the_model(parameters: int, hardware: str, node: int) -> None:
+    """A power of two within a node; half of it would be too small."""
+    memory = memory_bytes(hardware)
+    needed = 2.2 * parameters
+    try:
+        gpus = from_suite.gpus_per_trial(parameters, hardware, node)
+    except OperatorError:
+        assert memory is not None
+        assert node * memory < needed
+        return
+    assert gpus in (1, 2, 4, 8)
+    assert gpus <= node
+    if memory is not None:
+        assert gpus * memory >= needed * 0.999
+        assert gpus == 1 or gpus / 2 * memory < needed * 1.001
+
+
+def test_each_type_with_figures_has_a_memory() -> None:
+    """So that no large model is planned on a GPU that it does not fit."""
+    assert MEMORY_GB.keys() == NOMINAL.keys()
+    assert memory_bytes("NVIDIA A100-SXM4-40GB") == 40 * 10**9
+    assert memory_bytes("cpu") is None
