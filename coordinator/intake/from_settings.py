@@ -54,9 +54,10 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         probe.write_bytes(b"")
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT} and WorkPaths(work).lock.exists():
-            # it was in use before: the loop waits for room
-            log.warning("the work folder %s: %s", work, error.strerror)
+        lasting = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}
+        if error.errno in lasting and WorkPaths(work).lock.exists():
+            # it was in use before: the loop waits for room, and `report` reads another user's scores
+            log.warning("the work folder %s cannot be written: %s", work, error.strerror)
             return config
         raise OperatorError(
             f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"
