@@ -7,6 +7,7 @@ and the daemon.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -51,9 +52,10 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         probe.write_bytes(b"")
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
-        if full := shortage(error, work):
-            if WorkPaths(work).lock.exists():  # it was in use before: the loop waits for room
-                return config
+        full = shortage(error, work)
+        if WorkPaths(work).lock.exists() and (full or error.errno in {errno.EACCES, errno.EROFS}):
+            return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
+        if full:
             raise OperatorError(f"{full}: {RESUMES}") from error
         raise OperatorError(
             f"the work folder {work} cannot be written ({error.strerror}): give --work-dir a folder of yours on shared storage"

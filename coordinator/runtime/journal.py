@@ -203,8 +203,13 @@ class WorkLock:
 
     def acquire(self, command: str = "evalspan") -> None:
         """Take the lock for `command`, such as DAEMON; OperatorError names the command and the process that hold it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except PermissionError as error:
+            raise OperatorError(
+                f"{self.path.parent} is another user's work folder: give --work-dir a folder of yours"
+            ) from error
         if not _locked(fd):
             owner = _owner(fd)
             os.close(fd)
@@ -222,7 +227,7 @@ class WorkLock:
         only asks the same holds nothing.
         """
         try:
-            fd = os.open(self.path, os.O_RDWR)
+            fd = os.open(self.path, os.O_RDONLY)  # also for users who may only read the work folder
         except OSError:
             return ""
         try:

@@ -40,9 +40,14 @@ class Command(Record):
 
 
 def leave_command(paths: WorkPaths, command: Command) -> None:
-    """Write a command for the coordinator of this work folder."""
+    """Write a command for the coordinator of this work folder. OperatorError where it is another user's."""
     folder = paths.spool / "commands"
-    write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
+    try:
+        write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
+    except PermissionError as error:
+        raise OperatorError(
+            f"{folder} cannot be written: a work folder obeys its own user; ask the user who runs the daemon"
+        ) from error
 
 
 def obey_commands(coordinator: Coordinator) -> None:

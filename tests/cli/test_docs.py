@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,17 @@ import pytest
 import typer
 
 from coordinator.cli import app
+from coordinator.config.schema import Config
+from evaljobs.contract.specs import TaskEntry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMAND: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def _anchors(page: Path) -> set[str]:
@@ -111,3 +118,19 @@ def test_every_command_on_a_page_is_one_that_evalspan_takes(page):
             except click.ClickException as error:
                 refused.append(f"evalspan {one}: {error.format_message()}")
     assert not refused, "\n".join(refused)
+
+
+def test_every_setting_on_a_page_is_one_of_evalspan_toml():
+    """Blocks of TOML are settings, but for a suite file's, whose tasks are checked."""
+    blocks = [(page.name, tomllib.loads(block)) for page in PAGES for block in TOML.findall(page.read_text())]
+    assert len(blocks) > 5
+    for name, block in blocks:
+        if "task" in block:
+            for task in block["task"]:
+                TaskEntry.model_validate(task)
+            continue
+        known = Config.model_validate_json(json.dumps(block)).model_dump()
+        for section, table in block.items():
+            assert section in known, (name, section)
+            for key in table if isinstance(table, dict) else ():
+                assert key in known[section], (name, section, key)

@@ -1,0 +1,73 @@
+"""Laws of another user's work folder: its scores can be read, and nothing in it can be changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.trainings import leave
+from support.with_root import as_user
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.errors import OperatorError
+from coordinator.runtime.journal import DAEMON, WorkLock
+from coordinator.runtime.operator_commands import Command, leave_command
+from evaljobs.contract.paths import WorkPaths
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user")
+
+READING = (["status", "--json"], ["report", "--series", "/runs/a"], ["priors", "show"])
+
+
+@pytest.fixture
+def work(monkeypatch) -> Iterator[WorkPaths]:
+    """A work folder that all may read, as with umask 022."""
+    folder = Path(tempfile.mkdtemp(prefix="other-user-"))
+    folder.chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    paths = WorkPaths(folder / "work")
+    leave(paths.root, 10, 0.2)
+    paths.lock.touch(0o644)
+    try:
+        yield paths
+    finally:
+        shutil.rmtree(folder)
+
+
+def _said(work: WorkPaths, arguments: list[str]) -> str:
+    done = CliRunner().invoke(app, [*arguments, "--work-dir", str(work.root)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_another_user_may_look(work, arguments):
+    """What the owner reads, whoever may read the folder reads, too."""
+    lock = WorkLock(work.lock)
+    lock.acquire(DAEMON)  # a daemon that runs is one for them, as well
+    own = _said(work, arguments)  # imports, too: the user may not enter this folder
+
+    def look() -> None:
+        assert _said(work, arguments) == own
+        assert WorkLock(work.lock).holder().startswith(DAEMON)
+
+    as_user(look)
+    lock.release()
+
+
+def test_another_user_may_not_run_a_daemon_nor_command_one(work):
+    """Refused in one line that says whose the folder is; no bug report."""
+
+    def act() -> None:
+        with pytest.raises(OperatorError, match="another user's work folder"):
+            WorkLock(work.lock).acquire(DAEMON)
+        with pytest.raises(OperatorError, match="obeys its own user"):
+            leave_command(work, Command(command="cancel", evaluation_id="x"))
+
+    as_user(act)
