@@ -172,7 +172,7 @@ def evaluate(
         follow=Screen(Console(stderr=as_json)),
         **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
-    price = settings_of(config, work_dir).gpu_hour_price
+    price = settings_of(config, work_dir, settings).gpu_hour_price
     _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
 
 

@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -262,26 +262,19 @@ def load(
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
     source: toml.Where = lambda location: said.get(location) or where(location)  # noqa: E731 (as above)
+    named = [("cluster", key) for key in FOR_SLURM if key in data.get("cluster", {})]
+    if named:
+        # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
+        data["cluster"].setdefault("kind", "slurm")
     checked = toml.check(Config, data, source)
-    if checked.cluster.kind == "local":
-        typed = [tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None]
-        _refuse_unused(data, typed, source)
-    return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
-
-
-def _refuse_unused(data: Mapping[str, Any], typed: Sequence[toml.Location], source: toml.Where) -> None:
-    """Refuse a setting of Slurm alone for this machine: one on the command line (`typed`), or where no setting chose it.
-
-    A file for Slurm may hold them all and yet be used with --cluster local.
-    """
-    chosen = "kind" in data.get("cluster", {})
-    for key in FOR_SLURM:
-        location = ("cluster", key)
-        if location in typed or (not chosen and key in data.get("cluster", {})):
+    typed = {tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None}
+    for location in named:
+        if checked.cluster.kind == "local" and location in typed:
             raise OperatorError(
-                f"{source(location)}: [cluster] {key} is for Slurm, and jobs would run on this machine: add --cluster slurm, "
-                f'or set kind = "slurm" in [cluster] of {FILE_NAME}'
+                f"{source(location)}: [cluster] {location[1]} is for Slurm, and jobs would run on this machine: "
+                f'add --cluster slurm, or set kind = "slurm" in [cluster] of {FILE_NAME}'
             )
+    return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
