@@ -107,7 +107,7 @@ def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
     state = with_job(state_of(10.0), "trial", "pending", "pending")
     assert stage_of(state, NOW + age) == stage
     one_runs = with_job(state_of(10.0), "trial", "pending", "running")
-    assert stage_of(one_runs, NOW + age) == "starting trials"
+    assert stage_of(one_runs, NOW + age) == "inference"
 
 
 def test_an_evaluation_without_a_node_waits_and_says_so():
