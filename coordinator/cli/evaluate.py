@@ -51,7 +51,7 @@ def evaluate(
     """
     from coordinator.cli.interrupt import drive
     from coordinator.cluster import ClusterError
-    from coordinator.intake import from_settings, hub
+    from coordinator.intake import from_settings, hub, suites
     from coordinator.intake.validate import check_cluster
     from coordinator.runtime import wiring
     from coordinator.trackers.live import Exporter
@@ -67,6 +67,7 @@ def evaluate(
             "cluster.slots": slots,
         },
     )
+    suites.load_suite(suite)  # a wrong one is refused before a model is fetched
     checkpoint = hub.local_folder(checkpoint, say_aside, allow_bin=settings.checkpoint.allow_bin)
     coordinator = wiring.coordinator_of(settings)
     site = coordinator.performer.site
@@ -163,10 +164,11 @@ def prepare(
 
     evalspan prepare --suite core --tokenizer ckpt/step-1000
     """
-    from coordinator.intake import from_settings, hub, request_sets
+    from coordinator.intake import from_settings, hub, request_sets, suites
     from coordinator.runtime.wiring import coordinator_of
 
     settings = settings_of(config, work_dir)
+    suites.load_suite(suite)  # a wrong one is refused before a model is fetched
     checkpoint = hub.local_folder(checkpoint, say_aside, allow_bin=settings.checkpoint.allow_bin)
     performer = coordinator_of(settings).performer
     built = request_sets.prepare(

@@ -147,13 +147,14 @@ def submit(
 
     evalspan submit ckpt/step-1000 --suite core --priority 5
     """
-    from coordinator.intake import from_settings, hub, sources
+    from coordinator.intake import from_settings, hub, sources, suites
     from coordinator.intake.resubmit import submitted
     from coordinator.runtime.journal import Journal, WorkLock, is_daemon
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(settings, site))
+    suites.load_suite(suite)  # a wrong one is refused before a model is fetched
     checkpoint = hub.local_folder(checkpoint, say_aside, allow_bin=settings.checkpoint.allow_bin)
     record = from_settings.record_of(settings, checkpoint, suite, inputs, priority=priority, step=step)
     paths = WorkPaths(settings.work_dir)
