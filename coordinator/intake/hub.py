@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ def _fetched(
 ) -> str:
     """The snapshot's folder after its download. `fault`: what the snapshot in the cache lacks."""
     from huggingface_hub import HfApi, constants, snapshot_download  # noqa: PLC0415
+    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
 
     text = name if revision is None else f"{name}@{revision}"
     try:
@@ -86,6 +88,8 @@ def _fetched(
         f"{text}: fetching revision {str(told.sha)[:8]}, {len(chosen)} files, {total / 1e6:,.0f} MB, "
         f"into {constants.HF_HUB_CACHE}"
     )
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         return snapshot_download(name, revision=revision, allow_patterns=[_exactly(file) for file in chosen])
     except Exception as error:  # of several libraries: a full disk, a connection that broke

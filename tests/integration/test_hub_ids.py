@@ -21,11 +21,17 @@ def test_a_hub_id_gives_the_scores_of_the_folder(tmp_path: Path, toy_model: Path
     with serving({"lab/tiny-llama": toy_model}) as hub:
         site.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
         site.model = Path("lab/tiny-llama")
+        refused = [
+            site.run(site.command(c, str(site.model), "--suite", "quikstart")) for c in ("eval", "submit")
+        ]
+        assert [done.returncode for done in refused] == [2, 2]
+        assert not hub.fetched, "a wrong suite is refused before a model is fetched"
         try:
             done = site.run(site.evaluate())
         finally:
             site.stop_redis()
     assert done.returncode == 0, done.stderr
+    assert "Fetching" not in done.stderr, "progress bars are a terminal's"
     assert f"lab/tiny-llama: fetching revision {COMMIT[:8]}, " in done.stderr
     assert site.results()["results"] == expected(toy_model, ENTRIES)
     record = json.loads((site.root() / "evaluation.json").read_text())
