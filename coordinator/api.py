@@ -7,32 +7,25 @@ EvalspanError. Times are in seconds, `at` in unix seconds. `import evalspan` off
 
 from __future__ import annotations
 
-import json
-import logging
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from pydantic import Field, ValidationError
-
-from coordinator.base.signals import Signals
 from coordinator.base.typed import options_of, typed
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
-from coordinator.evaluation.events import AnyEvent
 from coordinator.evaluation.state import State
 from coordinator.intake import from_settings, hub, one_off, pending, resubmit, sources
-from coordinator.intake.one_off import SuiteOptions
+from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.report import load_series
-from coordinator.report.learning_curves import SCORES, Point, ScoreValue, make_series, scores_of
-from coordinator.report.measurements import Report
+from coordinator.report.learning_curves import make_series
+from coordinator.runtime.follow import Aside, Caller, Follow, Progress
 from coordinator.runtime.journal import Journal, WorkLock, is_daemon
 from coordinator.runtime.replay import changed_since, find_evaluation, find_folder
+from coordinator.runtime.results import Results, results_of, rows_of
 from coordinator.runtime.status_file import Ended, Parked, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, SuiteSpec
@@ -56,107 +49,8 @@ __all__ = [
     "wait",
 ]
 
-log = logging.getLogger(__name__)
-
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
 POLL_SECONDS = 1.0  # between two looks of `wait`
-SCORE_COLUMNS = (
-    "task", "filter", "metric", "value", "stderr", "documents", "n_shot", "version", "higher_is_better",
-)  # fmt: skip
-URGENT = 3  # interrupts after which `evaluate` no longer waits for its cancellation
-
-PathLike = str | Path
-
-
-class SuiteSettings(TypedDict, total=False):
-    """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
-
-    gen_kwargs: Mapping[str, Any] | None
-    include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
-    apply_chat_template: bool | str | None
-    system_instruction: str | None
-    fewshot_as_multiturn: bool | None
-    seed: int | None
-
-
-class Progress(Record):
-    """How far an evaluation is, for the `progress` of `evaluate`. `trouble`: what it waits for; "": nothing."""
-
-    evaluation_id: str
-    tasks: int
-    scored: int
-    shards: int
-    shards_done: int
-    trouble: str = ""
-
-    def __str__(self) -> str:
-        shards = f"{self.shards_done}/{self.shards} shards, " if self.shards else ""
-        trouble = f" ! {self.trouble}" if self.trouble else ""
-        return f"{self.evaluation_id}: {shards}{self.scored}/{self.tasks} tasks scored{trouble}"
-
-
-class Aside(Protocol):
-    """Takes what is said beside the result of a call. By default nothing is printed."""
-
-    def busy(self, what: str) -> AbstractContextManager[object]:
-        """Around a step that takes seconds."""
-        ...
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-        ...
-
-
-class Follow(Aside, Protocol):
-    """Follows a run of `evaluate`: the command line's live screen is one."""
-
-    def run(self, coordinator: Coordinator) -> AbstractContextManager[Callable[[], bool]]:
-        """Around the run. The callable is called between two ticks; its first True cancels the evaluation."""
-        ...
-
-
-class Results(Record):
-    """An evaluation's scores and costs, as far as it is.
-
-    `scores` has a row for each task, metric and filter that has a value; `rows()` gives them flat.
-    """
-
-    model_config = SCORES
-
-    evaluation_id: str
-    status: str  # running | done | failed | cancelled; failed: at least one task has no score
-    suite: str
-    checkpoint: str
-    step: int | None
-    scores: tuple[ScoreValue, ...]
-    failed: dict[str, str]  # task -> its error
-    makespan_seconds: float | None  # from acceptance to the last score
-    gpu_seconds: float | None
-    folder: Path  # holds results.json, samples, logs and the journal
-    note: str = ""  # of `evaluate`: why nothing was run
-    report: Report = Field(exclude=True, repr=False)  # where the time went
-    raw: dict[str, Any] = Field(exclude=True, repr=False)  # results.json, in lm-eval's shape
-
-    @property
-    def complete(self) -> bool:
-        """Has every task its score, and every item counted?"""
-        return self.status == "done" and not self.raw.get("unscored")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A flat row for each score, as `series` gives them."""
-        return _rows(
-            Point(
-                evaluation_id=self.evaluation_id,
-                suite=self.suite,
-                checkpoint=self.checkpoint,
-                step=self.step,
-                status=self.status,
-                accepted_at=self.report.accepted_at,
-                makespan_seconds=self.makespan_seconds,
-                gpu_seconds=self.gpu_seconds,
-                scores=self.scores,
-            )
-        )
 
 
 class Submission(Record):
@@ -196,7 +90,7 @@ def evaluate(
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
-    `checkpoint`: a Hugging Face folder, or an id of its Hub. `suite`: a shipped suite's name or a suite file; `tasks`:
+    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite file; `tasks`:
     tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite` of the settings.
     `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
     `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
@@ -213,18 +107,21 @@ def evaluate(
     use. EvalspanError: a service failed.
     """
     from coordinator.runtime import wiring
-    from coordinator.runtime.drive import drive
+    from coordinator.runtime.drive import drive, ending_local_jobs
     from coordinator.trackers.live import Exporter
 
-    chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
-    followed = follow or _Caller(progress)
+    chosen = one_off.options_of(
+        suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
+    )
+    followed = follow or Caller(progress)
     known = _settings(config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})})
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
+    spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
     record = from_settings.record_of(
         known,
-        _folder(checkpoint, known, followed.say),
-        one_off.suite_of(chosen, known.watch.suite),
+        _folder(checkpoint, known, followed),
+        spec,
         from_settings.inputs_for(site, coordinator.performer.lm_eval_version),
         options=from_settings.run_options(known).model_copy(
             update={"shards_per_task": shards_per_task, "max_trials": slots}
@@ -239,11 +136,15 @@ def evaluate(
             followed.say(said)
         record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
     before = _written_at(paths.results)
-    with followed.run(coordinator) as watch, coordinator.in_charge("evalspan eval"), _ending(coordinator):
+    with (
+        followed.run(coordinator) as watch,
+        coordinator.in_charge("evalspan eval"),
+        ending_local_jobs(coordinator),
+    ):
         state = drive(coordinator, record, watch).state
     Exporter(known).finish(TRACKER_SECONDS)
     ran = before is None or _written_at(paths.results) != before
-    return _results(state, paths, note="" if ran else resubmit.nothing_run(state))
+    return results_of(state, paths, note="" if ran else resubmit.nothing_run(state))
 
 
 def _say_resumed(settings: Config, paths: EvaluationPaths, follow: Follow) -> None:
@@ -283,72 +184,6 @@ def _check_suite(record: EvaluationRecord, settings: Config, aside: Aside, prepa
         check_shared([str(settings.work_dir), named, *record.suite.include_path, *files])
 
 
-@contextmanager
-def _ending(coordinator: Coordinator) -> Iterator[None]:
-    """At the end of a run no local job is left; after an error neither is their Redis: this process may live on."""
-    from coordinator.cluster.local import LocalCluster
-
-    if not isinstance(coordinator.cluster, LocalCluster):
-        yield
-        return
-    try:
-        yield
-    except BaseException:
-        coordinator.cluster.close()
-        coordinator.keeper.stop()
-        raise
-    coordinator.cluster.close()
-
-
-class _Caller:
-    """Follows a run for a caller without a screen. An interrupt cancels the evaluation."""
-
-    def __init__(self, progress: bool | Callable[[Progress], object]) -> None:
-        self._tell = _print if progress is True else progress or None
-        self._last: dict[str, Progress] = {}
-
-    def busy(self, _what: str) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def say(self, text: str) -> None:
-        log.info("%s", text)
-
-    @contextmanager
-    def run(self, coordinator: Coordinator) -> Iterator[Callable[[], bool]]:
-        with Signals((signal.SIGINT,)) as signals:
-
-            def watch() -> bool:
-                if len(signals.received) >= URGENT:
-                    raise KeyboardInterrupt
-                for running in coordinator.running.values():
-                    self._show(running.state, coordinator.trouble)
-                return bool(signals.received)
-
-            yield watch
-        if signals.received:
-            raise KeyboardInterrupt
-
-    def _show(self, state: State, trouble: str) -> None:
-        if self._tell is None:
-            return
-        shards = len(state.shards.by_name)
-        now = Progress(
-            evaluation_id=state.evaluation_id,
-            tasks=len(state.entries),
-            scored=sum(e.status == "scored" for e in state.entries),
-            shards=shards,
-            shards_done=shards - state.shards.todo,
-            trouble=trouble,
-        )
-        if self._last.get(state.evaluation_id) != now:
-            self._last[state.evaluation_id] = now
-            self._tell(now)
-
-
-def _print(progress: Progress) -> None:
-    print(progress, file=sys.stderr, flush=True)  # noqa: T201 (what `progress=True` asks for)
-
-
 def prepare(
     tokenizer: PathLike,
     suite: str | Path | None = None,
@@ -365,17 +200,20 @@ def prepare(
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
 
-    `tokenizer`: a folder with config.json and the tokenizer. Other arguments as of `evaluate`. OperatorError with the
+    `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as of `evaluate`. OperatorError with the
     last line of a build that failed.
     """
     from coordinator.intake import request_sets
 
-    chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
+    chosen = one_off.options_of(
+        suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
+    )
     known = _settings(config, work_dir, settings)
     site = from_settings.site_of(known)
+    spec = one_off.suite_of(chosen, known.watch.suite)
     return request_sets.prepare(
-        one_off.suite_of(chosen, known.watch.suite),
-        _folder(tokenizer, known, (aside or _Caller(progress=False)).say),
+        spec,
+        _folder(tokenizer, known, aside or Caller(progress=False)),
         site=site,
         model=from_settings.model_options(known),
         inputs=from_settings.inputs_for(site, from_settings.lm_eval_version(known, site)),
@@ -407,15 +245,16 @@ def submit(
     second submission may raise the priority, and it resumes a cancelled evaluation. A suite without
     a file of its own is written below the work folder for the daemon. OperatorError: bad input.
     """
-    chosen = _suite_options(suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size)
+    chosen = one_off.options_of(
+        suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
+    )
     known = _settings(config, work_dir, settings)
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
-    aside = aside or _Caller(progress=False)
-    record = from_settings.record_of(
-        known, _folder(checkpoint, known, aside.say), spec, inputs, priority=priority, step=step
-    )
+    aside = aside or Caller(progress=False)
+    folder = _folder(checkpoint, known, aside)
+    record = from_settings.record_of(known, folder, spec, inputs, priority=priority, step=step)
     before: State | None = None
     if Journal.begun(site.paths.evaluation(record.evaluation_id).journal):
         before, _, _ = find_evaluation(known, record.evaluation_id)
@@ -563,53 +402,12 @@ def series(
     """
     known = _settings(config, work_dir, settings)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite)).points
-    return [row for point in points for row in _rows(point)]
+    return [row for point in points for row in rows_of(point)]
 
 
 def _found(settings: Config, evaluation: str) -> Results:
     state, paths, events = find_evaluation(settings, evaluation)
-    return _results(state, paths, events)
-
-
-def _results(
-    state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None, note: str = ""
-) -> Results:
-    """`events`: of the journal, where they were read; None: the report at the end is read, too."""
-    from coordinator.runtime import finalize
-
-    if events is None and paths.report.exists():
-        report = Report.model_validate_json(paths.report.read_bytes())
-    else:
-        report = finalize.report_of(state, paths, events)
-    raw = json.loads(paths.results.read_bytes()) if paths.results.exists() else finalize.merged_results(state)
-    return Results(
-        evaluation_id=state.evaluation_id,
-        status=report.status,
-        suite=report.suite,
-        checkpoint=report.checkpoint,
-        step=report.step,
-        scores=scores_of(raw),
-        failed=raw.get("failed", {}),
-        makespan_seconds=report.makespan_seconds,
-        gpu_seconds=report.gpu_seconds,
-        folder=paths.root,
-        note=note,
-        report=report,
-        raw=raw,
-    )
-
-
-def _rows(point: Point) -> list[dict[str, Any]]:
-    head = {
-        "evaluation_id": point.evaluation_id,
-        "suite": point.suite,
-        "step": point.step,
-        "checkpoint": point.checkpoint,
-        "status": point.status,
-    }
-    tail = {"makespan_seconds": point.makespan_seconds, "gpu_seconds": point.gpu_seconds}
-    scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
-    return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]
+    return results_of(state, paths, events)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -621,36 +419,6 @@ def _settings(
     return from_settings.load(Path(config) if config else None, {"work_dir": work_dir, **(settings or {})})
 
 
-def _folder(checkpoint: PathLike, settings: Config, say: Callable[[str], None]) -> str:
-    return hub.local_folder(str(checkpoint), say, allow_bin=settings.checkpoint.allow_bin)
-
-
-def _suite_options(
-    suite: PathLike | None,
-    tasks: Sequence[str] | str,
-    more: SuiteSettings,
-    *,
-    limit: float | None,
-    num_fewshot: int | None,
-    batch_size: int | str | None,
-) -> SuiteOptions:
-    folders = more.get("include_path", ())
-    data = {
-        **more,
-        "suite": None if suite is None else str(suite),
-        "tasks": tuple(tasks.split(",") if isinstance(tasks, str) else tasks) if tasks else (),
-        "limit": limit,
-        "num_fewshot": num_fewshot,
-        "batch_size": batch_size,
-        "include_path": tuple(map(str, [folders] if isinstance(folders, PathLike) else folders)),
-    }
-    try:
-        return SuiteOptions.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise OperatorError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from error
-
-
 def _prepare(
     chosen: SuiteOptions, settings: Config, config: PathLike | None, work_dir: PathLike | None
 ) -> list[str]:
@@ -659,6 +427,11 @@ def _prepare(
     if chosen.suite is None and not chosen.tasks:
         words += ["--suite", str(settings.watch.suite)]
     return words + options_of(config, work_dir)
+
+
+def _folder(checkpoint: PathLike, settings: Config, aside: Aside) -> str:
+    """The checkpoint's folder; a snapshot of the Hub where it is an id of it."""
+    return hub.local_folder(str(checkpoint), aside.say, allow_bin=settings.checkpoint.allow_bin)
 
 
 def _written_at(file: Path) -> int | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from pydantic import ValidationError
 
 from coordinator.config import toml
 from coordinator.errors import OperatorError
@@ -22,6 +24,20 @@ from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
 MOST_NAME = 40  # characters of the tasks' part of a suite's name
 PATTERN = "*?["  # characters of a pattern of task names
 CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
+
+
+PathLike = str | Path
+
+
+class SuiteSettings(TypedDict, total=False):
+    """Settings of a suite that a call may replace; each has the meaning that it has in a suite file."""
+
+    gen_kwargs: Mapping[str, Any] | None
+    include_path: Sequence[PathLike] | PathLike  # folders of task YAMLs, from the current folder
+    apply_chat_template: bool | str | None
+    system_instruction: str | None
+    fewshot_as_multiturn: bool | None
+    seed: int | None
 
 
 class SuiteOptions(Record):
@@ -69,6 +85,33 @@ class SuiteOptions(Record):
                 case _:
                     words += [option, str(value)]
         return words
+
+
+def options_of(
+    suite: PathLike | None,
+    tasks: Sequence[str] | str,
+    more: SuiteSettings,
+    *,
+    limit: float | None,
+    num_fewshot: int | None,
+    batch_size: int | str | None,
+) -> SuiteOptions:
+    """Arguments of a call as options. `tasks`: names, or "a,b". OperatorError names an argument of another type."""
+    folders = more.get("include_path", ())
+    data = {
+        **more,
+        "suite": None if suite is None else str(suite),
+        "tasks": tuple(tasks.split(",") if isinstance(tasks, str) else tasks) if tasks else (),
+        "limit": limit,
+        "num_fewshot": num_fewshot,
+        "batch_size": batch_size,
+        "include_path": tuple(map(str, [folders] if isinstance(folders, PathLike) else folders)),
+    }
+    try:
+        return SuiteOptions.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise OperatorError(f"{first['loc'][0]}: {first['msg']}, not {first['input']!r}") from error
 
 
 def suite_of(options: SuiteOptions, default: str | None = None) -> SuiteSpec:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from coordinator.cluster.local import LocalCluster
 from coordinator.errors import OperatorError, RetryError
@@ -63,3 +63,18 @@ def _cancel(coordinator: Coordinator, evaluation_id: str) -> None:
         raise RetryError(
             f"{evaluation_id} is not cancelled, {jobs}: {coordinator.trouble or error}; the same command resumes it"
         ) from error
+
+
+@contextmanager
+def ending_local_jobs(coordinator: Coordinator) -> Iterator[None]:
+    """At the end of a run no local job is left; after an error neither is their Redis: this process may live on."""
+    if not isinstance(coordinator.cluster, LocalCluster):
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        coordinator.cluster.close()
+        coordinator.keeper.stop()
+        raise
+    coordinator.cluster.close()

@@ -17,7 +17,7 @@ import typer
 from support.trainings import leave
 from typer.testing import CliRunner
 
-from coordinator.cli import app
+from coordinator.cli import GROUPS, app
 
 EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspan'; main()"
 COMMAND = typer.main.get_command(app)
@@ -71,6 +71,17 @@ def test_there_are_examples_in_the_help():
     """Every command has one, of itself."""
     for path, command in ALL.items():
         assert f"evalspan {' '.join(path)}" in (command.help or ""), f"{' '.join(path)} has no example"
+
+
+def test_every_command_is_in_one_group_of_the_help_and_eval_is_the_first():
+    """`evalspan -h` begins with what a new user types."""
+    listed = [name for names in GROUPS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert COMMAND.commands.keys() <= set(listed)
+    done = CliRunner().invoke(app, ["-h"], env={"COLUMNS": "100"})
+    places = [done.output.index(f"│ {name} ") for name in listed if name in COMMAND.commands]
+    assert places == sorted(places)
+    assert listed[0] == "eval"
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -291,7 +302,7 @@ def test_tab_completes_commands(site, shell):
 HEAVY = ("coordinator.runtime", "lm_eval", "pyslurm", "redis", "requests", "rq", "torch")
 LOADED = f"""
 import sys
-from coordinator.cli import app
+from coordinator.cli import GROUPS, app
 for words in {[(), *ALL]}:
     app([*words, "--help"], standalone_mode=False)
 print([name for name in {HEAVY} if name in sys.modules])
