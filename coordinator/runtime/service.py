@@ -52,6 +52,7 @@ STABLE_SECONDS = 2.0
 # no longer keeps `--until-idle` running.
 WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0  # between two looks at notices and commands
+RULES_SECONDS = 30.0  # between two questions for the site's rules, where they fail
 
 
 class Service:
@@ -74,6 +75,7 @@ class Service:
         self._pinned: set[str] = {str(pin) for pin in map(_pin, taken) if _is_there(pin)}
         self._series = {record.evaluation_id: _seen(record, "over") for record in taken}
         self._hosting: Hosting | None = None
+        self._no_rules: ClusterError | EvalspanError = EvalspanError("the site's rules are not known yet")
         self._made_of: dict[str, Inputs] = {}
         self._guard = LoopGuard(log)
 
@@ -179,12 +181,10 @@ class Service:
     def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> bool:
         """Accept a good checkpoint; False, and it stays pending, where storage or the site is away."""
         try:
-            if self._hosting is None:  # the site's rules are asked for once
-                self._hosting = wiring.hosting(self.config, self.coordinator.cluster)
             begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
             if not begun and (said := changed_since(record, self.paths)):
                 log.info("%s", said)
-            self.coordinator.accept_or_wait(wiring.at_site(record, self._hosting, self.config))
+            self.coordinator.accept_or_wait(wiring.at_site(record, self._rules(), self.config))
             running = self.coordinator.running.get(record.evaluation_id)
             if running is not None and running.state.ended_at is not None:
                 log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
@@ -197,6 +197,17 @@ class Service:
         self._writer.accept(each.notice)
         each.done()
         return True
+
+    def _rules(self) -> Hosting:
+        """The site's rules, asked for once; after a failure, such as a wrong partition, again in RULES_SECONDS."""
+        if self._hosting is None and self._throttle.due("rules", RULES_SECONDS, clock.now()):
+            try:
+                self._hosting = wiring.hosting(self.config, self.coordinator.cluster)
+            except (ClusterError, EvalspanError) as error:
+                self._no_rules = error
+        if self._hosting is None:
+            raise self._no_rules
+        return self._hosting
 
     def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> bool:
         log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)

@@ -1,0 +1,51 @@
+"""A daemon whose settings name a partition that Slurm lacks: the checkpoint waits with that reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.daemons import announce, small
+from support.loops import coordinator_on
+
+from coordinator.base import clock
+from coordinator.cluster.fake import FakeCluster
+from coordinator.config.schema import ClusterConfig, Config, WatchConfig
+from coordinator.intake import pending
+from coordinator.runtime.service import RULES_SECONDS, Service
+
+# the commands' answers: settings, then partitions; each call is a line in `calls`
+SCONTROL = """#!/bin/sh
+echo "$*" >> "{calls}"
+case "$*" in *partition*) echo "PartitionName=gpu Default=YES State=UP" ;; *) echo "SelectType = select/cons_tres" ;; esac
+"""
+
+
+def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_asked_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two questions at the first look, two after RULES_SECONDS, none between; nothing is accepted."""
+    calls, commands = tmp_path / "calls", tmp_path / "bin"
+    commands.mkdir()
+    (commands / "scontrol").write_text(SCONTROL.format(calls=calls))
+    (commands / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now)
+    config = Config(
+        cluster=ClusterConfig(kind="slurm", partition="nope"), watch=WatchConfig(roots=(tmp_path,))
+    )
+    ears = Service(coordinator_on(tmp_path / "work", FakeCluster(fleet=[])), config)
+    announce(ears, small(tmp_path / "step-1"))
+    asked = []
+    for seconds in (0.0, 2.0, RULES_SECONDS / 2, RULES_SECONDS + 1.0):
+        monkeypatch.setattr(clock, "now", lambda seconds=seconds: now + seconds)
+        ears.tick()
+        asked.append(len(calls.read_text().splitlines()))
+    assert asked == [2, 2, 2, 4]
+    (waiting,) = pending.read(ears.paths.pending).waiting
+    assert (
+        waiting.why
+        == "the cluster has no partition 'nope' (--partition, [cluster] partition); it has: gpu (default)"
+    )
+    assert not ears.coordinator.running
