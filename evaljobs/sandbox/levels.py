@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from evaljobs.sandbox.isolation.lane import ENVIRONMENT
 from evaljobs.sandbox.records import Level, Program, SandboxUnavailableError
 
 _ORDER: Final = (Level.NAMESPACES, Level.LANDLOCK, Level.RLIMITS)
@@ -175,7 +176,8 @@ def _bait() -> Iterator[dict[str, Any]]:
             "port": tcp.getsockname()[1],
             "socket": address,
             "pid": os.getpid(),
-            "variable": next(iter(os.environ.keys() - {"PATH", "HOME", "LANG"}), "USER"),
+            # one that this process has and programs are not given
+            "variable": next(iter(os.environ.keys() - ENVIRONMENT.keys()), "USER"),
         }
 
 

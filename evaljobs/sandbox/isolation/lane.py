@@ -29,7 +29,7 @@ _GRACE_SECONDS: Final = 20.0  # seconds added to a job's own limit, for a loaded
 _SEND_SECONDS: Final = 20.0
 _MESSAGE: Final = 1 << 16
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
-_ENVIRONMENT: Final[Mapping[str, str]] = {
+ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -80,7 +80,7 @@ class Lane:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=dict(_ENVIRONMENT),
+                env=dict(ENVIRONMENT),
                 cwd="/",
                 pass_fds=(job.fileno(), verdict.fileno()),
                 start_new_session=True,
