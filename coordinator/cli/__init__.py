@@ -29,7 +29,7 @@ GROUPS = {
     "Follow": ("status", "watch", "logs", "cancel", "retry"),
     "Results": ("report", "compare", "export"),
     "During training": ("daemon", "submit", "release"),
-    "Site and tools": ("init", "doctor", "plan", "simulate", "priors", "clean", "worker"),
+    "Site and tools": ("init", "doctor", "plan", "simulate", "clean", "worker", "priors"),
 }
 
 
