@@ -297,14 +297,16 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
         if not state.nodes.by_name
         else sum(n.lanes for n in state.nodes.by_name.values()),
     )
-    loads = [t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials]
+    load = min(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials)
     built = covered(gathered.built) or 0.0
+    if state.record.options.early_trials:
+        built -= load  # trials loaded meanwhile
     staged = min((s.seconds for s in gathered.staged), default=0.0)
     return measured_lower_bound(
         sets,
         gpus=lanes,
         cpu_slots=state.cpu_slots,
-        load_seconds=min(loads),
+        load_seconds=load,
         before_seconds=max(built, staged),
     )
 
