@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coordinator.allocation import cordons, demand, prefetch
 from coordinator.allocation.allocate import Demand, Limits
 from coordinator.base import clock
+from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated
 from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
@@ -85,8 +86,11 @@ class Coordinator(Evaluations):
                 time.sleep(1.0)
         try:
             self._touch_lease()
-            with suppress(RetryError, OSError):  # the loop tries again, and says why where that fails, too
+            try:
                 self.keeper.ensure()
+            except (RetryError, OSError) as error:  # the loop tries again
+                if not shortage(error):  # what follows meets a full disk, too, and says so
+                    self._redis_away(error)
             yield
         finally:
             waiting = any(parked.open for parked in self._parked.by_id.values())
