@@ -83,7 +83,7 @@ def test_a_name_that_matches_nothing_gives_the_nearest(folder: Path) -> None:
     [
         ("toys.toml", ""),
         ("typo.toml", "'toy_chioce' (nearest: toy_choice"),
-        ("core", "run `evalspan prepare --suite core --tokenizer CHECKPOINT --work-dir "),
+        ("core", "run `evalspan prepare --suite core --work-dir "),
         ("mt_bench", "has tasks that a judge scores"),
         ("none.toml", "no suite file none.toml"),
     ],

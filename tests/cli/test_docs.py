@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from coordinator.cli import app
+from coordinator.cli.lm_eval_flags import LmEvalCommand
 from coordinator.config.schema import Config
 from evaljobs.contract.specs import TaskEntry
 
@@ -111,7 +112,10 @@ def test_every_command_on_a_page_is_one_that_evalspan_takes(page):
                         pass
                 names = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
                 for word in rest:
-                    if word.startswith("--") and word.partition("=")[0] not in {*names, "--help", "-h"}:
+                    name = word.partition("=")[0]
+                    if isinstance(command, LmEvalCommand):  # as lm_eval spells it
+                        name = name.replace("_", "-")
+                    if word.startswith("--") and name not in {*names, "--help", "-h"}:
                         raise click.UsageError(f"no option {word}")
             except (click.exceptions.Exit, SystemExit):
                 pass  # --help and --version end there
