@@ -27,7 +27,6 @@ SHORT = {
     "-c": "--use-cache",
     "-o": "--output-path",
     "-E": "--samples",
-    "-v": "--verbosity",
     "-w": "--write-out",
     "-x": "--predict-only",
 }

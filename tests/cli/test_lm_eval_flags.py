@@ -52,8 +52,8 @@ def test_every_option_of_lm_eval_is_understood_or_refused_by_name():
         long = next(o for o in action.option_strings if o.startswith("--")).replace("_", "-")
         assert (long in own) != (long in REFUSED) or long in ("--help", "--config"), long
         for short in (o for o in action.option_strings if not o.startswith("--")):
-            # three mean something else here: -s the suite, -h the help, -C lm_eval's own YAML
-            assert SHORT.get(short) == long or short in ("-s", "-h", "-C"), short
+            # -s is the suite, -h the help, -C names lm_eval's own YAML, -v its log level
+            assert SHORT.get(short) == long or short in ("-s", "-h", "-C", "-v"), short
 
 
 def read(*words: str) -> dict[str, Any]:
