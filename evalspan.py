@@ -76,6 +76,6 @@ def __dir__() -> list[str]:
 
 
 if __name__ == "__main__":
-    from coordinator.cli import main
+    from coordinator.__main__ import main
 
     main()

@@ -13,7 +13,7 @@ GIT_SECONDS = 10.0
 
 
 def version_text() -> str:
-    """Such as "evalspan 0.1.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed."""
+    """Such as "evalspan 0.2.0 (commit 97ccac9a1b2c)"; "-dirty" follows a commit with changes that are not committed."""
     try:
         version = importlib.metadata.version("evalspan")
     except importlib.metadata.PackageNotFoundError:  # a copied folder
