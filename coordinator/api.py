@@ -22,10 +22,10 @@ from coordinator.intake import from_settings, hub, one_off, pending, resubmit, s
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
-from coordinator.runtime.follow import Aside, Caller, Follow, Progress
+from coordinator.runtime.drive import Aside, Caller, Follow, Progress
+from coordinator.runtime.finalize import Results, results_of, rows_of
 from coordinator.runtime.journal import Journal, WorkLock, is_daemon
 from coordinator.runtime.replay import changed_since, find_evaluation, find_folder
-from coordinator.runtime.results import Results, results_of, rows_of
 from coordinator.runtime.status_file import Ended, Parked, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import Record, SuiteSpec

@@ -25,12 +25,12 @@ MOST_MINUTES = 60.0 * 24 * 365  # largest --minutes of `release`: a year
 
 def _ask(config: Config, evaluation: str, command: Command) -> None:
     """Leave the command to a running daemon, else run it here. Exit code 1: a retry failed."""
-    from coordinator.cli.evaluations import find_folder
-    from coordinator.cli.live_screen import Watcher
+    from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.report.render import by_reason
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import leave_command
+    from coordinator.runtime.replay import find_folder
     from coordinator.runtime.wiring import coordinator_of
 
     folder = find_folder(config, evaluation)
@@ -76,8 +76,8 @@ def _state_of(folder: EvaluationPaths, config: Config) -> State | None:
 
     A parked evaluation may still have jobs, and a retry may mend it.
     """
-    from coordinator.cli.evaluations import replay
     from coordinator.runtime.journal import JournalError, read_events
+    from coordinator.runtime.replay import replay
     from coordinator.runtime.status_file import Parked, read_status
 
     try:
@@ -164,9 +164,9 @@ def release(
     evalspan release node17 --minutes 0
     """
     from coordinator.allocation import demand
-    from coordinator.cli.evaluations import Follower
     from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
+    from coordinator.runtime.replay import Follower
 
     if bool(node) == bool(gpus):
         raise OperatorError("name a node, or say --gpus K")

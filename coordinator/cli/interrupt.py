@@ -19,7 +19,7 @@ from rich.console import Console
 
 from coordinator.base.signals import Signals, cancelled_by_slurm
 from coordinator.cli.app import AtTerminal
-from coordinator.cli.live_screen import Watcher
+from coordinator.cli.screen.live_screen import Watcher
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.runner import Running
 

@@ -80,9 +80,9 @@ def report(
 def _points(
     settings: Config, evaluation: str | None, series: str | None, suite: str | None, price: float | None
 ) -> Series:
-    from coordinator.cli.evaluations import find_evaluation
     from coordinator.report.learning_curves import make_series
     from coordinator.report.load_series import find_series, point_of
+    from coordinator.runtime.replay import find_evaluation
 
     if series is not None:
         return make_series(find_series(settings.work_dir, series, suite), price)
@@ -151,7 +151,7 @@ def export(
 
     evalspan export --left
     """
-    from coordinator.cli.evaluations import find_evaluation
+    from coordinator.runtime.replay import find_evaluation
 
     settings = settings_of(config, work_dir, {"gpu_hour_price": gpu_hour_price})
     if left:

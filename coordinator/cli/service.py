@@ -72,7 +72,7 @@ def daemon(
 
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
-    from coordinator.cli.live_screen import Watcher
+    from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
@@ -230,10 +230,10 @@ def status(
     evalspan status step-1000-core-1a2b3c4d --json
     """
     from coordinator.base.typed import typed
-    from coordinator.cli.evaluations import find_folder
-    from coordinator.cli.listing import show_left_out, show_rows
-    from coordinator.cli.standing import ROWS, Choice, facts_of, listed_jobs, with_details
-    from coordinator.cli.surroundings import read_surroundings
+    from coordinator.cli.screen.listing import show_left_out, show_rows
+    from coordinator.cli.screen.standing import ROWS, Choice, facts_of, listed_jobs, with_details
+    from coordinator.cli.screen.surroundings import read_surroundings
+    from coordinator.runtime.replay import find_folder
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
@@ -284,8 +284,8 @@ def watch(
     evalspan watch
     """
     from coordinator.base.typed import typed
-    from coordinator.cli import watching
-    from coordinator.cli.evaluations import find_folder
+    from coordinator.cli.screen import watching
+    from coordinator.runtime.replay import find_folder
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
@@ -309,8 +309,8 @@ def logs(
 
     evalspan logs step-1000-core-1a2b3c4d "hellaswag|0|12" -n 100
     """
-    from coordinator.cli.evaluations import find_evaluation
-    from coordinator.cli.standing import logs_of
+    from coordinator.cli.screen.standing import logs_of
+    from coordinator.runtime.replay import find_evaluation
 
     settings = settings_of(config, work_dir)
     state, paths, _ = find_evaluation(settings, evaluation)

@@ -248,9 +248,9 @@ def compare(
 
     evalspan compare step-1000-core-1a2b3c4d step-2000-core-5e6f7a8b
     """
-    from coordinator.cli.evaluations import find_evaluation
     from coordinator.report.comparisons import comparison, heads_of, show_comparison
     from coordinator.report.load_series import point_of
+    from coordinator.runtime.replay import find_evaluation
 
     settings = settings_of(config, work_dir)
     points, columns = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from coordinator.config.schema import Config
@@ -12,8 +13,8 @@ from coordinator.evaluation.state import State
 from coordinator.intake import resubmit
 from coordinator.intake.from_settings import site_of
 from coordinator.report.render import first_of
-from coordinator.runtime.journal import read_events, replayed
-from coordinator.runtime.status_file import read_evaluation
+from coordinator.runtime.journal import events_after, read_events, replay_on, replayed
+from coordinator.runtime.status_file import Ended, ended_of, read_evaluation, read_status
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 
@@ -58,3 +59,59 @@ def changed_since(record: EvaluationRecord, work: WorkPaths) -> str:
     place, suite = record.checkpoint.announced, record.suite.name
     alike = [r for r in records if r is not None and (r.checkpoint.announced, r.suite.name) == (place, suite)]
     return resubmit.remade(max(alike, key=lambda r: r.accepted_at), record) if alike else ""
+
+
+class Follower:
+    """Follows the journals of a work folder's evaluations. Reads each line once and writes nothing."""
+
+    def __init__(self, config: Config, only: str | None = None) -> None:
+        """`only`: the id of one evaluation."""
+        self._config = config
+        self._only = only
+        self._read: dict[Path, tuple[State, int]] = {}  # journal -> its state, bytes read
+        self._skipped: dict[Path, int] = {}  # ended or unreadable journal -> size; skipped until it grows
+        self._ended: dict[Path, Ended] = {}  # journal of an ended evaluation -> its summary
+
+    def states(self) -> list[State]:
+        """States of evaluations that have not ended, oldest first."""
+        for journal in Path(self._config.work_dir).glob(f"{self._only or '*'}/journal.jsonl"):
+            # storage is away for a moment, or the journal is unreadable for this user
+            with contextlib.suppress(OSError, OperatorError):
+                self._look(journal, journal.stat().st_size)
+        states = [state for state, _ in self._read.values() if state.ended_at is None]
+        return sorted(states, key=lambda state: state.record.accepted_at)
+
+    def ended(self, most: int) -> list[Ended]:
+        """Summaries of the evaluations that ended last, the newest first; as of the last `states`."""
+        found = [*self._ended.values()]
+        found += [ended_of(state, size) for state, size in self._read.values() if state.ended_at is not None]
+        return sorted(found, key=lambda ended: -ended.ended_at)[:most]
+
+    def _look(self, journal: Path, size: int) -> None:
+        if self._skipped.get(journal) == size:
+            return
+        self._skipped.pop(journal, None)
+        self._ended.pop(journal, None)
+        known = self._read.get(journal)
+        if known is None or known[0].ended_at is not None:
+            status = read_status(EvaluationPaths(journal.parent))
+            if isinstance(status, Ended):
+                self._read.pop(journal, None)
+                self._skipped[journal], self._ended[journal] = size, status
+                return
+        try:
+            self._follow(journal, size)
+        except OperatorError:
+            self._skipped[journal] = size
+            raise
+
+    def _follow(self, journal: Path, size: int) -> None:
+        known = self._read.get(journal)
+        if known is None or size < known[1]:  # the writer truncated a failed write
+            events, offset = events_after(journal, 0)
+            if events:
+                self._read[journal] = replay(events, self._config), offset
+        elif size > known[1]:
+            events, offset = events_after(journal, known[1])
+            replay_on(known[0], events, site_of(self._config))
+            self._read[journal] = known[0], offset

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coordinator.cli.layout import fitted, wrapped
-from coordinator.cli.listing import show_daemon, show_left_out, show_pending, show_rows
-from coordinator.cli.standing import OVER, Choice, failed, failed_jobs
+from coordinator.cli.screen.layout import fitted, wrapped
+from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
+from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.intake import pending
 from evaljobs.contract.outcomes import Failed

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 from support.trainings import leave, results
 
-from coordinator.cli.lanes import apart
-from coordinator.cli.live_screen import View, Watcher, screen
-from coordinator.cli.score_lines import Scores
+from coordinator.cli.screen.lanes import apart
+from coordinator.cli.screen.live_screen import View, Watcher, screen
+from coordinator.cli.screen.score_lines import Scores
 from coordinator.cluster import Job, JobState
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, ShardState, State, Trial

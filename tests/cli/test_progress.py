@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.simulated.parts import record
 
-from coordinator.cli.progress import WAITS_SECONDS, about, ahead_of, eta_seconds, stage_of, waits_of
+from coordinator.cli.screen.progress import WAITS_SECONDS, about, ahead_of, eta_seconds, stage_of, waits_of
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
 from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, ShardState, State, Trial

@@ -14,8 +14,8 @@ from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
-from coordinator.cli.standing import rows_of
-from coordinator.cli.watching import Sight
+from coordinator.cli.screen.standing import rows_of
+from coordinator.cli.screen.watching import Sight
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix

@@ -16,16 +16,23 @@ from rich.text import Text
 
 from coordinator.base.signals import Signals
 from coordinator.base.throttle import Throttle
-from coordinator.cli.evaluations import Follower
-from coordinator.cli.listing import STOPPED, show_rows
-from coordinator.cli.live_screen import View, Watcher
-from coordinator.cli.progress import has_pending
-from coordinator.cli.standing import Row, facts_of, listed_jobs, row_of_ended, stage_of_parked, with_details
-from coordinator.cli.surroundings import Surroundings, read_surroundings
+from coordinator.cli.screen.listing import STOPPED, show_rows
+from coordinator.cli.screen.live_screen import View, Watcher
+from coordinator.cli.screen.progress import has_pending
+from coordinator.cli.screen.standing import (
+    Row,
+    facts_of,
+    listed_jobs,
+    row_of_ended,
+    stage_of_parked,
+    with_details,
+)
+from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
 from coordinator.evaluation.state import State
 from coordinator.runtime.effects import Performer
+from coordinator.runtime.replay import Follower
 from coordinator.runtime.status_file import Ended, Parked, read_status
 from coordinator.runtime.wiring import coordinator_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths

@@ -11,7 +11,7 @@ from os.path import commonprefix
 
 from rich.text import Text
 
-from coordinator.cli.layout import GAP, column_widths, padded
+from coordinator.cli.screen.layout import GAP, column_widths, padded
 from coordinator.evaluation.state import State
 from evaljobs.contract.names import LaneId, ShardId
 from evaljobs.queue.work_queue import Progress, QueueSnapshot

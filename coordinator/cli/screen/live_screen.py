@@ -19,10 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.cli.lanes import lane_rows
-from coordinator.cli.layout import GAP, abreast, some, wrapped
-from coordinator.cli.listing import show_rows
-from coordinator.cli.progress import (
+from coordinator.cli.screen.lanes import lane_rows
+from coordinator.cli.screen.layout import GAP, abreast, some, wrapped
+from coordinator.cli.screen.listing import show_rows
+from coordinator.cli.screen.progress import (
     about,
     ahead_of,
     all_in_back_off,
@@ -33,8 +33,8 @@ from coordinator.cli.progress import (
     turn_of,
     waits_of,
 )
-from coordinator.cli.score_lines import Scores, in_brief, value_in_words
-from coordinator.cli.standing import Row
+from coordinator.cli.screen.score_lines import Scores, in_brief, value_in_words
+from coordinator.cli.screen.standing import Row
 from coordinator.cluster import JobState
 from coordinator.evaluation.state import EntryState, State
 from coordinator.report.learning_curves import ScoreValue

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from coordinator.cli.layout import GAP, clock_time, column_widths, fitted, padded, wrapped
-from coordinator.cli.progress import about, all_in_back_off
-from coordinator.cli.score_lines import in_brief
-from coordinator.cli.standing import OVER, Row
+from coordinator.cli.screen.layout import GAP, clock_time, column_widths, fitted, padded, wrapped
+from coordinator.cli.screen.progress import about, all_in_back_off
+from coordinator.cli.screen.score_lines import in_brief
+from coordinator.cli.screen.standing import OVER, Row
 from coordinator.intake.pending import PendingFile
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason, seconds

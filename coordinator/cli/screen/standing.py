@@ -16,8 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from coordinator.cli.evaluations import replay
-from coordinator.cli.progress import (
+from coordinator.cli.screen.progress import (
     ahead_of,
     done_shards,
     eta_seconds,
@@ -26,7 +25,7 @@ from coordinator.cli.progress import (
     stage_of,
     waits_of,
 )
-from coordinator.cli.score_lines import Scores, first_of_each, main_scores, read_results
+from coordinator.cli.screen.score_lines import Scores, first_of_each, main_scores, read_results
 from coordinator.cluster import Cluster, ClusterError, JobState
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.config.schema import Config
@@ -35,6 +34,7 @@ from coordinator.evaluation.state import NodeUse, State
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import seconds
 from coordinator.runtime.journal import WorkLock, read_events
+from coordinator.runtime.replay import replay
 from coordinator.runtime.status_file import WARNINGS, Ended, Parked, read_evaluation, read_status
 from coordinator.runtime.wiring import slurm_options
 from coordinator.trackers.live import failures

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from coordinator.allocation import cordons
-from coordinator.cli.listing import show_cordons, show_daemon, show_pending
+from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending
 from coordinator.intake import pending, sources
 from coordinator.runtime.journal import WorkLock, is_daemon
 from evaljobs.contract.paths import WorkPaths
