@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.report.judge_cost import JudgeUse
+from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import GpuUse, Report
 from coordinator.report.scores import fits, plain_table, score_table
 
@@ -114,11 +114,22 @@ def _judge(judge: JudgeUse) -> Iterator[tuple[str, str, str]]:
     most = f" of at most {judge.max_cost:g}" if judge.max_cost is not None else ""
     yield "judge", f"{judge.cost:.4f}" if judge.priced else "-", f"by {judge.model}{most}"
     for name, task in judge.tasks.items():
-        parts = [f"{task.judgements} judgements"]
-        parts += [f"{task.reused} paid for elsewhere"] if task.reused else []
-        parts += [f"{task.missing} could not be had"] if task.missing else []
-        parts.append(f"{task.prompt_tokens} + {task.completion_tokens} tokens")
-        yield f"  {name}", f"{task.cost:.4f}" if judge.priced else "-", ", ".join(parts)
+        yield (
+            f"  {name}",
+            f"{task.cost:.4f}" if judge.priced else "-",
+            ", ".join(filter(None, _judgements([task]))),
+        )
+
+
+def _judgements(tasks: Collection[JudgeTask]) -> Iterator[str]:
+    """Judgements and tokens of these tasks together."""
+    yield f"{sum(t.judgements for t in tasks)} judgements"
+    for count, what in (
+        (sum(t.reused for t in tasks), "paid for elsewhere"),
+        (sum(t.missing for t in tasks), "could not be had"),
+    ):
+        yield f"{count} {what}" if count else ""
+    yield f"{sum(t.prompt_tokens for t in tasks)} + {sum(t.completion_tokens for t in tasks)} tokens"
 
 
 def gpu_table(report: Report) -> Table:
@@ -221,8 +232,10 @@ def brief(report: Report, gpu_hour_price: float | None = None) -> Iterator[list[
     cost = ""
     if gpu_hour_price is not None:
         cost = f"cost {report.gpu_seconds / 3600 * gpu_hour_price:.4f} at {gpu_hour_price:g} a GPU hour"
-    judge = f"judge {report.judge.cost:.4f}" if report.judge is not None and report.judge.priced else ""
-    yield [f"GPU time {seconds(report.gpu_seconds)}", busy, cost, judge]
+    yield [f"GPU time {seconds(report.gpu_seconds)}", busy, cost]
+    if report.judge is not None:
+        (_, figure, by), *_ = _judge(report.judge)
+        yield [f"judge {figure}", by, *_judgements(report.judge.tasks.values())]
     stages = {
         "requests": report.stages.build,
         "staging": report.stages.staging,
