@@ -59,15 +59,18 @@ def within_limits(
     options: SlurmOptions,
     limits: Mapping[str | None, int],
     walls: Mapping[tuple[str, str], int] | None = None,
+    partition_qos: Mapping[str | None, str] | None = None,
 ) -> Job:
     """Cut the job's time limit to MaxTime and MaxWall.
 
     `limits`: MaxTime in seconds by partition; None: the default one. `walls`: as of
-    `slurm_parse.parse_walls`.
+    `slurm_parse.parse_walls`. `partition_qos`: as of `slurm_parse.parse_partition_qos`.
     """
     names = options.partition_of(job)
-    most = [limits[n] for n in (names.split(",") if names else (None,)) if n in limits]
-    theirs = (("qos", options.qos_of(job) or ""), ("account", options.account or ""))
+    partitions = names.split(",") if names else (None,)
+    most = [limits[n] for n in partitions if n in limits]
+    qualities = [options.qos_of(job) or "", *((partition_qos or {}).get(n, "") for n in partitions)]
+    theirs = [*(("qos", name) for name in qualities), ("account", options.account or "")]
     most += [walls[key] for key in theirs if walls and key in walls]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 

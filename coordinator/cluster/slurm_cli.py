@@ -32,6 +32,7 @@ class SlurmCli:
         # MaxTime by partition, from the last listing of nodes
         self._limits: dict[str | None, int] | None = None
         self._walls: dict[tuple[str, str], int] | None = None  # MaxWall of accounts and QOS, asked once
+        self._partition_qos: dict[str | None, str] = {}  # asked with it
 
     def submit(self, job: Job) -> str:
         """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
@@ -63,18 +64,22 @@ class SlurmCli:
             self.nodes()
         if self._walls is None:
             self._walls = self._ask_walls()
-        return within_limits(job, self.options, self._limits or {}, self._walls)
+        return within_limits(job, self.options, self._limits or {}, self._walls, self._partition_qos)
 
     def _ask_walls(self) -> dict[tuple[str, str], int] | None:
         """From slurmctld, since slurmdbd may be away. Empty where the site hides them, None where it did not answer."""
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
             argv = ["scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
-            return text.parse_walls(self._run(argv))
+            walls = text.parse_walls(self._run(argv))
+            if any(kind == "qos" for kind, _ in walls):
+                shown = self._run(["scontrol", "--all", "--oneliner", "show", "partition"])
+                self._partition_qos = text.parse_partition_qos(shown)
         except KeyError:
             return {}
         except _FailedError as error:
             return None if error.stderr is None or text.says(error.words, text.AWAY) else {}
+        return walls
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Run one `scancel` per thousand jobs; ignores ids that are gone."""

@@ -25,7 +25,9 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
-NEVER_STARTS = frozenset({"PartitionTimeLimit"})
+NEVER_STARTS = frozenset(
+    {"PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit"}
+)
 """Slurm's reasons for a pending job that no wait mends; such a job was refused, only later than by `sbatch`."""
 
 
@@ -90,7 +92,9 @@ def _one_job(
     by_index = {m.index: m for m in members if m.job_id == job_id}
     never = next((m.reason for m in members if m.phase == "pending" and m.reason in NEVER_STARTS), None)
     if never is not None:
-        error = f"{never}: it asks for more time than its partition allows, and would never start"
+        error = (
+            f"{never}: it asks for more time than its partition, QOS or account allows, and would never start"
+        )
         return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True)]
     for index, phase in info.members.items():
         if phase == "ended":

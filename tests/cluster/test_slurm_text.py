@@ -18,6 +18,7 @@ from coordinator.cluster.slurm_parse import (
     parse_gres,
     parse_limits,
     parse_nodes,
+    parse_partition_qos,
     parse_queue,
     parse_walls,
     refused,
@@ -287,6 +288,16 @@ QOS=normal(1) UsageRaw=0.0 GrpWall=N(0.00) MaxWallPJ= MaxTRESPJ= Account Limits=
 QOS=short(2) UsageRaw=0.0 GrpWall=N(0.00) MaxWallPJ=30 MaxTRESPJ= Account Limits=No Accounts
 """
 
+PARTITIONS = """\
+PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO QoS=N/A MaxTime=UNLIMITED
+PartitionName=quick AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=short MaxTime=UNLIMITED
+"""
+
+
+def test_the_qos_of_a_partition_is_read() -> None:
+    """The default partition's stands under None as well; `N/A` is none."""
+    assert parse_partition_qos(PARTITIONS) == {"quick": "short", None: "short"}
+
 
 def test_max_wall_is_read_of_accounts_and_qualities_of_service() -> None:
     """Accounts without the user, and associations with one partition alone, do not count."""
@@ -296,17 +307,20 @@ def test_max_wall_is_read_of_accounts_and_qualities_of_service() -> None:
 @pytest.mark.parametrize(
     ("options", "seconds"),
     [
-        (SlurmOptions(), 2700),
+        (SlurmOptions(), 1800),  # the default partition's QOS
+        (SlurmOptions(partition="gpu"), 2700),
         (SlurmOptions(qos="short"), 1800),
-        (SlurmOptions(qos="normal", account="other"), 3600),
+        (SlurmOptions(qos="normal", account="other", partition="gpu"), 3600),
         (SlurmOptions(account="lab", partition="tiny"), 60),
+        (SlurmOptions(account="other", partition="gpu"), 3600),
+        (SlurmOptions(account="other", partition="gpu,quick"), 1800),
     ],
 )
 def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
     options: SlurmOptions, seconds: int
 ) -> None:
     job = Job(name="j", argv=("true",), log="/dev/null", time_limit_seconds=3600)
-    cut = within_limits(job, options, {"tiny": 60}, parse_walls(WALLS))
+    cut = within_limits(job, options, {"tiny": 60}, parse_walls(WALLS), parse_partition_qos(PARTITIONS))
     assert cut.time_limit_seconds == seconds
 
 

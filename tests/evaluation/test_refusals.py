@@ -16,7 +16,6 @@ from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import jobs, nodes
 from coordinator.evaluation.job_ends import MAX_SUBMISSIONS
-from coordinator.runtime import detect
 
 UNFIT = "Requested node configuration is not available"
 LIMIT = "QOSMaxSubmitJobPerUserLimit; Batch job submission failed: Job violates accounting/QOS policy"
@@ -133,12 +132,20 @@ def test_more_refusals_of_a_limit_than_submissions_are_counted_end_nothing() -> 
     world.run_to_scores()
 
 
-@pytest.mark.parametrize("purpose", ["build", "stage", "trial", "metric"])
-def test_a_job_that_its_partition_will_never_start_was_refused(purpose: str) -> None:
-    """PartitionTimeLimit as the reason of a pending job ends the evaluation with its words; the job is cancelled."""
+NEVER = "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit"
+
+
+@pytest.mark.parametrize(
+    ("purpose", "never"),
+    [
+        *((purpose, NEVER[0]) for purpose in ("build", "stage", "trial", "metric")),
+        *(("trial", r) for r in NEVER[1:]),
+    ],
+)
+def test_a_job_that_slurm_will_never_start_was_refused(purpose: str, never: str) -> None:
+    """Such a reason of a pending job ends the evaluation with its words; the job is cancelled."""
     world = World(1, Faults(), record(entries=2))
     listing = world.listing
-    never = "PartitionTimeLimit"
 
     def shown() -> list[JobState]:
         return [
@@ -153,4 +160,3 @@ def test_a_job_that_its_partition_will_never_start_was_refused(purpose: str) -> 
     assert never in world.state.ending.reason
     assert any(e.status == "failed" and never in e.error for e in world.state.entries), world.summary()
     world.assert_nothing_left()
-    assert never in detect.NEVER_STARTS
