@@ -11,8 +11,6 @@ Rule: the import costs what the hook costs. The names of `coordinator.api` are i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from coordinator.hook import (
     flush,
     lightning_callback,
@@ -23,7 +21,10 @@ from coordinator.hook import (
     transformers_callback,
 )
 
+TYPE_CHECKING = False  # typing costs milliseconds at import
 if TYPE_CHECKING:
+    from typing import Any
+
     from coordinator.api import (
         EvalspanError,
         OperatorError,

@@ -84,12 +84,12 @@ def test_without_a_clone_the_version_is_what_the_wheel_says(bare):
 
 
 def test_the_facade_needs_the_standard_library_alone(bare):
-    """The hook's names work, pathlib is not imported; a name of the coordinator says in one line what to install."""
+    """The hook's names work, pathlib and typing are not imported; a name of the coordinator says in one line what to install."""
     body = (
         "import sys; before = set(sys.modules); import evalspan\n"
         "new = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
         "assert new - {'evalspan', 'coordinator'} <= sys.stdlib_module_names, new\n"
-        "assert 'pathlib' not in sys.modules and not evalspan.pinned('/nowhere')\n"
+        "assert not {'pathlib', 'typing'} & set(sys.modules) - before and not evalspan.pinned('/nowhere')\n"
         "try: evalspan.evaluate\n"
         "except ImportError as error: print(error)\n"
     )
