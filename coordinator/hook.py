@@ -31,6 +31,7 @@ FLUSH_SECONDS = 5.0  # longest wait for undelivered notices at the end of the tr
 REDIS_SECONDS = 1.5  # time limit of connecting and of a command: together less than FLUSH_SECONDS
 REDIS_REST_SECONDS = 30.0  # after a failure of Redis, notices go to the spool folder this long
 PIN_GRACE_SECONDS = 120.0  # an announced checkpoint counts as pinned this long before the daemon's pin
+MOST_NOTICES = 10_000  # undelivered notices that are kept; a later one is refused
 STREAM = "evalspan:checkpoints"
 PIN_PREFIX = ".evalspan-pin-"
 SUMS = "evalspan.sums.json"  # staging checks its copies against it (`staging.fingerprint.SAVE_SUMS`)
@@ -40,7 +41,9 @@ SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks wh
 
 _numbers = itertools.count()
 _warned = False
-_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice, until its pin is seen
+_announced: dict[
+    str, float
+] = {}  # checkpoint -> time.monotonic() of its notice, until its pin is seen or it is too old
 
 
 class _Courier:
@@ -58,8 +61,11 @@ class _Courier:
         self.started = False
         self.redis_rests_until = 0.0
         self.ending = False
+        self.gave_up = False
 
     def take(self, notice: dict[str, object]) -> None:
+        if len(self.notices) >= MOST_NOTICES:
+            raise OverflowError(f"{MOST_NOTICES} notices wait already")
         self.notices.append(notice)
         if not self.started:
             with self.starting:
@@ -80,21 +86,33 @@ class _Courier:
         while True:
             while not self.notices:
                 self.hurry.wait(LOOK_SECONDS)
-            folder = str(self.notices[0]["_work_dir"])
-            if not os.path.exists(folder):  # mistyped, or its storage is away: it is not made here
-                _warn(
-                    f"there is no work folder {folder}: notices wait for it until training ends; mend work_dir or make "
-                    "the folder (the [watch] folders still show the checkpoints)"
-                )
+            at = self._ready()
+            if at is None:
                 time.sleep(LOOK_SECONDS)
                 continue
             try:
-                self._deliver(dict(self.notices[0]))
+                self._deliver(dict(self.notices[at]))
             except Exception as error:  # noqa: BLE001 (training must go on)
-                if not os.path.exists(folder):
+                if not os.path.exists(str(self.notices[at]["_work_dir"])):
                     continue  # it went away meanwhile
                 _warn(f"a notice is lost ({error!r}); the [watch] folders will still show the checkpoint")
-            self.notices.popleft()
+            del self.notices[at]  # still its place: `take` adds at the end
+
+    def _ready(self) -> int | None:
+        """The place of the oldest notice whose work folder is there; None without one."""
+        away = set()
+        for at in range(len(self.notices)):
+            folder = str(self.notices[at]["_work_dir"])
+            if folder in away:
+                continue
+            if os.path.exists(folder):
+                return at
+            away.add(folder)  # mistyped, or its storage is away: it is not made here
+            _warn(
+                f"there is no work folder {folder}: notices wait for it until training ends; mend work_dir or make "
+                "the folder (the [watch] folders still show the checkpoints)"
+            )
+        return None
 
     def _deliver(self, notice: dict[str, object]) -> None:
         folder = str(notice.pop("_work_dir"))
@@ -153,12 +171,23 @@ def notify(
             "_work_dir": os.path.abspath(folder),
             "_sums": bool(sums),
         }
-        _announced[where] = time.monotonic()
+        _remember(where)
         _courier.take(notice)
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"the checkpoint is not announced: {error!r}")
         return False
     return True
+
+
+def _remember(checkpoint: str) -> None:
+    """Count it as announced now, and forget those that count as pinned no more."""
+    now = time.monotonic()
+    _announced.pop(checkpoint, None)  # so that the oldest stand first
+    _announced[checkpoint] = now
+    for place, at in list(_announced.items()):
+        if now - at < PIN_GRACE_SECONDS:
+            break
+        _announced.pop(place, None)
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
@@ -213,12 +242,18 @@ def flush(seconds: float = FLUSH_SECONDS) -> bool:
 
 
 def _flush_at_exit() -> None:
+    if _courier.gave_up:  # atexit, after the same call by multiprocessing
+        return
     _courier.ending = True  # a notice without sums is better than none
     _courier.redis_rests_until = float(
         "inf"
     )  # notices not begun yet go to the spool folder, without a wait for Redis
     if not _courier.flush(FLUSH_SECONDS):
-        _warn("training ends with notices undelivered; the [watch] folders will still show the checkpoints")
+        _courier.gave_up = True
+        _warn(
+            f"training ends with notices undelivered ({len(_courier.notices)}); the [watch] folders will still show the checkpoints",
+            last=True,
+        )
 
 
 def _flush_in_multiprocessing() -> None:
@@ -250,9 +285,9 @@ def _rank() -> int:
     return 0
 
 
-def _warn(text: str) -> None:
-    global _warned  # noqa: PLW0603 (one warning per process is the promise)
-    if not _warned:
+def _warn(text: str, *, last: bool = False) -> None:
+    global _warned  # noqa: PLW0603 (one warning per process is the promise, and one at its end)
+    if last or not _warned:
         _warned = True
         with contextlib.suppress(Exception):  # a closed stderr must not reach the trainer
             sys.stderr.write(f"evalspan: {text}\n")
@@ -274,8 +309,9 @@ def _to_redis(folder: str, text: str) -> bool:
         if not address.get("socket"):
             where = {"host": address["host"], "port": address["port"]}
             if address.get("tls"):
-                where |= {"ssl": True, "ssl_ca_certs": address.get("ca_file")}
-                where |= {"ssl_certfile": address.get("cert_file"), "ssl_keyfile": address.get("key_file")}
+                # no `|=`: the copied file runs on Python 3.8
+                where.update(ssl=True, ssl_ca_certs=address.get("ca_file"))
+                where.update(ssl_certfile=address.get("cert_file"), ssl_keyfile=address.get("key_file"))
         with redis.Redis(
             db=address.get("db", 0),
             username=address.get("username"),

@@ -7,6 +7,7 @@ are seen.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import socket
@@ -102,7 +103,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
-    """Three wrong calls: exit code 0, one line on stderr."""
+    """Three wrong calls: exit code 0, one line on stderr; a second one at the end where notices still wait."""
     call, words = BAD[case]
     (tmp_path / "file").write_text("")
     call = call.replace("__FILE__", repr(str(tmp_path / "file"))).replace("__DIR__", repr(str(tmp_path)))
@@ -115,9 +116,11 @@ def test_a_mistake_is_one_warning_and_no_error(tmp_path, case):
     """
     done = train(body)
     assert done.returncode == 0
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("evalspan: ")
-    assert words in done.stderr
+    first, *last = done.stderr.splitlines()
+    assert first.startswith("evalspan: ")
+    assert words in first
+    ends = "evalspan: training ends with notices undelivered (3)"
+    assert [line.partition(";")[0] for line in last] == [ends] * ("notices wait" in first), done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["file"], "no folder was made"
 
 
@@ -136,6 +139,44 @@ def test_a_work_folder_that_is_away_for_a_moment_loses_no_notice(tmp_path):
     done = train(body, EVALSPAN_WORK_DIR=str(tmp_path / "work"))
     assert done.stdout == "True 1 True\n"
     assert [n.step for n in spooled(tmp_path / "work")] == [0, 1, 2]
+
+
+def test_a_work_folder_that_is_away_holds_up_no_other(tmp_path):
+    """Notices of a second work folder are delivered, in order, while those of the first wait."""
+    body = f"""
+        from coordinator import hook
+        hook.FLUSH_SECONDS = 0.0
+        for i in range(3):
+            hook.notify(f'/c/{{i}}', i, work_dir={str(tmp_path / "away")!r})
+            hook.notify(f'/c/{{i}}', i)
+        while len(hook._courier.notices) > 3: pass
+        print({{n["_work_dir"] for n in hook._courier.notices}})
+    """
+    done = train(body, EVALSPAN_WORK_DIR=str(tmp_path))
+    assert done.stdout == f"{{{str(tmp_path / 'away')!r}}}\n"
+    assert [n.step for n in spooled(tmp_path)] == [0, 1, 2]
+
+
+def test_what_a_long_training_remembers_is_bounded(tmp_path, monkeypatch):
+    """Announced checkpoints are forgotten once they count as pinned no more; waiting notices have a limit."""
+    monkeypatch.setattr(hook, "_announced", {})
+    monkeypatch.setattr(hook, "_warned", True)
+    monkeypatch.setattr(hook, "_courier", hook._Courier())
+    monkeypatch.setattr(hook, "MOST_NOTICES", 5)
+    monkeypatch.setattr(hook, "PIN_GRACE_SECONDS", 0.0)
+    taken = [hook.notify(f"/c/{i}", i, work_dir=tmp_path / "away", rank=0) for i in range(7)]
+    assert taken == [True] * 5 + [False] * 2
+    assert not hook._announced
+    (tmp_path / "away").mkdir()
+    assert hook.flush(50)
+
+
+def test_the_copied_file_needs_no_later_python_than_3_8():
+    """Grammar of 3.8, and no `|=` (dict has it from 3.9 on)."""
+    tree = ast.parse(Path(hook.__file__).read_text(), feature_version=(3, 8))
+    assert not [
+        n.lineno for n in ast.walk(tree) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.BitOr)
+    ]
 
 
 def test_a_closed_stderr_does_not_reach_training():
