@@ -93,8 +93,10 @@ def memory_bytes(hardware: str) -> int | None:
     known = _known(hardware)
     if known is None:
         return None
-    said = re.search(r"(\d+)gb", hardware.lower())
-    return 10**9 * (int(said[1]) if said else MEMORY_GB[known])
+    said = [int(number) for number in re.findall(r"(\d+)gb?(?![a-z0-9])", hardware.lower())]
+    # The first is the whole GPU's and the last a MIG slice's; a superchip's name says its CPU's memory ("GH200 480GB").
+    sizes = [gb for gb in said if gb <= 2 * MEMORY_GB[known]]
+    return 10**9 * (sizes[-1] if sizes else MEMORY_GB[known])
 
 
 def _known(hardware: str) -> str | None:

@@ -98,4 +98,7 @@ def test_each_type_with_figures_has_a_memory() -> None:
     """So that no large model is planned on a GPU that it does not fit."""
     assert MEMORY_GB.keys() == NOMINAL.keys()
     assert memory_bytes("NVIDIA A100-SXM4-40GB") == 40 * 10**9
+    assert memory_bytes("NVIDIA GH200 480GB") == 96 * 10**9, "480 GB are of its CPU"
+    assert memory_bytes("NVIDIA GH200 144G HBM3e") == 144 * 10**9
+    assert memory_bytes("NVIDIA H100 80GB HBM3 MIG 1g.10gb") == 10 * 10**9, "of the slice"
     assert memory_bytes("cpu") is None
