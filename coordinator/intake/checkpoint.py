@@ -53,8 +53,12 @@ SMALL_FILES = (
     "hf_quant_config.json",
 )
 TOKENIZERS = ("tokenizer*.json", "tokenizer.model*", "vocab*", "spiece.model", "tekken.json", "*.tiktoken")
-_STEP = re.compile(r"(?:step|iter(?:ation)?|checkpoint|ckpt)s?[-_=]?([0-9]+)", re.IGNORECASE)
-_AT_AN_END = re.compile(r"^([0-9]+)(?![0-9.a-zA-Z])|(?<![0-9.])([0-9]+)$")
+_ENDS = r"(?![0-9a-zA-Z]|[.,][0-9])"  # the number is whole: not that of 1e3, 20k, 3,000 or 0.5
+_STEP = re.compile(
+    rf"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z])ba)s?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE
+)
+_EPOCH = re.compile(rf"epochs?[-_=]?([0-9]+){_ENDS}", re.IGNORECASE)
+_ALONE = re.compile(r"^([0-9]+)(?:[-_][a-zA-Z]+)*$")
 MOST_TEXT = 1000  # most characters of an error
 UNFINISHED = ("*.tmp", "*.part", "*.incomplete", "*.lock")  # files of writers that still write, or died
 
@@ -151,12 +155,13 @@ def is_hugging_face(path: str | Path) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """The training step in a checkpoint folder's name, e.g. 300 of "iter_0000300", "step-300-hf" or "ep0-ba300".
+    """The training step in a checkpoint folder's name, e.g. 300 of "iter_0000300", "step-300-hf", "ep0-ba300" or "300".
 
-    A number of the model's own name, as in "SmolLM2-135M-Instruct" or "Llama-3.2", is none.
+    The number follows a word for a step (else for an epoch), or begins a name without another. So a number of the
+    model's own name, as in "gpt2" or "Qwen3-8", and a date are none.
     """
-    found = _STEP.findall(name) or _AT_AN_END.findall(name)
-    return int("".join(found[-1])) if found else None
+    found = _STEP.findall(name) or _EPOCH.findall(name) or _ALONE.findall(name)
+    return int(found[-1]) if found else None
 
 
 def _json(path: Path) -> dict[str, Any]:

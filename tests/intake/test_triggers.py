@@ -255,6 +255,9 @@ STEPS = {
     "step-100": 100, "7b-step-20-hf": 20, "global_step0003": 3, "iter_0000300": 300, "checkpoint-300": 300,
     "step_300": 300, "step=300": 300, "300": 300, "300-hf": 300, "ep0-ba4800": 4800, "step1000-tokens4B": 1000,
     "pythia-70m-step3000": 3000, "final": None, "SmolLM2-135M-Instruct": None, "Llama-3.2-1B": None, "Qwen2.5": None,
+    "gpt2": None, "phi-2": None, "Qwen3-8": None, "2024-01-05": None, "lr3e-4": None, "step_1e3": None, "mamba-2": None,
+    "step-3,000": None, "step-20k": None, "epoch=1-step=500": 500, "epoch-3": 3, "ckpt_7": 7, "iteration300": 300,
+    "lr3e-4-step-10": 10,
 }  # fmt: skip
 
 
