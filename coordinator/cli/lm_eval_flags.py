@@ -1,7 +1,8 @@
 """Reads the options of `lm_eval run` (0.4.13) on the command line of `eval`, `submit` and `prepare`.
 
-Rule: an option that means the same is taken, in either spelling (`--num_fewshot`, `--num-fewshot`); one without an
-equal is refused by name, with what to do instead. Values are parsed as `lm_eval/_cli/utils.py` does. Pure.
+Rule: an option that means the same is taken, in either spelling (`--num_fewshot`, `--num-fewshot`); one that asks for
+what is so in any case is left out with a line; one without an equal is refused by name, with what to do instead.
+Values are parsed as `lm_eval/_cli/utils.py` does. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperOption
 
 from coordinator.errors import OperatorError
@@ -33,22 +35,24 @@ SHORT = {
 REFUSED = {
     "--cache-requests": "requests are always kept, in the work folder",
     "--check-integrity": "`evalspan validate --suite FILE` checks tasks",
-    "--confirm-run-unsafe-code": "leave it away, since programs run in a sandbox",
     "--hf-hub-log-args": "`evalspan export ID --to lm-eval --out FOLDER` writes files to upload",
-    "--log-samples": "leave it away, since samples are always kept, in ID/samples of the work folder",
     "--max-batch-size": "say --batch-size N, or auto",
     "--metadata": "write it into the task's YAML",
     "--output-path": "results are in ID/results.json of the work folder (--work-dir); "
     "`evalspan export ID --to lm-eval --out FOLDER` writes lm_eval's own files",
     "--predict-only": "leave it away, since responses and samples are always kept",
     "--samples": "say --limit N, or choose the documents in the task's YAML",
-    "--show-config": "each task's configuration is in results.json",
     "--trackio-args": "set a tracker in [trackers] of evalspan.toml",
     "--trust-remote-code": "say --model-args trust_remote_code=True",
     "--use-cache": "responses are always kept and used again",
     "--verbosity": "set LMEVAL_LOG_LEVEL in env of [trial]",
     "--wandb-args": "set wandb_project in [trackers] of evalspan.toml",
     "--wandb-config-args": "set wandb_project in [trackers] of evalspan.toml",
+}
+NEEDLESS = {  # flags without a value that ask for what is so in any case
+    "--confirm-run-unsafe-code": "programs run in a sandbox",
+    "--log-samples": "samples are always kept, in ID/samples of the work folder",
+    "--show-config": "each task's configuration is in results.json",
     "--write-out": "prompts are in the samples, in ID/samples of the work folder",
 }
 ENGINES = {"hf": "hf", "huggingface": "hf", "hf-auto": "hf", "vllm": "vllm", "sglang": "sglang"}
@@ -65,7 +69,11 @@ class LmEvalCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = (p for p in self.params if isinstance(p, TyperOption) and not p.is_flag)
         valued = {name for option in options for name in option.opts}
-        return super().parse_args(ctx, rewritten(args, valued))
+        needless: list[str] = []
+        words = rewritten(args, valued, needless)
+        if needless:
+            typer.echo(f"needless: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
+        return super().parse_args(ctx, words)
 
 
 # --- words of the command line ---------------------------------------------------------------------------------------
@@ -87,6 +95,7 @@ class _Rewriting:
     out: list[str] = field(default_factory=list)
     several: list[_Several] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    needless: list[str] = field(default_factory=list)
     checkpoint: bool = False  # a word of its own, or pretrained=, names it
 
     def option(self, typed: str, rest: Sequence[str]) -> int:
@@ -100,6 +109,9 @@ class _Rewriting:
             )
         if name in REFUSED:
             self.refused[name] = REFUSED[name]
+            return 0
+        if name in NEEDLESS and not equals:
+            self.needless.append(name)
             return 0
         if name not in (NAMES, *PAIRS, *OPTIONAL):
             takes = name in self.valued and not equals and rest
@@ -125,13 +137,15 @@ class _Rewriting:
         return taken
 
 
-def rewritten(words: Sequence[str], valued: set[str]) -> list[str]:
+def rewritten(words: Sequence[str], valued: set[str], needless: list[str] | None = None) -> list[str]:
     """`words` as this program's own options. `valued`: options that take a value. OperatorError names what has no equal.
+
+    Names of options that are left out because they change nothing are added to `needless`.
 
     lm_eval's `--tasks a b` takes all words up to the next option. Where nothing else names the checkpoint, the last of
     them is the checkpoint.
     """
-    done = _Rewriting(valued)
+    done = _Rewriting(valued, needless=[] if needless is None else needless)
     at = 0
     while at < len(words):
         word, at = words[at], at + 1

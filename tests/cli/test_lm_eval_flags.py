@@ -21,6 +21,7 @@ from support.toys import TASKS
 
 from coordinator.cli import app
 from coordinator.cli.lm_eval_flags import (
+    NEEDLESS,
     REFUSED,
     SHORT,
     pairs,
@@ -50,7 +51,10 @@ def test_every_option_of_lm_eval_is_understood_or_refused_by_name():
     own = {option for parameter in EVAL.params for option in parameter.opts}
     for action in LM_EVAL._actions:
         long = next(o for o in action.option_strings if o.startswith("--")).replace("_", "-")
-        assert (long in own) != (long in REFUSED) or long in ("--help", "--config"), long
+        assert [long in own, long in REFUSED, long in NEEDLESS].count(True) == 1 or long in (
+            "--help",
+            "--config",
+        ), long
         for short in (o for o in action.option_strings if not o.startswith("--")):
             # -s is the suite, -h the help, -C names lm_eval's own YAML, -v its log level
             assert SHORT.get(short) == long or short in ("-s", "-h", "-C", "-v"), short
@@ -138,12 +142,24 @@ def test_options_without_an_equal_are_refused_together_with_what_to_do_instead()
     """A whole command line of lm_eval is corrected once."""
     with pytest.raises(OperatorError) as refused:
         rewritten(
-            ["M", "--tasks", "a", "--output_path", "out", "--log_samples", "-w", "--config", "run.yaml"],
+            ["M", "--tasks", "a", "--output_path", "out", "--predict_only", "--config", "run.yaml"],
             VALUED,
         )
-    for named in ("--output-path: results are in", "--log-samples: leave it", "--write-out: ", "--config: "):
+    for named in ("--output-path: results are in", "--predict-only: leave it", "--config: "):
         assert named in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
+    """Of both spellings; the last word is still the checkpoint."""
+    needless: list[str] = []
+    flags = ["--log_samples", "-w", "--show-config", "--confirm_run_unsafe_code"]
+    assert rewritten([*flags, "--tasks", "a", "M"], VALUED, needless) == ["--tasks=a", "M"]
+    assert sorted(needless) == sorted(NEEDLESS)
+    EVAL.make_context("eval", ["M", "--log_samples", "--limit", "1"])
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert "--log-samples: samples are always kept" in told.err
 
 
 @pytest.mark.parametrize(
