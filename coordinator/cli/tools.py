@@ -357,19 +357,24 @@ def init(
 
 def _probe_slurm() -> SiteProbe:
     """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone."""
-    from coordinator.cluster import ClusterError, slurm_rules
+    from coordinator.cluster import Cluster, ClusterError, slurm_rules
     from coordinator.config import template
     from coordinator.runtime.wiring import cluster_of
 
     try:
         rules = slurm_rules.ask_rules()
-        names = ",".join(p.name for p in rules.partitions if p.up and not p.hidden)
+        names = [p.name for p in rules.partitions if p.up and not p.hidden]
         with tempfile.TemporaryDirectory() as scratch:
-            asked = {"cluster.kind": "slurm", "cluster.partition": names or None}
-            nodes = cluster_of(settings_of(None, Path(scratch) / "probe", asked)).nodes()
+
+            def of(partition: str | None) -> Cluster:
+                asked = {"cluster.kind": "slurm", "cluster.partition": partition}
+                return cluster_of(settings_of(None, Path(scratch) / "probe", asked))
+
+            nodes = of(",".join(names) or None).nodes()
+            refusing = slurm_rules.refusing({name: of(name) for name in names})
     except ClusterError as error:
         raise OperatorError(
             f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
             "`evalspan init --cluster local` writes settings for this machine alone"
         ) from error
-    return template.probe_of("slurm", nodes, rules.preemptible)
+    return template.probe_of("slurm", nodes, rules.preemptible, refusing)

@@ -238,6 +238,24 @@ def precursor_refusal(cluster: Cluster, nodes: Sequence[str], job: Job = PRECURS
     return ""
 
 
+def refusing(clusters: Mapping[str, Cluster]) -> frozenset[str]:
+    """Partitions that take this user's job neither without a GPU nor with one. `clusters`: one set to each partition.
+
+    Such as those of other groups, accounts or QOS. Raises ClusterError.
+    """
+    refused = set()
+    for name, cluster in clusters.items():
+        for gpus in (0, 1):
+            try:
+                cluster.check(replace(PRECURSOR, gpus=gpus))
+            except RefusedError:
+                continue
+            break
+        else:
+            refused.add(name)
+    return frozenset(refused)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
     """A site's rules for hosting: `reason` why one job hosts every node's trials, else the rules.

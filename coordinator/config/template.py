@@ -37,10 +37,12 @@ def probe_of(
     kind: Literal["local", "slurm"],
     nodes: Sequence[NodeState],
     preemptible: AbstractSet[str] = frozenset(),
+    refusing: AbstractSet[str] = frozenset(),
 ) -> SiteProbe:
     """The partition with most GPUs whose jobs keep them, and one of nodes without GPUs, if any.
 
-    `preemptible`: partitions whose jobs may be preempted; one is chosen where no other has GPUs.
+    `preemptible`: partitions whose jobs may be preempted. `refusing`: those that take no job of this user. Of
+    both, one with GPUs is chosen where there is no other.
     """
     if kind == "local":
         return SiteProbe()
@@ -49,17 +51,19 @@ def probe_of(
         for partition in node.partitions:
             gpus[partition] += node.gpus
     with_gpus = [name for name, count in gpus.most_common() if count]
-    with_gpus.sort(key=lambda name: name in preemptible)  # stable: by GPUs within each
+    with_gpus.sort(key=lambda name: (name in refusing, name in preemptible))  # stable: by GPUs within each
     without = [name for name, count in sorted(gpus.items()) if not count]
-    preempted = {name: ", jobs may be preempted" if name in preemptible else "" for name in gpus}
+    notes = dict.fromkeys(preemptible, ", jobs may be preempted") | dict.fromkeys(
+        refusing, ", refuses your jobs"
+    )
     shapes = Counter((node.gpus, node.gpu_type or "GPUs") for node in nodes if node.gpus)
     summary = ", ".join(f"{n} nodes with {each} {kind_}" for (each, kind_), n in shapes.most_common())
     return SiteProbe(
         kind=kind,
         partition=with_gpus[0] if with_gpus else None,
-        cpu_partition=without[0] if with_gpus and without else None,
+        cpu_partition=next((name for name in without if with_gpus and name not in refusing), None),
         summary=summary or f"{len(nodes)} nodes without GPUs",
-        partitions=tuple(f"{name} ({gpus[name]} GPUs{preempted[name]})" for name in with_gpus + without),
+        partitions=tuple(f"{name} ({gpus[name]} GPUs{notes.get(name, '')})" for name in with_gpus + without),
     )
 
 

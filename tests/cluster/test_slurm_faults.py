@@ -19,6 +19,7 @@ from coordinator.cluster import ClusterError, Job, JobState, LimitError, Refused
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_parse import NODE_FIELDS
+from coordinator.cluster.slurm_rules import refusing
 
 # the header alone of what `sinfo` is asked for
 NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"
@@ -254,3 +255,17 @@ def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(
             time.sleep(0.2)
     assert job_id in {s.job_id for s in states}
     slurm.cancel([s.job_id for s in states])
+
+
+def test_a_partition_of_another_group_is_one_that_refuses(
+    slurm_site: Cluster, faulty: tuple[Path, SlurmCli, Path]
+) -> None:
+    """Though listings with --all show its nodes, and its jobs would fit."""
+    _, slurm, _ = faulty
+    each = {n: SlurmCli(replace(slurm.options, partition=n)) for n in ("gpu", "cpu")}
+    assert refusing(each) == frozenset()
+    slurm_site.update("PartitionName=gpu", "AllowGroups=root")
+    try:
+        assert refusing(each) == {"gpu"}
+    finally:
+        slurm_site.update("PartitionName=gpu", "AllowGroups=ALL")

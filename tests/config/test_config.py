@@ -237,6 +237,17 @@ def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
     assert alone.choice == "spare (8 GPUs, jobs may be preempted); others: none"
 
 
+def test_init_takes_a_partition_that_refuses_this_users_jobs_only_where_no_other_has_gpus():
+    """One of another group, say; the line says which refuse. CPU work stays beside the trials then."""
+    nodes = [_node("n1", 8, "gpu", "theirs"), _node("n2", 8, "theirs"), _node("c1", 0, "cpu")]
+    probe = template.probe_of("slurm", nodes, refusing={"theirs", "cpu"})
+    assert (
+        probe.choice
+        == "gpu (8 GPUs); others: theirs (16 GPUs, refuses your jobs), cpu (0 GPUs, refuses your jobs)"
+    )
+    assert (probe.partition, probe.cpu_partition) == ("gpu", None)
+
+
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
     """A short one as well, so that a holder never takes a living coordinator for dead."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
