@@ -41,9 +41,7 @@ SUM_BLOCK = 8 << 20  # bytes read at once; after each block the thread checks wh
 
 _numbers = itertools.count()
 _warned = False
-_announced: dict[
-    str, float
-] = {}  # checkpoint -> time.monotonic() of its notice, until its pin is seen or it is too old
+_announced: dict[str, float] = {}  # checkpoint -> time.monotonic() of its notice; not for ever
 
 
 class _Courier:
@@ -171,23 +169,15 @@ def notify(
             "_work_dir": os.path.abspath(folder),
             "_sums": bool(sums),
         }
-        _remember(where)
+        now = time.monotonic()
+        for old in [place for place, at in list(_announced.items()) if now - at >= PIN_GRACE_SECONDS]:
+            _announced.pop(old, None)
+        _announced[where] = now
         _courier.take(notice)
     except Exception as error:  # noqa: BLE001 (training must go on)
         _warn(f"the checkpoint is not announced: {error!r}")
         return False
     return True
-
-
-def _remember(checkpoint: str) -> None:
-    """Count it as announced now, and forget those that count as pinned no more."""
-    now = time.monotonic()
-    _announced.pop(checkpoint, None)  # so that the oldest stand first
-    _announced[checkpoint] = now
-    for place, at in list(_announced.items()):
-        if now - at < PIN_GRACE_SECONDS:
-            break
-        _announced.pop(place, None)
 
 
 def pinned(checkpoint: str | os.PathLike[str]) -> bool:
@@ -245,15 +235,11 @@ def _flush_at_exit() -> None:
     if _courier.gave_up:  # atexit, after the same call by multiprocessing
         return
     _courier.ending = True  # a notice without sums is better than none
-    _courier.redis_rests_until = float(
-        "inf"
-    )  # notices not begun yet go to the spool folder, without a wait for Redis
+    _courier.redis_rests_until = float("inf")  # the rest goes to the spool folder, without a wait for Redis
     if not _courier.flush(FLUSH_SECONDS):
         _courier.gave_up = True
-        _warn(
-            f"training ends with notices undelivered ({len(_courier.notices)}); the [watch] folders will still show the checkpoints",
-            last=True,
-        )
+        left = f"{len(_courier.notices)} undelivered; the [watch] folders will still show the checkpoints"
+        _warn(f"training ends with notices left: {left}", last=True)
 
 
 def _flush_in_multiprocessing() -> None:
@@ -309,8 +295,7 @@ def _to_redis(folder: str, text: str) -> bool:
         if not address.get("socket"):
             where = {"host": address["host"], "port": address["port"]}
             if address.get("tls"):
-                # no `|=`: the copied file runs on Python 3.8
-                where.update(ssl=True, ssl_ca_certs=address.get("ca_file"))
+                where.update(ssl=True, ssl_ca_certs=address.get("ca_file"))  # `|=` needs Python 3.9
                 where.update(ssl_certfile=address.get("cert_file"), ssl_keyfile=address.get("key_file"))
         with redis.Redis(
             db=address.get("db", 0),
@@ -335,11 +320,8 @@ def _write_sums(checkpoint: str, ending: Callable[[], bool]) -> None:
     table = {}
     block = memoryview(bytearray(SUM_BLOCK))
     with os.scandir(checkpoint) as entries:
-        names = sorted(
-            e.name
-            for e in entries
-            if e.is_file() and e.name.endswith(SUMMED) and not e.name.startswith((*NOT_SUMMED, SUMS))
-        )
+        names = sorted(e.name for e in entries if e.is_file() and e.name.endswith(SUMMED))
+    names = [name for name in names if not name.startswith((*NOT_SUMMED, SUMS))]
     for name in names:
         digest = xxhash.xxh3_128()
         with open(os.path.join(checkpoint, name), "rb", buffering=0) as file:
