@@ -155,8 +155,13 @@ class JobEnded(Event):
 
 
 class OutcomeSeen(Event):
+    """`left_at`: unix seconds at which its file was written, at most `at`. Both differ where a job ended while no
+    coordinator ran.
+    """
+
     kind: Literal["outcome-seen"] = "outcome-seen"
     outcome: Outcome
+    left_at: float | None = None  # None: in journals of versions before 0.2.0
 
 
 class PlannedLeaf(Record):

@@ -245,7 +245,8 @@ class Running:
             else:
                 entry = getattr(outcome, "entry", None)
                 if entry is None or 0 <= entry < len(self.state.entries):
-                    events.append(OutcomeSeen(at=now, outcome=outcome))
+                    left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
+                    events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at))
                 else:
                     log.warning("%s is of an entry that there is not, and is passed over", name)
             self._outcomes_read.add(name)
