@@ -178,3 +178,28 @@ def test_an_outcome_is_dated_by_its_file(tmp_path: Path) -> None:
     coordinator.tick()
     seen = [event for event in read_events(running.journal.path) if isinstance(event, OutcomeSeen)]
     assert [event.left_at for event in seen] == [1000.0, seen[1].at]
+
+
+def test_a_time_without_signs_or_in_this_process_is_no_absence(tmp_path: Path) -> None:
+    """A version that left no signs may have run long after its last event; a parked evaluation had a coordinator."""
+    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
+    running = coordinator.accept(record())
+    path = running.journal.path
+    coordinator._failed(running, RuntimeError("a fault"))
+    coordinator._resume(running.paths.root)
+    coordinator.running[running.state.evaluation_id].journal.close()
+    path.write_bytes(path.read_bytes().replace(b'"signs":true', b'"signs":false'))
+    for _ in range(2):
+        coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(
+            record()
+        ).journal.close()
+    restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
+    assert [event.seen_at is None for event in restarted] == [True, True, False]
+
+
+def test_an_append_leaves_the_coordinators_time_not_the_file_servers(tmp_path: Path) -> None:
+    """A server whose clock is ahead would have it live on."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(EVENTS)
+    assert journal.path.stat().st_mtime == EVENTS[-1].at
+    journal.close()
