@@ -20,7 +20,7 @@ from evaljobs.contract.outcomes import Built, Converted, Failed, Probed
 
 MAX_CONVERSIONS = 3  # jobs that ended without an outcome
 MAX_BUILDS = 3  # attempts of one entry
-# entries of at most so many documents share a build job: each takes about a second, importing lm-eval takes five
+# tasks of at most so many documents share a build job: each takes about a second, importing lm-eval takes five
 FEW_DOCUMENTS = 100
 FEW_A_JOB = 4  # such entries
 # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
@@ -142,8 +142,14 @@ def _worth_a_job(state: State, waiting: Sequence[EntryState]) -> int:
 
 
 def _has_few(state: State, entry: EntryState) -> bool:
-    limit = state.record.suite.tasks[entry.index].limit
-    return limit is not None and 1 <= limit <= FEW_DOCUMENTS
+    """A limit holds for each leaf task: of a group, or of what may be one, it says little."""
+    limit, inputs = state.record.suite.tasks[entry.index].limit, state.record.inputs
+    return (
+        limit is not None
+        and 1 <= limit <= FEW_DOCUMENTS
+        and inputs is not None
+        and entry.name in inputs.single
+    )
 
 
 def end_soon(state: State) -> bool:

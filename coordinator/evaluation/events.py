@@ -26,6 +26,7 @@ class Accepted(Event):
     kind: Literal["accepted"] = "accepted"
     record: EvaluationRecord
     journal_format: Literal[1] = 1  # absent in journals of versions that did not write `JobIntended`
+    signs: bool = False  # the coordinator leaves signs: the journal's mtime is the last of them
 
 
 class CheckpointConverted(Event):
@@ -155,8 +156,13 @@ class JobEnded(Event):
 
 
 class OutcomeSeen(Event):
+    """`left_at`: unix seconds at which its file was written, at most `at`. Both differ where a job ended while no
+    coordinator ran.
+    """
+
     kind: Literal["outcome-seen"] = "outcome-seen"
     outcome: Outcome
+    left_at: float | None = None  # None: in journals of versions before 0.2.0
 
 
 class PlannedLeaf(Record):
@@ -300,11 +306,13 @@ class PriorityAsked(Event):
 class Restarted(Event):
     """A coordinator took over: effects that can be repeated are repeated, submissions are looked up first.
 
-    `seen_at`: unix seconds of the last sign of the coordinator before it, by the journal's age.
+    `seen_at`: unix seconds of the last sign of the coordinator before it, by the journal's age. None: that one left no
+    signs, or it is this process, where the evaluation was parked.
     """
 
     kind: Literal["restarted"] = "restarted"
-    seen_at: float | None = None  # None: written by a version that left no sign
+    seen_at: float | None = None
+    signs: bool = False  # as of `Accepted`
 
 
 class ResultsWritten(Event):

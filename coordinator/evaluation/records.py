@@ -62,6 +62,7 @@ class Inputs(Record):
     lm_eval: str = ""
     entries: tuple[Sources, ...] = ()
     model: str = ""  # digest of local files that model arguments name
+    single: tuple[str, ...] = ()  # entries that are one leaf task for certain; no part of any key
 
 
 class EvaluationRecord(Record):
@@ -113,7 +114,7 @@ def evaluation_id(
     if judge is not None:
         what.append([judge.url, judge.model, judge.temperature, judge.max_tokens])
     if inputs is not None:
-        what.append(inputs.model_dump(mode="json"))
+        what.append(inputs.model_dump(mode="json", exclude={"single"}))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
 

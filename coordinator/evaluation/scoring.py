@@ -178,10 +178,13 @@ def _workers(state: State, site: Site, now: float, *, submits: bool) -> Due:
         count = 0 if now < scoring.workers_due_at else state.plan.workers or state.record.options.workers
     if not count or not submits:
         return []
-    # where arrays are small, more workers come as metric jobs wait
-    event = worker_job(state, site, min(count, state.record.options.array_size or count), now)
-    intended(state, event)
-    return jobs.submission(event)
+    actions: Due = []
+    size = state.record.options.array_size or count
+    for first in range(0, count, size):  # several jobs where the site takes only small arrays
+        event = worker_job(state, site, min(size, count - first), now)
+        intended(state, event)
+        actions += jobs.submission(event)
+    return actions
 
 
 def _more_workers(state: State, there: Sequence[str], now: float) -> int:

@@ -27,7 +27,9 @@ def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
     job = state.jobs.by_name[trial.job].job
     if job.purpose == "host" and outcome.shards:
         nodes.hosts_trials(state, job.node)
-    if outcome.reason == "queue-lost":
+    if outcome.reason == "queue-lost" and not state.shards.leaves:
+        state.warnings.append(f"{outcome.name} ended before the request sets were built")
+    elif outcome.reason == "queue-lost":
         state.warnings.append(f"{outcome.name} lost the work queue")
         if outcome.shards == 0:
             why = f"{outcome.name} could not reach the work queue"

@@ -45,7 +45,12 @@ def inputs_of(
     for name in names:
         files, installed = source_files.entry_files(suite.include_path, name, digests, lookup, env)
         entries.append(Sources(files=files, installed=installed))
-    found = Inputs(lm_eval=lm_eval, entries=tuple(entries), model=_named_by(model, digests))
+    found = Inputs(
+        lm_eval=lm_eval,
+        entries=tuple(entries),
+        model=_named_by(model, digests),
+        single=tuple(n for n in names if source_files.is_one_task(suite.include_path, n, digests, lookup)),
+    )
     digests.keep()
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -47,11 +48,14 @@ class Row(NamedTuple):
 
 
 def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]:
-    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x: training step, or order."""
+    """Lines of a chart of up to len(MARKS) curves, with axis and legend; x: training step, or order.
+
+    Points whose value is not finite are not drawn.
+    """
     curves = [c for c in curves if c.points][: len(MARKS)]
-    if not curves:
+    values = [p.value for c in curves for p in c.points if isfinite(p.value)]
+    if not values:
         return []
-    values = [p.value for c in curves for p in c.points]
     low, high = min(values), max(values)
     if high - low < 1e-12:
         low, high = low - 0.5, high + 0.5
@@ -60,7 +64,7 @@ def plot(curves: Sequence[Curve], width: int, height: int = HEIGHT) -> list[str]
     columns = max(10, width - AXIS - 1)
     grid = [[" "] * columns for _ in range(height)]
     for mark, curve in zip(MARKS, curves, strict=False):
-        for point in curve.points:
+        for point in (p for p in curve.points if isfinite(p.value)):
             x = (places[point.label] - first) / ((last - first) or 1.0)
             y = (point.value - low) / (high - low)
             grid[height - 1 - round(y * (height - 1))][round(x * (columns - 1))] = mark
@@ -101,7 +105,7 @@ def _by_scale(curves: Sequence[Curve]) -> list[list[Curve]]:
     """Curves by axis: those between 0 and 1 share one; others (perplexity) have one per metric."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
-        share = all(0 <= p.value <= 1 for p in curve.points)
+        share = all(0 <= p.value <= 1 for p in curve.points if isfinite(p.value))
         groups.setdefault("" if share else curve.metric, []).append(curve)
     return list(groups.values())
 

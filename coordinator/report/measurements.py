@@ -69,7 +69,7 @@ class Stages(Record):
     build: float | None = None
     staging: float | None = None
     queue_wait: float | None = None  # of trials: from submission to start, the longest
-    load: float | None = None  # import + load + warm-up, mean over trials; its three parts follow
+    load: float | None = None  # import + load + warm-up, mean over trials that loaded; its three parts follow
     load_import: float | None = None
     load_weights: float | None = None
     load_warm_up: float | None = None
@@ -186,6 +186,11 @@ class _Gathered:
             self.absences.take(event)
             self._take(event)
 
+    @property
+    def loaded(self) -> list[TrialEnded]:
+        """The trials that loaded a model: one that ended before has no seconds to average."""
+        return [t for t in self.trials if t.load_seconds > 0]
+
     def pauses(self, shards: Iterable[ShardSpan]) -> list[Span]:
         """When no coordinator ran the evaluation, and none of its jobs worked or waited in a queue."""
         queued = ((self.submitted.get(job, at), at) for (job, _), at in self.started.items())
@@ -213,7 +218,7 @@ class _Gathered:
             case ResultsWritten():
                 self.finished_at = event.at
             case OutcomeSeen():
-                self._outcome(event.outcome, event.at)
+                self._outcome(event.outcome, event.at if event.left_at is None else event.left_at)
             case _:
                 pass
 
@@ -234,7 +239,7 @@ class _Gathered:
                 self.metric_seconds[outcome.task] += outcome.seconds * (self.cpus if outcome.programs else 1)
             case Scored():
                 self.metric_seconds[self.entries[outcome.entry]] += outcome.seconds
-                self.scored_at = at
+                self.scored_at = max(at, self.scored_at or at)
             case _:
                 pass
 
@@ -253,10 +258,10 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[S
         build=covered(gathered.built),
         staging=covered(gathered.staged_at),
         queue_wait=max(waits) if waits else None,
-        load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials),
-        load_import=_mean(t.import_seconds for t in gathered.trials),
-        load_weights=_mean(t.load_seconds for t in gathered.trials),
-        load_warm_up=_mean(t.warm_seconds for t in gathered.trials),
+        load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.loaded),
+        load_import=_mean(t.import_seconds for t in gathered.loaded),
+        load_weights=_mean(t.load_seconds for t in gathered.loaded),
+        load_warm_up=_mean(t.warm_seconds for t in gathered.loaded),
         inference=covered((s.started_at, s.started_at + s.seconds) for s in shards),
         metric_tail=tail,
         metric=sum(gathered.metric_seconds.values()) if gathered.metric_seconds else None,
@@ -297,7 +302,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
         if not state.nodes.by_name
         else sum(n.lanes for n in state.nodes.by_name.values()),
     )
-    load = min(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.trials)
+    load = min((t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.loaded), default=0.0)
     built = covered(gathered.built) or 0.0
     if state.record.options.early_trials:
         built -= load  # trials loaded meanwhile
@@ -312,7 +317,7 @@ def _bound(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> fl
 
 
 def _without(state: State, gathered: _Gathered, shards: Sequence[ShardSpan]) -> dict[str, float]:
-    loads = [t.import_seconds + t.load_seconds for t in gathered.trials]
+    loads = [t.import_seconds + t.load_seconds for t in gathered.loaded]
     return without_evalspan(
         state,
         gpu_seconds=_seconds_by_task(shards),

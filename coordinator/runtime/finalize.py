@@ -106,7 +106,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
     seconds: dict[str, float] = defaultdict(float)
     for span in report.shards:
         seconds[ShardId.parse(span.shard).task] += span.seconds
-    loads = [g.imports + g.load + g.warm for g in report.gpus]
+    loads = [g.imports + g.load + g.warm for g in report.gpus if g.load > 0]
     rows = []
     for task, leaf in state.shards.leaves.items():
         if leaf.todo or task not in seconds or not isinstance(state.batch_size, int):

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from coordinator.errors import OperatorError
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.events import EVENT, Accepted, AnyEvent
+from coordinator.evaluation.events import EVENT, Accepted, AnyEvent, Restarted
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.state import IllegalEventError, State
 
@@ -48,6 +48,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_at = 0.0  # the latest time of an event that `replay` has read, in unix seconds
+        self.signed = False  # did the last coordinator that `replay` has read of leave signs?
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._cut_torn_tail()
 
@@ -59,9 +60,10 @@ class Journal:
         return False
 
     def append(self, events: Iterable[AnyEvent]) -> None:
-        """Write all of `events` and fsync once. On OSError (a full disk) nothing of them stays; on UnreadableEventError
-        nothing is written.
+        """Write all of `events` and fsync once, then sign. On OSError (a full disk) nothing of them stays; on
+        UnreadableEventError nothing is written.
         """
+        events = list(events)
         data = b"".join(map(line_of, events))
         if not data:
             return
@@ -75,11 +77,14 @@ class Journal:
             os.ftruncate(self._fd, end)
             error.filename = str(self.path)
             raise
+        self.sign(max(event.at for event in events))  # a write left the time of the file server's clock
 
     def replay(self) -> Iterator[AnyEvent]:
         """All events so far. JournalError names the line that cannot be read."""
         for event in read_events(self.path):
             self.last_at = max(self.last_at, event.at)
+            if isinstance(event, (Accepted, Restarted)):
+                self.signed = event.signs
             yield event
 
     def sign(self, at: float) -> None:

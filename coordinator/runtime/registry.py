@@ -52,6 +52,7 @@ class Evaluations:
         self.trouble: str = ""  # the last error of storage, site or evaluation, for the live screen
         self._seen_at: dict[str, float] = {}  # trouble -> when it was seen last, in monotonic seconds
         self._parked = ParkedEvaluations()
+        self._ran: set[str] = set()  # that were parked while they ran in this process
         self._lock = WorkLock(performer.site.paths.lock)
 
     @property
@@ -129,9 +130,11 @@ class Evaluations:
             self._clear_converted(digest)
 
     def _replayed(self, root: Path) -> Running | None:
-        if root.name in self._parked.by_id and not Journal.begun(EvaluationPaths(root).journal):
+        parked = root.name in self._parked.by_id
+        ran_here = parked and root.name in self._ran
+        if parked and not Journal.begun(EvaluationPaths(root).journal):
             raise FileNotFoundError(errno.ENOENT, "its journal is not there", str(root))
-        return Running.resume(root, self.performer, self.grace)
+        return Running.resume(root, self.performer, self.grace, ran_here=ran_here)
 
     def _resume(self, root: Path) -> None:
         """Go on from the journal of an earlier coordinator or of this one; an error parks the evaluation."""
@@ -261,6 +264,7 @@ class Evaluations:
             return
         running.journal.close()
         del self.running[running.state.evaluation_id]
+        self._ran.add(running.state.evaluation_id)
         self._park(running.paths.root, error)
 
     def _tell(self, evaluation_id: str, event: AnyEvent) -> None:

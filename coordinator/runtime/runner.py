@@ -96,7 +96,7 @@ class Running:
             folder.mkdir(parents=True, exist_ok=True)
         write_atomic(paths.evaluation, record.model_dump_json(indent=1).encode())
         journal = Journal(paths.journal)
-        event = Accepted(at=clock.now(), record=record)
+        event = Accepted(at=clock.now(), record=record, signs=True)
         try:
             journal.append([event])
             state, actions = machine.start(event)
@@ -108,10 +108,15 @@ class Running:
         return running
 
     @classmethod
-    def resume(cls, root: Path, performer: Performer, grace: detect.Grace) -> Running | None:
-        """An evaluation from its journal; None where nothing was journalled yet."""
+    def resume(
+        cls, root: Path, performer: Performer, grace: detect.Grace, *, ran_here: bool = False
+    ) -> Running | None:
+        """An evaluation from its journal; None where nothing was journalled yet. `ran_here`: it ran in this process, and
+        was parked since then.
+        """
         path = EvaluationPaths(root).journal
-        seen_at = path.stat().st_mtime if path.exists() else None  # before a torn line is cut off
+        # before a torn line is cut off
+        seen_at = path.stat().st_mtime if path.exists() and not ran_here else None
         journal = Journal(path)
         try:
             running = cls._replayed(journal, performer, grace, seen_at)
@@ -137,7 +142,8 @@ class Running:
         if state.ended_at is None:
             clock.not_before(journal.last_at)
             now = clock.now()
-            running.take([Restarted(at=now, seen_at=None if seen_at is None else min(seen_at, now))])
+            seen_at = min(seen_at, now) if journal.signed and seen_at is not None else None
+            running.take([Restarted(at=now, seen_at=seen_at, signs=True)])
         return running
 
     # --- the loop's body -------------------------------------------------------------------------------------------
@@ -245,7 +251,8 @@ class Running:
             else:
                 entry = getattr(outcome, "entry", None)
                 if entry is None or 0 <= entry < len(self.state.entries):
-                    events.append(OutcomeSeen(at=now, outcome=outcome))
+                    left_at = min((self.paths.outcomes / name).stat().st_mtime, now)
+                    events.append(OutcomeSeen(at=now, outcome=outcome, left_at=left_at))
                 else:
                     log.warning("%s is of an entry that there is not, and is passed over", name)
             self._outcomes_read.add(name)

@@ -130,6 +130,21 @@ def entry_files(
     return own.digest(), theirs.digest()
 
 
+def is_one_task(
+    include_path: Sequence[str], name: str, digests: Digests, shipped: Lookup = no_shipped
+) -> bool:
+    """Is it certain that an entry is one leaf task? Not of a group, a tag, or a name that is not found."""
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        return _holds_none(Path(name))
+    found = digests.index(include_path).get(name) or shipped(name)
+    return found is not None and not found.members and found.path is not None and _holds_none(found.path)
+
+
+def _holds_none(path: Path) -> bool:
+    config = merged_config(path)
+    return "group" not in config and isinstance(config.get("task", ""), str)
+
+
 def unchanged(include_path: Sequence[str], name: str, source: str, cache: Path | None) -> None:
     """Raise OperatorError where the suite's own files differ from `source` ("": not checked)."""
     if not source:

@@ -92,6 +92,15 @@ def test_the_plan_runs_from_the_start_of_the_first_trial():
     assert 85.0 < eta < 100.0
 
 
+def test_a_pause_is_no_pace():
+    """Half done, and no trial runs, four days after the plan: what is left is what the plan says of it."""
+    state = state_of(*[10.0] * 10, done=5, makespan=110.0)
+    left = eta_seconds(state, NOW + 4 * 86400)
+    assert left == pytest.approx(55.0)
+    with_job(state, "trial", "pending")
+    assert eta_seconds(state, NOW + 4 * 86400) == left
+
+
 def test_after_the_last_shard_the_tail_is_left():
     """The open metric jobs, which are predicted, too; then nothing."""
     state = state_of(10.0, done=1)
@@ -108,6 +117,13 @@ def test_an_evaluation_whose_jobs_are_pending_waits(age, stage):
     assert stage_of(state, NOW + age) == stage
     one_runs = with_job(state_of(10.0), "trial", "pending", "running")
     assert stage_of(one_runs, NOW + age) == "inference"
+
+
+def test_trials_that_load_while_requests_are_built_infer_nothing():
+    """An early trial runs before there is a shard: requests are built."""
+    state = with_job(state_of(), "trial", "running")
+    state.entries[0].status = "building"
+    assert stage_of(state, NOW) == "building requests"
 
 
 def test_an_evaluation_without_a_node_waits_and_says_so():

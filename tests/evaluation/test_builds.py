@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.simulated.parts import FakeJob, FakeMember, Faults, record
+from support.simulated.parts import FakeJob, FakeMember, Faults, ended, record
 from support.simulated.world import World
 
-from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.nodes import MAX_FAILURES
+from coordinator.evaluation.records import EvaluationRecord, Inputs
+from evaljobs.contract.names import LaneId
+from evaljobs.contract.specs import Sources
 
 FEW, MANY = st.sampled_from([1, 8, 100]), st.sampled_from([None, 101, 0.5])
 
 
-def limited(limits: Sequence[float | None], **options: Any) -> EvaluationRecord:
+def limited(limits: Sequence[float | None], *, groups: bool = False, **options: Any) -> EvaluationRecord:
+    """Tasks of these limits. `groups`: they may be groups of tasks."""
     made = record(entries=len(limits), **options)
     tasks = [t.model_copy(update={"limit": n}) for t, n in zip(made.suite.tasks, limits, strict=True)]
-    return made.model_copy(update={"suite": made.suite.model_copy(update={"tasks": tuple(tasks)})})
+    names = tuple(t.name for t in tasks)
+    inputs = Inputs(entries=tuple(Sources() for _ in tasks), single=() if groups else names)
+    suite = made.suite.model_copy(update={"tasks": tuple(tasks)})
+    return made.model_copy(update={"suite": suite, "inputs": inputs})
 
 
 @given(few=st.lists(FEW, max_size=9), many=st.lists(MANY, max_size=4), jobs=st.integers(1, 5))
@@ -34,6 +41,33 @@ def test_entries_with_few_documents_share_one_build_job(
     built = [info.entries for info in world.state.live_jobs("build")]
     assert len(built) == min(jobs, len(many) + -(-len(few) // 4))
     assert sorted(index for entries in built for index in entries) == list(range(len(limits)))
+
+
+def test_a_limit_makes_no_group_a_small_one() -> None:
+    """It holds for each of its tasks: mmlu with 100 documents has 5700. Nor does a trial wait for one."""
+    world = SlowBuilds(1, Faults(), limited([100] * 4, groups=True, build_jobs=4, early_trials=True))
+    world.tick()
+    assert len(world.state.live_jobs("build")) == 4
+    assert early_trials(world) == 0
+
+
+def test_a_trial_that_gave_up_waiting_for_request_sets_costs_its_node_nothing() -> None:
+    """However many do: there was no queue yet, and another waits in its place."""
+    world = SlowBuilds(1, Faults(), limited([8, 8], early_trials=True))
+    gone = 0
+    while world.queue is None:
+        for name, trial in list(world.state.trials.live.items()):
+            job = world.jobs.get(trial.job)
+            if job is not None and job.members[trial.member].phase == "running":
+                lost = ended(LaneId.parse(trial.lane).node, name, "queue-lost")
+                world.leave(lost.model_copy(update={"shards": 0}))
+                world.end_member(job, trial.member, job.members[trial.member])
+                gone += 1
+        world.tick()
+    assert gone > MAX_FAILURES
+    assert world.state.trials.deaths_without_progress == 0
+    assert all(node.failures == 0 for node in world.state.nodes.by_name.values())
+    world.run_to_scores()
 
 
 class SlowBuilds(World):

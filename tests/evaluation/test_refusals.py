@@ -62,6 +62,15 @@ def test_no_job_array_is_larger_than_the_site_takes(seed: int, size: int) -> Non
     world.run_to_scores()
 
 
+def test_as_many_metric_workers_come_in_small_arrays_as_in_one() -> None:
+    """At once, in several jobs."""
+    world = World(1, Faults(), record(entries=8, workers=4, array_size=2))
+    while not world.state.live_jobs("metric"):
+        world.state.plan.workers = 3
+        world.tick()
+    assert sorted(info.job.count for info in world.state.live_jobs("metric")) == [1, 2]
+
+
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), purposes=st.sampled_from([(), ("stage",), ("trial",)]))
 def test_a_refusal_that_one_node_causes_is_that_nodes_alone(seed: int, purposes: tuple[str, ...]) -> None:

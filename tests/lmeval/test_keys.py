@@ -69,6 +69,25 @@ def test_files_that_change_after_the_submission_are_refused(tmp_path: Path) -> N
         source_files.unchanged(asked.suite.include_path, "both", source, None)
 
 
+def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> None:
+    """What lm-eval ships counts by its own file; a task's YAML file counts as its task."""
+    for name, text in (
+        ("leaf", "task: leaf\ntag: marked\n"),
+        ("other", "task: other\ntag: marked\n"),
+        ("both", "group: both\ntask: [leaf, other]\n"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    shipped = {
+        "theirs": source_files.Shipped(tmp_path / "leaf.yaml"),
+        "their_tag": source_files.Shipped(None, ("theirs",)),
+    }
+    names = ["leaf", "both", "marked", "unknown", "theirs", "their_tag"]
+    names += [str(tmp_path / "other.yaml"), str(tmp_path / "both.yaml")]
+    digests = source_files.Digests()
+    single = [n for n in names if source_files.is_one_task([str(tmp_path)], n, digests, shipped.get)]
+    assert single == ["leaf", "theirs", str(tmp_path / "other.yaml")]
+
+
 def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path: Path) -> None:
     data, cache = tmp_path / "data.bin", tmp_path / "digests.json"
     data.write_bytes(b"a" * source_files.REMEMBERED_BYTES)

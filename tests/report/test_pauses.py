@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulated.parts import Faults
+from support.simulated.parts import Faults, ended
 from support.simulated.world import World
 
 from coordinator.evaluation import events as ev
-from coordinator.report.measurements import Report, make_report
+from coordinator.report.measurements import Report, ShardSpan, make_report
 from coordinator.report.pauses import Absences, covered, within, without
-from evaljobs.contract.outcomes import TrialEnded
+from evaljobs.contract.outcomes import Scored, TrialEnded
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=8
@@ -115,6 +115,62 @@ def test_an_absence_in_which_a_trial_ran_on_is_no_pause(world: World) -> None:
     inside = next(i for i, e in enumerate(world.journal) if trial.started_at < e.at < trial.ended_at)
     report = after_absence(world, inside, 600.0, world.journal[0].at)
     assert (report.away_seconds, report.paused_seconds) == (600.0, 0.0)
+
+
+def test_work_counts_when_it_was_done_not_when_it_was_seen(world: World) -> None:
+    """Jobs went on while no coordinator ran, and the next one found their outcomes at once: stages are as ever, and the
+    pause is the hour in which no job worked. Only the last score was made later.
+    """
+    whole = make_report(world.state, world.journal, [], world.now)
+    back = world.now + 3600.0
+    outcomes = [e for e in world.journal if isinstance(e, ev.OutcomeSeen)]
+    outcomes.sort(key=lambda e: isinstance(e.outcome, Scored))
+    first = min(world.journal.index(e) for e in outcomes)
+    died = world.journal[first - 1].at
+    journal = [
+        *world.journal[:first],
+        ev.Restarted(at=back, seen_at=died),
+        *(e.model_copy(update={"at": back, "left_at": e.at}) for e in outcomes[:-1]),
+        outcomes[-1].model_copy(update={"at": back + 30.0, "left_at": back + 30.0}),
+    ]
+    report = make_report(world.state, journal, [], back)
+    assert report.stages.build == pytest.approx(whole.stages.build)
+    assert report.stages.staging == pytest.approx(whole.stages.staging)
+    assert report.away_seconds == pytest.approx(back - died)
+    assert report.makespan_seconds is not None
+    assert report.makespan_seconds + report.paused_seconds == pytest.approx(back + 30.0 - report.accepted_at)
+    worked = sum(getattr(e.outcome, "seconds", 15.0) for e in outcomes)
+    assert max(3590.0, report.away_seconds - worked) <= report.paused_seconds <= report.away_seconds
+    old = [e.model_copy(update={"left_at": None}) for e in outcomes]
+    assert ev.EVENT.validate_json(old[0].model_dump_json(exclude={"left_at"})) == old[0], (
+        "of an earlier version"
+    )
+
+
+def test_a_trial_that_never_loaded_says_nothing_of_loads(world: World) -> None:
+    """Mean and lower bound are of the trials that loaded."""
+
+    def of(*loads: float) -> Report:
+        journal = [
+            e
+            for e in world.journal
+            if not (isinstance(e, ev.OutcomeSeen) and isinstance(e.outcome, TrialEnded))
+        ]
+        for number, load in enumerate(loads):
+            trial = ended("n1", f"es-1-trial-n1-a{number}.0", "drained").model_copy(
+                update={"load_seconds": load}
+            )
+            journal.append(ev.OutcomeSeen(at=world.now, outcome=trial))
+        spans = [
+            ShardSpan(shard=name, trial="t", started_at=10.0, seconds=5.0)
+            for name in world.state.shards.by_name
+        ]
+        return make_report(world.state, journal, spans, world.now)
+
+    alone, beside = of(20.0), of(20.0, 0.0)
+    assert alone.lower_bound_seconds
+    assert (beside.lower_bound_seconds, beside.stages.load) == (alone.lower_bound_seconds, 20.0)
+    assert beside.without_evalspan == alone.without_evalspan
 
 
 def test_a_coordinator_was_there_until_its_last_sign() -> None:

@@ -96,6 +96,16 @@ def test_a_plot_fits_and_is_ascii(values, width, height):
     assert sum(line.count("*") for line in lines[:height]) >= 1
 
 
+def test_a_score_that_is_not_finite_has_its_row_and_no_point():
+    """A perplexity that overflowed, say; where no score is finite, there is no chart."""
+    series = make_series([point(i, v) for i, v in enumerate((0.1, float("nan"), float("inf"), 0.3))])
+    console = Console(width=100, record=True)
+    show_series(console, series)
+    assert {"nan", "inf"} <= set(console.export_text().split())
+    assert sum(line.count("*") for line in plot(series.curves[:1], 80)[:12]) == 2
+    assert plot(make_series([point(0, float("nan"))]).curves, 80) == []
+
+
 def test_a_series_says_which_checkpoints_have_no_step_and_how_one_is_given():
     """Its x axis is their order then; the first five are named, and the number of the rest."""
     points = [point(i, 0.1).model_copy(update={"checkpoint": f"/r/v{i}"}) for i in range(9)]

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.loops import coordinator_on, serving, until
@@ -15,12 +16,13 @@ from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
 from coordinator.cli.screen.standing import rows_of
-from coordinator.cli.screen.watching import Sight
+from coordinator.cli.screen.watching import Sight, _over
 from coordinator.cluster.fake import FakeCluster, fake_node
-from coordinator.config.schema import Config
+from coordinator.config.schema import ClusterConfig, Config
 from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
 from coordinator.runtime import parked
+from coordinator.runtime.journal import line_of, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.service import Service
@@ -105,6 +107,36 @@ def test_an_evaluation_that_no_process_runs_is_listed_as_stopped(
         assert halted(coordinator) == {GOOD: ""}
     assert shown(coordinator)[GOOD]["stopped"] is True
     assert halted(coordinator) == {GOOD: "stopped"}
+
+
+def test_a_watch_of_one_evaluation_ends_where_it_is_given_up(
+    pair: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is parked comes back by itself, one that is given up does not. Also where Slurm's commands are away."""
+    paths = pair.running[BAD].paths
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = Config(work_dir=pair.performer.site.paths.root, cluster=ClusterConfig(kind="slurm"))
+    for until_, ends in ((time.time() + 60.0, False), (None, True)):
+        write_parked(paths, Parked(evaluation_id=BAD, at=1.0, error="no disk", until=until_))
+        sight = Sight(config, "evalspan daemon", paths)
+        assert bool(_over(sight, sight.views(time.time()), draws=True)) is ends
+
+
+def test_a_row_asked_for_alone_counts_what_is_served_before_it(pair: Coordinator) -> None:
+    """As its row among all: its job has been pending for a while, and so has that of the first."""
+    for number, name in enumerate((GOOD, BAD)):
+        journal = pair.running[name].paths.journal
+        events = [e for e in read_events(journal) if e.kind not in ("job-started", "job-ended")]
+        early: list[Any] = [e.model_copy(update={"at": e.at - 100.0}) for e in events]
+        first = early[0].record.model_copy(update={"accepted_at": float(number)})
+        early[0] = early[0].model_copy(update={"record": first})
+        journal.write_bytes(b"".join(map(line_of, early)))
+    config = Config(work_dir=pair.performer.site.paths.root)
+    rows = {row["evaluation_id"]: row["waits_for"] for row in rows_of(config)}
+    assert "one evaluation is served before it" in rows[BAD]
+    for name, waits in rows.items():
+        (alone,) = rows_of(config, EvaluationPaths(config.work_dir / name))
+        assert alone["waits_for"] == waits
 
 
 def test_one_that_is_faulty_again_and_again_is_given_up_and_its_jobs_end(

@@ -18,9 +18,10 @@ from support.with_root import small_disk
 
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError
-from coordinator.evaluation.events import Accepted, CancelAsked, Restarted, ResultsWritten
+from coordinator.evaluation.events import Accepted, CancelAsked, OutcomeSeen, Restarted, ResultsWritten
 from coordinator.runtime import journal as store
 from coordinator.runtime.journal import Journal, JournalError, UnreadableEventError, WorkLock, read_events
+from evaljobs.contract.outcomes import Failed
 
 EVENTS = [CancelAsked(at=float(i), reason="grün " * i) for i in range(4)]
 
@@ -163,3 +164,42 @@ def test_a_coordinator_leaves_signs_by_which_the_next_one_dates_its_end(tmp_path
     coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(record())
     restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
     assert [event.seen_at for event in restarted] == [pytest.approx(accepted.at - 5.0, abs=0.01)]
+
+
+def test_an_outcome_is_dated_by_its_file(tmp_path: Path) -> None:
+    """It may have been there for days; a file server's clock ahead of ours dates nothing in the future."""
+    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
+    running = coordinator.accept(record())
+    for name, mtime in (("a", 1000.0), ("b", time.time() + 1e6)):
+        path = running.paths.outcome("failed", name)
+        outcome = Failed(name=name, job="execute", blame="retry", error="it died")
+        path.write_text(outcome.model_dump_json())
+        os.utime(path, (mtime, mtime))
+    coordinator.tick()
+    seen = [event for event in read_events(running.journal.path) if isinstance(event, OutcomeSeen)]
+    assert [event.left_at for event in seen] == [1000.0, seen[1].at]
+
+
+def test_a_time_without_signs_or_in_this_process_is_no_absence(tmp_path: Path) -> None:
+    """A version that left no signs may have run long after its last event; a parked evaluation had a coordinator."""
+    coordinator = coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")]))
+    running = coordinator.accept(record())
+    path = running.journal.path
+    coordinator._failed(running, RuntimeError("a fault"))
+    coordinator._resume(running.paths.root)
+    coordinator.running[running.state.evaluation_id].journal.close()
+    path.write_bytes(path.read_bytes().replace(b'"signs":true', b'"signs":false'))
+    for _ in range(2):
+        coordinator_on(tmp_path / "work", FakeCluster(fleet=[fake_node("n1")])).accept(
+            record()
+        ).journal.close()
+    restarted = [event for event in read_events(path) if isinstance(event, Restarted)]
+    assert [event.seen_at is None for event in restarted] == [True, True, False]
+
+
+def test_an_append_leaves_the_coordinators_time_not_the_file_servers(tmp_path: Path) -> None:
+    """A server whose clock is ahead would have it live on."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(EVENTS)
+    assert journal.path.stat().st_mtime == EVENTS[-1].at
+    journal.close()

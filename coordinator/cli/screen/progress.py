@@ -42,9 +42,11 @@ def stage_of(state: State, now: float) -> str:
 
 def _under_way(state: State) -> tuple[str, list[JobInfo]]:
     """The stage before the last response, and the jobs whose start it needs."""
-    if state.trials.live and (state.index.running or done_shards(state)):
+    unbuilt = any(e.status in ("unbuilt", "building") for e in state.entries)
+    early = unbuilt and not state.shards.leaves  # trials load meanwhile
+    if state.trials.live and (state.index.running or done_shards(state)) and not early:
         return "inference", []
-    if any(e.status in ("unbuilt", "building") for e in state.entries):
+    if unbuilt:
         return "building requests", state.live_jobs("build")
     if state.trials.live:
         hosts = {t.job: state.jobs.by_name[t.job] for t in state.trials.live.values()}
@@ -175,9 +177,7 @@ def _inference_seconds(state: State, now: float) -> float:
         for info in {t.job: state.jobs.by_name.get(t.job) for t in state.trials.live.values()}.values()
         if info is not None and "running" in info.members.values()
     ]
-    if not starts and not done_shards(state):
-        return 0.0
-    return max(0.0, now - max(state.plan.made_at, min(starts, default=0.0)))
+    return max(0.0, now - max(state.plan.made_at, min(starts))) if starts else 0.0
 
 
 def _tail_seconds(state: State) -> float:

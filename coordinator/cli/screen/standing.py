@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 Row = dict[str, Any]  # what `--json` prints of an evaluation
 
 OVER = ("ended", "cancelled")  # stages of a row without further work
+GIVEN_UP = "given up"  # the stage of an evaluation that only `retry` brings back
 ROWS = 20  # shown by default
 LISTING_SECONDS = 5.0  # longest wait for `squeue`, which only explains what waits
 
@@ -83,25 +84,36 @@ def facts_of(
 
     `ask`: for the cluster's jobs, called once where a job is pending.
     """
-    folders = [only] if only else [EvaluationPaths(j.parent) for j in config.work_dir.glob("*/journal.jsonl")]
     asked = cache(ask)
-    rows = [row for paths in folders if (row := _row(config, paths, asked)) is not None]
+    rows = _read(config, [only] if only else _folders(config), asked)
     if not WorkLock(WorkPaths(config.work_dir).lock).held():
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
-    _count_ahead(rows)
+    if only and any(row["stage"] == "waits" for row in rows):
+        others = [paths for paths in _folders(config) if paths.root != only.root]
+        _count_ahead(rows, _read(config, others, asked))
+    else:
+        _count_ahead(rows, ())
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
 
 
-def _count_ahead(rows: Sequence[Row]) -> None:
-    """Say of each one that waits how many are served before it."""
-    turns = {r["evaluation_id"]: (-r.pop("priority", 0), r["accepted_at"]) for r in rows}
+def _folders(config: Config) -> list[EvaluationPaths]:
+    return [EvaluationPaths(journal.parent) for journal in config.work_dir.glob("*/journal.jsonl")]
+
+
+def _read(
+    config: Config, folders: Iterable[EvaluationPaths], ask: Callable[[], Sequence[JobState]]
+) -> list[Row]:
+    return [row for paths in folders if (row := _row(config, paths, ask)) is not None]
+
+
+def _count_ahead(rows: Sequence[Row], others: Sequence[Row]) -> None:
+    """Say of each of `rows` that waits how many of all are served before it."""
+    turns = {r["evaluation_id"]: (-r.pop("priority", 0), r["accepted_at"]) for r in (*rows, *others)}
+    open_ones = [turns[r["evaluation_id"]] for r in (*rows, *others) if r["stage"] not in OVER]
     for row in rows:
         if row["stage"] == "waits":
-            turn = turns[row["evaluation_id"]]
-            row["waits_for"] += ahead_of(
-                turn, [turns[r["evaluation_id"]] for r in rows if r["stage"] not in OVER]
-            )
+            row["waits_for"] += ahead_of(turns[row["evaluation_id"]], open_ones)
 
 
 def with_details(row: Row) -> Row:
@@ -224,7 +236,7 @@ def _score(score: ScoreValue) -> Row:
 
 
 def stage_of_parked(parked: Parked) -> str:
-    return "given up" if parked.until is None else "parked"
+    return GIVEN_UP if parked.until is None else "parked"
 
 
 def _straggles(times: float, *, ended: bool) -> str:

@@ -1,6 +1,7 @@
 """The loop of `evalspan watch`: follows journals of evaluations that another process runs, and draws them.
 
-Rule: writes nothing. At a terminal it stays until Ctrl-C; with an id until that evaluation has ended; in a pipe until
+Rule: writes nothing. At a terminal it stays until Ctrl-C; with an id until that evaluation has ended or
+is given up; in a pipe until
 nothing runs and nothing waits that a running daemon will take.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from coordinator.cli.screen.listing import STOPPED, show_rows
 from coordinator.cli.screen.live_screen import View, Watcher
 from coordinator.cli.screen.progress import has_pending
 from coordinator.cli.screen.standing import (
+    GIVEN_UP,
     Row,
     facts_of,
     listed_jobs,
@@ -30,12 +33,14 @@ from coordinator.cli.screen.standing import (
 from coordinator.cli.screen.surroundings import Surroundings, read_surroundings
 from coordinator.cluster import JobState
 from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
 from coordinator.evaluation.state import State
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.replay import Follower
 from coordinator.runtime.status_file import Ended, Parked, read_status
 from coordinator.runtime.wiring import coordinator_of
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.queue.work_queue import QueueSnapshot
 
 TICK_SECONDS = 0.5  # between two drawings
 LOOK_SECONDS = 2.0  # between two looks at the daemon and pending checkpoints
@@ -57,8 +62,11 @@ class Sight:
         self._throttle = Throttle()
 
     @cached_property
-    def _performer(self) -> Performer:
-        return coordinator_of(self._config).performer
+    def _performer(self) -> Performer | None:
+        """None on a machine from which the cluster is not reached: journals are read there, too."""
+        with suppress(OperatorError):
+            return coordinator_of(self._config).performer
+        return None
 
     def views(self, now: float) -> list[View]:
         """The evaluations that have not ended, oldest first."""
@@ -69,7 +77,10 @@ class Sight:
         pending = any(has_pending(s.jobs.by_name[name], now) for s in states for name in s.jobs.live)
         if pending and self._throttle.due("slurm", SLURM_SECONDS, now):
             self._listed = listed_jobs(self._config)
-        return [View(s, self._performer.snapshot(s), self._listed, self._halt(s)) for s in states]
+        return [View(s, self._snapshot(s), self._listed, self._halt(s)) for s in states]
+
+    def _snapshot(self, state: State) -> QueueSnapshot | None:
+        return None if self._performer is None else self._performer.snapshot(state)
 
     def _row_of(self, ended: Ended) -> Row:
         known = self._rows.get(ended.evaluation_id)
@@ -114,7 +125,8 @@ def _idle(views: Sequence[View]) -> list[Text]:
 def _over(sight: Sight, views: Sequence[View], draws: bool) -> str:
     """Why nothing is left to watch; "" where something is."""
     if sight.only:
-        return "" if views and sight.around.holder else "it has ended, or no process goes on with it"
+        goes_on = sight.around.holder and any(view.halt[0] != GIVEN_UP for view in views)
+        return "" if goes_on else "it has ended or was given up, or no process goes on with it"
     if draws:
         return ""
     if not sight.around.holder:
