@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# options of `eval` that `api.submit` refuses with the reason
+OF_DAEMON = Annotated[str | None, typer.Option(hidden=True)]
+SEVERAL_OF_DAEMON = Annotated[list[str] | None, typer.Option(hidden=True)]
+
 
 @app.command()
 def daemon(
@@ -165,6 +169,9 @@ def submit(
     system: SYSTEM = None,
     multiturn: MULTITURN = None,
     seed: SEED = None,
+    model: OF_DAEMON = None,
+    model_args: SEVERAL_OF_DAEMON = None,
+    device: OF_DAEMON = None,
     as_json: JSON = False,
 ) -> None:
     """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
@@ -177,8 +184,9 @@ def submit(
     """
     from coordinator import api
 
+    pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
     sent = api.submit(
-        checkpoint,
+        lm_eval_flags.the_checkpoint(checkpoint, pretrained),
         suite,
         tasks=tasks or (),
         limit=limit,
@@ -188,6 +196,7 @@ def submit(
         step=step,
         config=config,
         work_dir=work_dir,
+        settings=trial,
         aside=AtTerminal(),
         **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )

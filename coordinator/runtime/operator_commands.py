@@ -39,15 +39,17 @@ class Command(Record):
     reason: str = "asked"
 
 
-def leave_command(paths: WorkPaths, command: Command) -> None:
-    """Write a command for the coordinator of this work folder. OperatorError where it is another user's."""
+def leave_command(paths: WorkPaths, command: Command) -> Path:
+    """Write a command for the coordinator of this work folder, and return its file. OperatorError where it is another user's."""
     folder = paths.spool / "commands"
+    file = folder / f"{time.time_ns()}.json"
     try:
-        write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
+        write_atomic(file, command.model_dump_json().encode())
     except PermissionError as error:
         raise OperatorError(
             f"{folder} cannot be written: a work folder obeys its own user; ask the user who runs the daemon"
         ) from error
+    return file
 
 
 def obey_commands(coordinator: Coordinator) -> None:

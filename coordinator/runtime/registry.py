@@ -109,6 +109,7 @@ class Evaluations:
             return
         if parked is not None:  # it was given up, and a person asks for it again
             self._parked.forget(record.evaluation_id, faults=True)
+            remove_status(paths)
         try:
             self.accept(record)
         except Exception as error:
