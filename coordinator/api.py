@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -129,6 +129,7 @@ def evaluate(
         record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
     before = _written_at(paths.results)
     with (
+        closing(coordinator),
         followed.run(coordinator) as watch,
         coordinator.in_charge("evalspan eval"),
         ending_local_jobs(coordinator),

@@ -224,6 +224,13 @@ class Evaluations:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Close the files of all evaluations: the process may live on. Nothing is asked of this coordinator any more."""
+        for evaluation_id, running in self.running.items():
+            running.journal.close()
+            self.performer.forget(evaluation_id)
+        self.running.clear()
+
     def forget_ended(self) -> None:
         """Free the memory and files of evaluations that have ended: a daemon lives for months."""
         for evaluation_id, running in list(self.running.items()):

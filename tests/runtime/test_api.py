@@ -47,7 +47,7 @@ def settings(tmp_path: Path) -> Path:
 @pytest.mark.model
 def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, capfd):
     """As in a notebook: no terminal, not the main thread. The results are what files, `results` and `series` say; the
-    second call runs nothing, and says so.
+    second call runs nothing, and says so. However many follow, the process holds no more descriptors.
     """
     seen: list[api.Progress] = []
     found: list[api.Results] = []
@@ -82,6 +82,12 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     assert again.evaluation_id == made.evaluation_id
     assert "from the same inputs; nothing was run" in again.note
     assert again.scores == made.scores
+    held = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):  # as in a notebook of a day
+        evalspan.evaluate(
+            toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings
+        )
+    assert len(os.listdir("/proc/self/fd")) == held
     by_id = evalspan.results(made.evaluation_id[:20], config=settings)
     assert by_id.rows() == made.rows() == evalspan.series(toy_model.parent, config=settings)
     assert by_id.rows()[0].keys() == COLUMNS

@@ -21,6 +21,7 @@ from coordinator.config.schema import Config
 from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
 from coordinator.runtime import parked
+from coordinator.runtime.drive import drive
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.service import Service
@@ -161,6 +162,21 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     with serving(work, cluster) as later:
         later.resume_all()
         assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
+
+
+def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Its jobs would end with the run. The command stays for the daemon."""
+    with serving(tmp_path / "work", cluster) as coordinator:
+        accept(coordinator, BAD)
+        coordinator.cancel(BAD, "enough")
+        until(coordinator, lambda: coordinator.running[BAD].state.ended_at is not None)
+        coordinator.forget_ended()
+        leave_command(WorkPaths(tmp_path / "work"), Command(command="retry", evaluation_id=BAD))
+        wanted = record().model_copy(update={"evaluation_id": GOOD})
+        assert drive(coordinator, wanted, lambda: True).state.ended_at is not None
+        assert list(coordinator.running) == [GOOD]
+        obey_commands(coordinator)
+        assert coordinator.running[BAD].state.ended_at is None
 
 
 def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(
