@@ -169,7 +169,7 @@ def release(
     evalspan release node17 --minutes 0
     """
     from coordinator.allocation import demand
-    from coordinator.runtime.journal import WorkLock, is_daemon
+    from coordinator.runtime.journal import WorkLock
     from coordinator.runtime.operator_commands import Command, leave_command
     from coordinator.runtime.replay import Follower
 

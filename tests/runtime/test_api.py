@@ -82,12 +82,12 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     assert again.evaluation_id == made.evaluation_id
     assert "from the same inputs; nothing was run" in again.note
     assert again.scores == made.scores
-    held = len(os.listdir("/proc/self/fd"))
+    held = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):  # as in a notebook of a day
         evalspan.evaluate(
             toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings
         )
-    assert len(os.listdir("/proc/self/fd")) == held
+    assert len(list(Path("/proc/self/fd").iterdir())) == held
     by_id = evalspan.results(made.evaluation_id[:20], config=settings)
     assert by_id.rows() == made.rows() == evalspan.series(toy_model.parent, config=settings)
     assert by_id.rows()[0].keys() == COLUMNS
