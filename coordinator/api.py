@@ -102,6 +102,7 @@ def evaluate(
     from coordinator.runtime.drive import drive, ending_local_jobs
     from coordinator.trackers.live import Exporter
 
+    _check_counts(slots=slots, shards_per_task=shards_per_task)
     chosen = one_off.options_of(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
@@ -268,6 +269,13 @@ def submit(
     return send(site.paths, record.evaluation_id, notice, answer, daemon)
 
 
+def _check_counts(**counts: object) -> None:
+    """Refuse an argument that is no whole number from 1 on."""
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise OperatorError(f"{name}: a whole number from 1 on, not {count!r}")
+
+
 def _check_own(settings: Mapping[str, object]) -> None:
     """Refuse settings of a submission that the daemon would not see: a notice names a checkpoint and a suite."""
     lost = [key for key, value in settings.items() if value is not None and key.split(".")[0] not in OF_CALL]
@@ -345,8 +353,8 @@ def series(
 
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, gpu_seconds. An evaluation
-    without a score has one row whose score is None. OperatorError where there is no evaluation.
+    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds. An
+    evaluation without a score has one row whose score is None. OperatorError where there is no evaluation.
     """
     known = _settings(config, work_dir, settings)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite)).points

@@ -74,7 +74,8 @@ def report(
         more = {key: results.get(key, {}) for key in OF_SCORES}
         show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
     else:
-        show(stdout(), made, results, settings.gpu_hour_price, verbose=verbose)
+        known = made.makespan_seconds is not None
+        show(stdout(), made, results, settings.gpu_hour_price, ran=known, verbose=verbose)
 
 
 def _points(

@@ -34,7 +34,8 @@ from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 COLUMNS = {
     "evaluation_id", "suite", "step", "checkpoint", "status", "task", "filter", "metric", "value", "stderr",
-    "documents", "n_shot", "version", "higher_is_better", "makespan_seconds", "gpu_seconds",
+    "documents", "n_shot", "version", "higher_is_better", "makespan_seconds", "paused_seconds",
+    "gpu_seconds",
 }  # fmt: skip
 
 
@@ -167,6 +168,11 @@ def test_an_error_is_raised_before_anything_is_started(tmp_path, settings):
         evalspan.evaluate(small(tmp_path / "step-1"), "quikstart", config=settings)
     with pytest.raises(evalspan.EvalspanError, match="no such folder"):
         evalspan.evaluate(tmp_path / "none", SUITE, config=settings)
+    for wrong in ({"slots": 0}, {"slots": "2"}, {"shards_per_task": 0}, {"slots": True}):
+        with pytest.raises(
+            evalspan.OperatorError, match=f"{next(iter(wrong))}: a whole number from 1 on, not"
+        ):
+            evalspan.evaluate(small(tmp_path / f"of-{wrong}"), SUITE, config=settings, **wrong)
     with pytest.raises(evalspan.OperatorError, match="gen_kwargs"):
         evalspan.evaluate(small(tmp_path / "step-2"), tasks="a", gen_kwargs="x", config=settings)
     with pytest.raises(evalspan.OperatorError, match="no evaluation"):
