@@ -103,11 +103,13 @@ def evaluate(
     from coordinator.trackers.live import Exporter
 
     _check_counts(slots=slots, shards_per_task=shards_per_task)
-    chosen = one_off.options_of(
+    chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     followed = follow or Caller(progress)
-    known = _settings(config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})})
+    known = from_settings.load(
+        config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
+    )
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
     spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
@@ -199,10 +201,10 @@ def prepare(
     """
     from coordinator.intake import request_sets
 
-    chosen = one_off.options_of(
+    chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
-    known = _settings(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = one_off.suite_of(chosen, known.watch.suite)
     return request_sets.prepare(
@@ -239,11 +241,11 @@ def submit(
     second submission may raise the priority, and it resumes a cancelled evaluation. A suite without
     a file of its own is written below the work folder for the daemon. OperatorError: bad input.
     """
-    chosen = one_off.options_of(
+    chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     _check_own(settings or {})
-    known = _settings(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
@@ -311,7 +313,7 @@ def wait(
     evaluation was given up, or there is none.
     Where no daemon runs it waits for one.
     """
-    known = _settings(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings)
     submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
     name = submission.evaluation_id
     follower = Follower(known, only=name)
@@ -338,7 +340,7 @@ def results(
 
     OperatorError where the work folder has none, or several, of that name.
     """
-    return _found(_settings(config, work_dir, settings), evaluation)
+    return _found(from_settings.load(config, work_dir, settings), evaluation)
 
 
 def series(
@@ -356,7 +358,7 @@ def series(
     documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds. An
     evaluation without a score has one row whose score is None. OperatorError where there is no evaluation.
     """
-    known = _settings(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite)).points
     return [row for point in points for row in rows_of(point)]
 
@@ -367,12 +369,6 @@ def _found(settings: Config, evaluation: str) -> Results:
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
-
-
-def _settings(
-    config: PathLike | None, work_dir: PathLike | None, settings: Mapping[str, object] | None
-) -> Config:
-    return from_settings.load(Path(config) if config else None, {"work_dir": work_dir, **(settings or {})})
 
 
 def _prepare(

@@ -48,8 +48,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # options of `eval` that `api.submit` refuses with the reason
-OF_DAEMON = Annotated[str | None, typer.Option(hidden=True)]
-SEVERAL_OF_DAEMON = Annotated[list[str] | None, typer.Option(hidden=True)]
+OF_DAEMON = Annotated[str | None, typer.Option(help="Refused: the daemon's settings say it.", hidden=True)]
+SEVERAL_OF_DAEMON = Annotated[
+    list[str] | None, typer.Option(help="Refused: the daemon's settings say it.", hidden=True)
+]
 
 
 @app.command()

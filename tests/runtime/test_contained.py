@@ -14,7 +14,7 @@ from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
-from coordinator.cli.screen.standing import rows_of
+from coordinator.cli.screen.standing import facts_of
 from coordinator.cli.screen.watching import Sight
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import Config
@@ -59,7 +59,7 @@ def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
 
 def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
     config = Config(work_dir=coordinator.performer.site.paths.root)
-    return {row["evaluation_id"]: row for row in rows_of(config)}
+    return {row["evaluation_id"]: row for row in facts_of(config)}
 
 
 def halted(coordinator: Coordinator) -> dict[str, str]:
