@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,17 +18,17 @@ from coordinator.base.typed import options_of, typed
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
-from coordinator.intake import from_settings, hub, one_off, pending, resubmit, sources
+from coordinator.intake import from_settings, hub, one_off, resubmit, sources
 from coordinator.intake.one_off import PathLike, SuiteOptions, SuiteSettings
 from coordinator.report import load_series
 from coordinator.report.learning_curves import make_series
 from coordinator.runtime.drive import Aside, Caller, Follow, Progress
 from coordinator.runtime.finalize import Results, results_of, rows_of
-from coordinator.runtime.journal import Journal, WorkLock, is_daemon
-from coordinator.runtime.replay import changed_since, find_evaluation, find_folder
-from coordinator.runtime.status_file import Ended, Parked, read_status
+from coordinator.runtime.journal import Journal
+from coordinator.runtime.replay import Follower, changed_since, find_evaluation
+from coordinator.runtime.submission import Submission, find_submission, has_ended, send
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
-from evaljobs.contract.specs import Record, SuiteSpec
+from evaljobs.contract.specs import SuiteSpec
 
 if TYPE_CHECKING:
     from coordinator.evaluation.records import EvaluationRecord
@@ -50,21 +50,13 @@ __all__ = [
 ]
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
+OF_CALL = {
+    "work_dir",
+    "watch",
+    "trackers",
+    "gpu_hour_price",
+}  # settings that change no evaluation of a daemon
 POLL_SECONDS = 1.0  # between two looks of `wait`
-
-
-class Submission(Record):
-    """What follows from a submission. `what` is for programs, `note` and `waits` are for people."""
-
-    evaluation_id: str
-    checkpoint: str
-    suite: str  # as in the notice: a name, or the full path of a file
-    what: str  # new | known | priority-raised | taken-up-again | ended
-    note: str = ""
-    daemon: bool = False  # a daemon runs for the work folder
-    waits: str = ""  # what it waits for, where no daemon runs
-    at: float = 0.0
-    ended_bytes: int | None = None  # length of the journal of an evaluation that had ended and is resumed
 
 
 # --- evaluate --------------------------------------------------------------------------------------------------------
@@ -110,11 +102,14 @@ def evaluate(
     from coordinator.runtime.drive import drive, ending_local_jobs
     from coordinator.trackers.live import Exporter
 
-    chosen = one_off.options_of(
+    _check_counts(slots=slots, shards_per_task=shards_per_task)
+    chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     followed = follow or Caller(progress)
-    known = _settings(config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})})
+    known = from_settings.load(
+        config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
+    )
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
     spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
@@ -137,6 +132,7 @@ def evaluate(
         record = _checked(record, known, coordinator, followed, _prepare(chosen, known, config, work_dir))
     before = _written_at(paths.results)
     with (
+        closing(coordinator),
         followed.run(coordinator) as watch,
         coordinator.in_charge("evalspan eval"),
         ending_local_jobs(coordinator),
@@ -205,10 +201,10 @@ def prepare(
     """
     from coordinator.intake import request_sets
 
-    chosen = one_off.options_of(
+    chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
-    known = _settings(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     spec = one_off.suite_of(chosen, known.watch.suite)
     return request_sets.prepare(
@@ -241,14 +237,15 @@ def submit(
 ) -> Submission:
     """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
 
-    Arguments as of `evaluate`. `priority`: higher goes first. Submitting twice is one evaluation: a
+    Arguments as of `evaluate`, but for `settings` that change the evaluation: those are the daemon's. `priority`: higher goes first. Submitting twice is one evaluation: a
     second submission may raise the priority, and it resumes a cancelled evaluation. A suite without
     a file of its own is written below the work folder for the daemon. OperatorError: bad input.
     """
-    chosen = one_off.options_of(
+    chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
-    known = _settings(config, work_dir, settings)
+    _check_own(settings or {})
+    known = from_settings.load(config, work_dir, settings)
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
@@ -271,34 +268,24 @@ def submit(
         noticed_at=time.time(),
     )
     daemon = typed("daemon", config, work_dir)
-    return _sent(site.paths, record.evaluation_id, notice, answer, daemon)
+    return send(site.paths, record.evaluation_id, notice, answer, daemon)
 
 
-def _sent(
-    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, daemon: str
-) -> Submission:
-    """Leave the notice and the command that `answer` asks for. `daemon`: the command that starts one."""
-    status = read_status(paths.evaluation(evaluation_id))
-    ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
-    if answer.announce:
-        sources.submit(paths, notice)
-    if answer.again:
-        from coordinator.runtime.operator_commands import Command, leave_command
+def _check_counts(**counts: object) -> None:
+    """Refuse an argument that is no whole number from 1 on."""
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise OperatorError(f"{name}: a whole number from 1 on, not {count!r}")
 
-        leave_command(paths, Command(command="retry", evaluation_id=evaluation_id))
-    holder = WorkLock(paths.lock).holder()
-    waits = answer.announce or answer.again or (answer.what == "known" and not holder)
-    return Submission(
-        evaluation_id=evaluation_id,
-        checkpoint=notice.checkpoint,
-        suite=notice.suite,
-        what=answer.what,
-        note=answer.said,
-        daemon=is_daemon(holder),
-        waits=pending.waits_for_daemon(holder, daemon) if waits and not is_daemon(holder) else "",
-        at=notice.noticed_at,
-        ended_bytes=ended,
-    )
+
+def _check_own(settings: Mapping[str, object]) -> None:
+    """Refuse settings of a submission that the daemon would not see: a notice names a checkpoint and a suite."""
+    lost = [key for key, value in settings.items() if value is not None and key.split(".")[0] not in OF_CALL]
+    if lost:
+        raise OperatorError(
+            f"a submission cannot change {', '.join(lost)}, since the daemon has its own settings: put it into the daemon's "
+            "evalspan.toml and restart the daemon, or call `evaluate`"
+        )
 
 
 def _named(chosen: SuiteOptions, spec: SuiteSpec, settings: Config) -> str:
@@ -322,50 +309,21 @@ def wait(
     """Wait until an evaluation has ended, and return its results.
 
     `evaluation`: what `submit` returned, or an id. `timeout`: seconds; TimeoutError after it.
-    OperatorError where the submission was refused, the evaluation was given up, or there is none.
+    OperatorError where the submission was refused, the daemon made another evaluation of it, the
+    evaluation was given up, or there is none.
     Where no daemon runs it waits for one.
     """
-    known = _settings(config, work_dir, settings)
-    paths = WorkPaths(known.work_dir)
-    submission = evaluation if isinstance(evaluation, Submission) else None
-    name = submission.evaluation_id if submission else _id_of(known, paths, str(evaluation))
+    known = from_settings.load(config, work_dir, settings)
+    submission = evaluation if isinstance(evaluation, Submission) else find_submission(known, str(evaluation))
+    name = submission.evaluation_id
+    follower = Follower(known, only=name)
     deadline = None if timeout is None else time.monotonic() + timeout
-    while not _has_ended(known, paths, name, submission):
+    while not has_ended(known, submission, follower):
         left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"{name} has not ended after {timeout:g} s: `evalspan status` says why")
         time.sleep(min(POLL_SECONDS, left))
     return _found(known, name)
-
-
-def _id_of(settings: Config, paths: WorkPaths, name: str) -> str:
-    """The id that `name` begins; `name` itself while a checkpoint waits to be accepted. OperatorError."""
-    try:
-        return find_folder(settings, name).root.name
-    except OperatorError:
-        unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        if not unread and not pending.read(paths.pending).waiting:
-            raise
-        return name
-
-
-def _has_ended(settings: Config, paths: WorkPaths, name: str, submission: Submission | None) -> bool:
-    folder = paths.evaluation(name)
-    status = read_status(folder)
-    if isinstance(status, Ended):
-        return submission is None or status.journal_bytes != submission.ended_bytes
-    since = submission.at if submission else 0.0
-    if isinstance(status, Parked) and status.until is None and status.at >= since:
-        raise OperatorError(f"{name} was given up: {status.error}")
-    if Journal.begun(folder.journal):
-        # an ended evaluation lacks its summary only where the disk refused it
-        return folder.results.exists() and find_evaluation(settings, name)[0].ended_at is not None
-    if submission is not None:
-        for refused in pending.read(paths.pending).refused:
-            named = (refused.checkpoint, refused.suite) == (submission.checkpoint, submission.suite)
-            if named and refused.at >= since:
-                raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")
-    return False
 
 
 # --- results and series ----------------------------------------------------------------------------------------------
@@ -382,7 +340,7 @@ def results(
 
     OperatorError where the work folder has none, or several, of that name.
     """
-    return _found(_settings(config, work_dir, settings), evaluation)
+    return _found(from_settings.load(config, work_dir, settings), evaluation)
 
 
 def series(
@@ -397,10 +355,10 @@ def series(
 
     `folder`: the folder that holds the checkpoints, or a glob of them. `suite`: of this suite only.
     A row has evaluation_id, suite, step, checkpoint, status, task, filter, metric, value, stderr,
-    documents, n_shot, version, higher_is_better, makespan_seconds, gpu_seconds. An evaluation
-    without a score has one row whose score is None. OperatorError where there is no evaluation.
+    documents, n_shot, version, higher_is_better, makespan_seconds, paused_seconds, gpu_seconds. An
+    evaluation without a score has one row whose score is None. OperatorError where there is no evaluation.
     """
-    known = _settings(config, work_dir, settings)
+    known = from_settings.load(config, work_dir, settings)
     points = make_series(load_series.find_series(known.work_dir, str(folder), suite)).points
     return [row for point in points for row in rows_of(point)]
 
@@ -411,12 +369,6 @@ def _found(settings: Config, evaluation: str) -> Results:
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
-
-
-def _settings(
-    config: PathLike | None, work_dir: PathLike | None, settings: Mapping[str, object] | None
-) -> Config:
-    return from_settings.load(Path(config) if config else None, {"work_dir": work_dir, **(settings or {})})
 
 
 def _prepare(

@@ -52,7 +52,9 @@ VERBOSE = Annotated[
     bool, typer.Option("--verbose", "-v", help="All of the accounting: by stage and GPU, other schedulers.")
 ]
 
-EVALUATION = Annotated[str, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")]
+_EVALUATION = typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
+EVALUATION = Annotated[str, _EVALUATION]
+ONE_EVALUATION = Annotated[str | None, _EVALUATION]  # of a command that takes a series, too
 
 
 def stdout() -> Console:
@@ -87,7 +89,7 @@ def show_json(data: Any) -> None:
 def settings_of(
     config: Path | None, work_dir: Path | None, more: Mapping[str, object] | None = None
 ) -> Config:
-    """The settings in force. `more`: dotted key -> value of another option; None: not given."""
+    """`from_settings.load`, imported by the commands that read settings alone."""
     from coordinator.intake.from_settings import load
 
-    return load(config, {"work_dir": work_dir, **(more or {})})
+    return load(config, work_dir, more)

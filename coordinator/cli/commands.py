@@ -28,7 +28,7 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     from coordinator.cli.screen.live_screen import Watcher
     from coordinator.intake.resubmit import reused
     from coordinator.report.render import by_reason
-    from coordinator.runtime.journal import WorkLock
+    from coordinator.runtime.journal import WorkLock, is_daemon
     from coordinator.runtime.operator_commands import leave_command
     from coordinator.runtime.replay import find_folder
     from coordinator.runtime.wiring import coordinator_of
@@ -37,14 +37,19 @@ def _ask(config: Config, evaluation: str, command: Command) -> None:
     name = folder.root.name
     paths = WorkPaths(config.work_dir)
     command = command.model_copy(update={"evaluation_id": name})
-    alive = WorkLock(paths.lock).held()
+    holder = WorkLock(paths.lock).holder()
     state = _state_of(folder, config)
-    if state is not None and (nothing := _nothing_to_do(state, command, alive=alive)):
+    if state is not None and (nothing := _nothing_to_do(state, command, alive=bool(holder))):
         say(f"{name} {nothing}")
         return
-    if alive:
+    if holder:
         leave_command(paths, command)
-        say(f"{command.command} of {name} is asked for")
+        later = (
+            ""
+            if is_daemon(holder)
+            else f"; where {holder}, runs another evaluation, the next daemon obeys it"
+        )
+        say(f"{command.command} of {name} is asked for{later}")
         return
     coordinator = coordinator_of(config)
     with coordinator.in_charge(f"evalspan {command.command}"), Watcher(Console(stderr=True)) as watcher:

@@ -1,4 +1,4 @@
-"""`evalspan eval | submit | prepare`: evaluate one checkpoint, hand it to the daemon, or build a suite's request sets."""
+"""`evalspan eval | prepare`: evaluate one checkpoint, or build a suite's request sets."""
 
 from __future__ import annotations
 
@@ -185,7 +185,8 @@ def _show(found: Results, *, as_json: bool, verbose: bool, gpu_hour_price: float
     if as_json:
         show_json(found.raw)
     else:
-        show(stdout(), found.report, found.raw, gpu_hour_price, ran=not found.note, verbose=verbose)
+        ran = not found.note and found.makespan_seconds is not None
+        show(stdout(), found.report, found.raw, gpu_hour_price, ran=ran, verbose=verbose)
         say(f"\nResults: {found.folder / 'results.json'}\nSamples, logs, responses: {found.folder}")
     if found.status == "cancelled":
         raise typer.Exit(130)

@@ -8,16 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coordinator.cli.app import CONFIG, JSON, VERBOSE, WORK_DIR, app, say, settings_of, show_json, stdout
+from coordinator.cli.app import (
+    CONFIG,
+    JSON,
+    ONE_EVALUATION,
+    VERBOSE,
+    WORK_DIR,
+    app,
+    say,
+    settings_of,
+    show_json,
+    stdout,
+)
 from coordinator.errors import EvalspanError, OperatorError
 
 if TYPE_CHECKING:
     from coordinator.config.schema import Config
     from coordinator.report.learning_curves import Point, Series
 
-EVALUATION = Annotated[
-    str | None, typer.Argument(help="Evaluation id, its beginning, or the digest at its end.")
-]
 SERIES = Annotated[
     str | None,
     typer.Option("--series", help="All checkpoints in this folder, or that this glob of folders matches."),
@@ -35,7 +43,7 @@ OF_SCORES = ("groups", "versions", "n-shot", "higher_is_better", "n-samples")
 
 @app.command()
 def report(
-    evaluation: EVALUATION = None,
+    evaluation: ONE_EVALUATION = None,
     series: SERIES = None,
     suite: SUITE = None,
     gpu_hour_price: PRICE = None,
@@ -74,7 +82,8 @@ def report(
         more = {key: results.get(key, {}) for key in OF_SCORES}
         show_json({**made.model_dump(mode="json"), "scores": results.get("results", {}), **more})
     else:
-        show(stdout(), made, results, settings.gpu_hour_price, verbose=verbose)
+        known = made.makespan_seconds is not None
+        show(stdout(), made, results, settings.gpu_hour_price, ran=known, verbose=verbose)
 
 
 def _points(
@@ -128,7 +137,7 @@ def export(
     left: Annotated[
         bool, typer.Option("--left", help="What the trackers of the settings do not have yet.")
     ] = False,
-    evaluation: EVALUATION = None,
+    evaluation: ONE_EVALUATION = None,
     series: SERIES = None,
     suite: SUITE = None,
     run: Annotated[

@@ -47,6 +47,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# options of `eval` that `api.submit` refuses with the reason
+OF_DAEMON = Annotated[str | None, typer.Option(help="Refused: the daemon's settings say it.", hidden=True)]
+SEVERAL_OF_DAEMON = Annotated[
+    list[str] | None, typer.Option(help="Refused: the daemon's settings say it.", hidden=True)
+]
+
 
 @app.command()
 def daemon(
@@ -165,6 +171,9 @@ def submit(
     system: SYSTEM = None,
     multiturn: MULTITURN = None,
     seed: SEED = None,
+    model: OF_DAEMON = None,
+    model_args: SEVERAL_OF_DAEMON = None,
+    device: OF_DAEMON = None,
     as_json: JSON = False,
 ) -> None:
     """Submit a checkpoint to the daemon of this work folder. Submitting it twice is one evaluation.
@@ -177,8 +186,9 @@ def submit(
     """
     from coordinator import api
 
+    pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
     sent = api.submit(
-        checkpoint,
+        lm_eval_flags.the_checkpoint(checkpoint, pretrained),
         suite,
         tasks=tasks or (),
         limit=limit,
@@ -188,6 +198,7 @@ def submit(
         step=step,
         config=config,
         work_dir=work_dir,
+        settings=trial,
         aside=AtTerminal(),
         **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )

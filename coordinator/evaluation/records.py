@@ -116,7 +116,12 @@ def evaluation_id(
     if inputs is not None:
         what.append(inputs.model_dump(mode="json", exclude={"single"}))
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{slug(folder)[:40]}-{slug(suite.name)[:24]}-{digest}"
+    return f"{id_stem(folder, suite.name)}-{digest}"
+
+
+def id_stem(folder: str, suite: str) -> str:
+    """An evaluation's id without its digest, of names of the checkpoint and the suite."""
+    return f"{slug(folder)[:40]}-{slug(suite)[:24]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,17 @@ from evaljobs.errors import JobError
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
 
 
-def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
-    """The settings in force: file, environment, command line. The work folder is made and checked."""
-    config = settings_schema.load(path, os.environ, overrides)
+def load(
+    path: str | Path | None,
+    work_dir: str | Path | None = None,
+    more: Mapping[str, object] | None = None,
+) -> Config:
+    """The settings in force: file, environment, command line. The work folder is made and checked.
+
+    `more`: dotted key -> value of another option; None: not given.
+    """
+    overrides = {"work_dir": work_dir, **(more or {})}
+    config = settings_schema.load(Path(path) if path else None, os.environ, overrides)
     work = config.work_dir
     try:
         work.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ class SuiteOptions(Record):
         return words
 
 
-def options_of(
+def suite_options(
     suite: PathLike | None,
     tasks: Sequence[str] | str,
     more: SuiteSettings,

@@ -73,10 +73,10 @@ def spool(paths: WorkPaths, notice: Notice) -> None:
     _leave(paths.spool, notice)
 
 
-def submit(paths: WorkPaths, notice: Notice) -> None:
-    """Leave a submission for the daemon. OperatorError where the work folder is another user's."""
+def submit(paths: WorkPaths, notice: Notice) -> Path:
+    """Leave a submission for the daemon, and return its file. OperatorError where the work folder is another user's."""
     with _own_folder(paths) as folder:
-        _leave(folder, notice)
+        return _leave(folder, notice)
 
 
 def keep_suite(paths: WorkPaths, name: str, text: str) -> Path:
@@ -101,8 +101,10 @@ def _own_folder(paths: WorkPaths) -> Iterator[Path]:
         ) from error
 
 
-def _leave(folder: Path, notice: Notice) -> None:
-    write_atomic(folder / f"{time.time_ns()}-{os.getpid()}.json", notice.model_dump_json().encode())
+def _leave(folder: Path, notice: Notice) -> Path:
+    file = folder / f"{time.time_ns()}-{os.getpid()}.json"
+    write_atomic(file, notice.model_dump_json().encode())
+    return file
 
 
 def from_submissions(paths: WorkPaths) -> Iterator[Delivery]:

@@ -63,8 +63,11 @@ def point_of(paths: EvaluationPaths, record: EvaluationRecord) -> Point:
     if not paths.results.exists():
         return Point(status="running", **known)
     try:
-        report = Report.model_validate_json(paths.report.read_bytes())
         results = json.loads(paths.results.read_bytes())
+        if not paths.report.exists():  # none could be made: its times and costs are not known
+            status = results.get("evalspan", {}).get("status", "failed" if results.get("failed") else "done")
+            return Point(status=status, scores=scores_of(results), **known)
+        report = Report.model_validate_json(paths.report.read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(f"{paths.root}: its report or results cannot be read: {error}") from error
     return Point(

@@ -20,9 +20,7 @@ from coordinator.evaluation.events import (
     JobSubmitted,
     NodesOffered,
     OutcomeSeen,
-    Planned,
     ResultsWritten,
-    ShardsDumped,
 )
 from coordinator.evaluation.state import State
 from coordinator.planning.lower_bound import MeasuredSet, measured_lower_bound
@@ -177,9 +175,7 @@ class _Gathered:
         self.trials: list[TrialEnded] = []
         self.metric_seconds: dict[str, float] = defaultdict(float)
         self.scored_at: float | None = None
-        self.dumped_at: float | None = None
         self.finished_at: float | None = None
-        self.planned: Planned | None = None
         self.absences = Absences()
         self.measured: list[Span] = []  # when jobs worked that left an outcome, trials apart
         for event in events:
@@ -211,10 +207,6 @@ class _Gathered:
             case NodesOffered():
                 for offer in event.offers:
                     self.offered_at.setdefault(offer.node, event.at)
-            case Planned():
-                self.planned = event
-            case ShardsDumped():
-                self.dumped_at = event.at
             case ResultsWritten():
                 self.finished_at = event.at
             case OutcomeSeen():
@@ -380,13 +372,45 @@ def make_report(state: State, events: Iterable[AnyEvent], shards: Sequence[Shard
         storage_bytes=sum(s.storage_bytes for s in gathered.staged),
         shards=tuple(sorted(shards, key=lambda s: s.started_at)),
         metric_seconds=dict(gathered.metric_seconds),
-        entries=tuple(
-            EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
-            for e in state.entries
-        ),
+        entries=_entry_lines(state),
         reused=dict(state.plan.reused),
         reused_scores=tuple(state.entries[i].name for i in sorted(state.plan.reused_scores)),
         away_seconds=within(gathered.absences.spans, accepted, over),
         paused_seconds=paused,
         warnings=tuple(dict.fromkeys(state.warnings)),
+    )
+
+
+def without_measurements(state: State, why: str) -> Report:
+    """A report of how the evaluation ended alone; `why`: the reason, as a warning."""
+    record = state.record
+    return Report(
+        evaluation_id=record.evaluation_id,
+        checkpoint=record.checkpoint.announced,
+        step=record.checkpoint.step,
+        suite=record.suite.name,
+        status=_status(state),
+        accepted_at=record.accepted_at,
+        makespan_seconds=None,
+        predicted_makespan_seconds=None,
+        lower_bound_seconds=None,
+        ratio=None,
+        stages=Stages(),
+        gpu_seconds=0.0,
+        gpu_busy_fraction=None,
+        gpus=(),
+        nodes={},
+        staged_bytes=0,
+        storage_bytes=0,
+        shards=(),
+        metric_seconds={},
+        entries=_entry_lines(state),
+        warnings=(*dict.fromkeys(state.warnings), f"times and costs are not known: {why}"),
+    )
+
+
+def _entry_lines(state: State) -> tuple[EntryLine, ...]:
+    return tuple(
+        EntryLine(name=e.name, status=e.status, error=e.error, unscored=len(e.unscored))
+        for e in state.entries
     )

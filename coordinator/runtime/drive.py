@@ -128,7 +128,7 @@ def drive(coordinator: Coordinator, record: EvaluationRecord, watch: Callable[[]
 
     def tick() -> None:
         nonlocal cancelled
-        obey_commands(coordinator)
+        obey_commands(coordinator, record.evaluation_id)  # another one's jobs would end with this run
         if watch() and not cancelled:
             _cancel(coordinator, record.evaluation_id)
             cancelled = True

@@ -24,7 +24,7 @@ from coordinator.evaluation.state import State
 from coordinator.planning.make_plan import BYTES_PER_PARAMETER, hardware_of, read_sets
 from coordinator.report.judge_cost import judge_use
 from coordinator.report.learning_curves import SCORES, Point, ScoreValue, scores_of
-from coordinator.report.measurements import Report, ShardSpan, make_report
+from coordinator.report.measurements import Report, ShardSpan, make_report, without_measurements
 from coordinator.runtime.journal import read_events
 from coordinator.runtime.reuse import REUSED
 from evaljobs.contract.names import ShardId
@@ -89,9 +89,8 @@ def merged_results(state: State) -> dict[str, Any]:
         except (FileNotFoundError, ValueError) as error:
             failed[entry.name] = f"its scores in {entry.result_file} cannot be read (any more): {error}"
     results = merge_results(scores)
-    if (
-        "config" in results
-    ):  # tasks were scored by a model without batches; lm-eval's key names those of inference
+    if "config" in results:
+        # tasks were scored by a model without batches; lm-eval's key names those of inference
         results["config"] |= {"batch_size": state.batch_size}
     if failed:
         results["failed"] = failed
@@ -136,16 +135,17 @@ def learnt(state: State, report: Report) -> list[Observation]:
 
 def try_report(state: State, paths: EvaluationPaths) -> Report | None:
     """The report, written; None, with a warning, where it cannot be made. OSError where the disk refuses it."""
-    with isolated(partial(_no_report, state)):
+    with isolated(partial(_no_report, state, paths)):
         report = report_of(state, paths)
         write_atomic(paths.report, report.model_dump_json(indent=1).encode())
         return report
     return None
 
 
-def _no_report(state: State, error: Exception) -> None:
+def _no_report(state: State, paths: EvaluationPaths, error: Exception) -> None:
     if isinstance(error, OSError):
         raise error
+    paths.report.unlink(missing_ok=True)  # one of before a retry tells of other scores
     _warn(state, f"there is no new report: {type(error).__name__}: {error}", error)
 
 
@@ -183,6 +183,7 @@ def write_results(
         "checkpoint_digest": state.record.checkpoint.digest,
         "step": state.record.checkpoint.step,
         "suite": state.record.suite.name,
+        "status": (report or without_measurements(state, "")).status,
         "batch_size": state.batch_size,
         "makespan_seconds": None if report is None else report.makespan_seconds,
         "paused_seconds": None if report is None else report.paused_seconds,
@@ -215,7 +216,10 @@ class Results(Record):
     step: int | None
     scores: tuple[ScoreValue, ...]
     failed: dict[str, str]  # task -> its error
-    makespan_seconds: float | None  # from acceptance to the last score
+    makespan_seconds: (
+        float | None
+    )  # from acceptance to the last score, without `paused_seconds`; None: not known
+    paused_seconds: float | None  # in which no coordinator ran the evaluation, and none of its jobs worked
     gpu_seconds: float | None
     folder: Path  # holds results.json, samples, logs and the journal
     note: str = ""  # of `evaluate`: why nothing was run
@@ -238,6 +242,7 @@ class Results(Record):
                 status=self.status,
                 accepted_at=self.report.accepted_at,
                 makespan_seconds=self.makespan_seconds,
+                paused_seconds=self.paused_seconds or 0.0,
                 gpu_seconds=self.gpu_seconds,
                 scores=self.scores,
             )
@@ -247,12 +252,15 @@ class Results(Record):
 def results_of(
     state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None = None, note: str = ""
 ) -> Results:
-    """`events`: of the journal, where they were read; None: the report at the end is read, too."""
-    if events is None and paths.report.exists():
-        report = Report.model_validate_json(paths.report.read_bytes())
-    else:
-        report = report_of(state, paths, events)
-    raw = json.loads(paths.results.read_bytes()) if paths.results.exists() else merged_results(state)
+    """`events`: of the journal, where they were read; None: the report at the end is read, too.
+
+    Where no report can be made, a warning in it says why, and the costs are None.
+    """
+    report = _known_report(state, paths, events)
+    known = report.makespan_seconds is not None
+    # results.json of an evaluation that is retried is that of its last end
+    ended = state.ended_at is not None and paths.results.exists()
+    raw = json.loads(paths.results.read_bytes()) if ended else merged_results(state)
     return Results(
         evaluation_id=state.evaluation_id,
         status=report.status,
@@ -262,12 +270,22 @@ def results_of(
         scores=scores_of(raw),
         failed=raw.get("failed", {}),
         makespan_seconds=report.makespan_seconds,
-        gpu_seconds=report.gpu_seconds,
+        paused_seconds=report.paused_seconds if known else None,
+        gpu_seconds=report.gpu_seconds if known else None,
         folder=paths.root,
         note=note,
         report=report,
         raw=raw,
     )
+
+
+def _known_report(state: State, paths: EvaluationPaths, events: Sequence[AnyEvent] | None) -> Report:
+    why: list[Exception] = []
+    with isolated(why.append):
+        if events is None and paths.report.exists():
+            return Report.model_validate_json(paths.report.read_bytes())
+        return report_of(state, paths, events)
+    return without_measurements(state, f"{type(why[0]).__name__}: {why[0]}")
 
 
 def rows_of(point: Point) -> list[dict[str, Any]]:
@@ -278,6 +296,10 @@ def rows_of(point: Point) -> list[dict[str, Any]]:
         "checkpoint": point.checkpoint,
         "status": point.status,
     }
-    tail = {"makespan_seconds": point.makespan_seconds, "gpu_seconds": point.gpu_seconds}
+    tail = {
+        "makespan_seconds": point.makespan_seconds,
+        "paused_seconds": point.paused_seconds,
+        "gpu_seconds": point.gpu_seconds,
+    }
     scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in point.scores]
     return [{**head, **score, **tail} for score in scores or [dict.fromkeys(SCORE_COLUMNS)]]

@@ -2,7 +2,7 @@
 
 Rule: a command is obeyed at least once, then its file is removed. One that cannot be obeyed now is tried again; one that
 never can be is passed over, with the reason in the log. Neither holds up the next command. The daemon reads them, and
-`evalspan eval` too.
+`evalspan eval` those to its evaluation.
 """
 
 from __future__ import annotations
@@ -39,31 +39,38 @@ class Command(Record):
     reason: str = "asked"
 
 
-def leave_command(paths: WorkPaths, command: Command) -> None:
-    """Write a command for the coordinator of this work folder. OperatorError where it is another user's."""
+def leave_command(paths: WorkPaths, command: Command) -> Path:
+    """Write a command for the coordinator of this work folder, and return its file. OperatorError where it is another user's."""
     folder = paths.spool / "commands"
+    file = folder / f"{time.time_ns()}.json"
     try:
-        write_atomic(folder / f"{time.time_ns()}.json", command.model_dump_json().encode())
+        write_atomic(file, command.model_dump_json().encode())
     except PermissionError as error:
         raise OperatorError(
             f"{folder} cannot be written: a work folder obeys its own user; ask the user who runs the daemon"
         ) from error
+    return file
 
 
-def obey_commands(coordinator: Coordinator) -> None:
-    """Obey every command in the spool folder, oldest first."""
+def obey_commands(coordinator: Coordinator, only: str | None = None) -> None:
+    """Obey the commands in the spool folder, oldest first. `only`: those to this evaluation, and to nodes; the other files
+    stay for the daemon.
+    """
     folder = coordinator.performer.site.paths.spool / "commands"
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        if _obeyed(coordinator, path):
+        if _obeyed(coordinator, path, only):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _obeyed(coordinator: Coordinator, path: Path) -> bool:
+def _obeyed(coordinator: Coordinator, path: Path, only: str | None) -> bool:
     """True once the command is obeyed or passed over: its file may go."""
     with isolated(partial(_passed_over, path)):
         try:
-            _obey(coordinator, Command.model_validate_json(read_plain(path, MOST_BYTES)))
+            command = Command.model_validate_json(read_plain(path, MOST_BYTES))
+            if only is not None and command.evaluation_id not in ("", only):
+                return False
+            _obey(coordinator, command)
         except (OSError, RetryError) as error:
             # EAGAIN: the evaluation is parked, and the log says so already
             if not (isinstance(error, OSError) and error.errno == errno.EAGAIN):

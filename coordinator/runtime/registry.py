@@ -110,6 +110,7 @@ class Evaluations:
             return
         if parked is not None:  # it was given up, and a person asks for it again
             self._parked.forget(record.evaluation_id, faults=True)
+            remove_status(paths)
         try:
             self.accept(record)
         except Exception as error:
@@ -225,6 +226,13 @@ class Evaluations:
         return [running.state for running in self.running.values()]
 
     # --- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the files of all evaluations: the process may live on. Nothing is asked of this coordinator any more."""
+        for evaluation_id, running in self.running.items():
+            running.journal.close()
+            self.performer.forget(evaluation_id)
+        self.running.clear()
 
     def forget_ended(self) -> None:
         """Free the memory and files of evaluations that have ended: a daemon lives for months."""

@@ -96,7 +96,7 @@ class Service:
         self._guard("commands", obey_commands, self.coordinator)
         self._guard("stale checkpoints", self._drop_stale)
         self._guard("pins", self._pins)
-        self._guard(str(self.paths.pending), self._writer.write, self._pending.values(), now)
+        self._write_pending(now)
 
     def _read_notices(self, now: float) -> None:
         for delivery in self._deliveries():
@@ -181,10 +181,11 @@ class Service:
     def _accept(self, record: EvaluationRecord, each: PendingCheckpoint) -> bool:
         """Accept a good checkpoint; False, and it stays pending, where storage or the site is away."""
         try:
+            rules = self._rules()  # first: while the site is away, this is as far as each look comes
             begun = Journal.begun(self.paths.evaluation(record.evaluation_id).journal)
             if not begun and (said := changed_since(record, self.paths)):
                 log.info("%s", said)
-            self.coordinator.accept_or_wait(wiring.at_site(record, self._rules(), self.config))
+            self.coordinator.accept_or_wait(wiring.at_site(record, rules, self.config))
             running = self.coordinator.running.get(record.evaluation_id)
             if running is not None and running.state.ended_at is not None:
                 log.info("%s: %s", record.evaluation_id, nothing_run(running.state))
@@ -212,8 +213,12 @@ class Service:
     def _refuse(self, each: PendingCheckpoint, why: str, now: float) -> bool:
         log.warning("%s is not evaluated: %s", each.notice.checkpoint, why)
         self._writer.refuse(each.notice, why, now)
+        self._write_pending(now)  # first: `wait` looks for a refusal once the notice is gone
         each.done()
         return True
+
+    def _write_pending(self, now: float) -> None:
+        self._guard(str(self.paths.pending), self._writer.write, self._pending.values(), now)
 
     # --- housekeeping -----------------------------------------------------------------------------------
 

@@ -176,7 +176,7 @@ def main(root: Path, given: dict[str, Any]) -> None:
         for s in sets
     }
     (root / "bench.json").write_text(json.dumps({"storage_seconds": storage, "metrics": metrics}))
-    settings = from_settings.load(config, {})
+    settings = from_settings.load(config)
     site, suite = from_settings.site_of(settings), load_suite(suite_file)
     model, version = from_settings.model_options(settings), from_settings.lm_eval_version(settings, site)
     paths, inputs = site.paths, from_settings.inputs_for(site, version)(suite, model)

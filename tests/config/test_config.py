@@ -252,5 +252,5 @@ def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
     """A short one as well, so that a holder never takes a living coordinator for dead."""
     monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path / "w"))
     short = toml("[stage]\nlease_seconds = 6\n")
-    assert wiring.coordinator_of(from_settings.load(short, {})).pace.lease == 1.0
-    assert wiring.coordinator_of(from_settings.load(toml(""), {})).pace.lease == 30.0
+    assert wiring.coordinator_of(from_settings.load(short)).pace.lease == 1.0
+    assert wiring.coordinator_of(from_settings.load(toml(""))).pace.lease == 30.0

@@ -117,7 +117,7 @@ def test_a_retry_without_a_daemon_ends_as_what_it_retried(tmp_path: Path) -> Non
     (tmp_path / "python").write_text(TRIAL)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "evalspan.toml").write_text(f'[trial]\npython = "{tmp_path}/python"\n')
-    config = from_settings.load(None, {})
+    config = from_settings.load(None)
     coordinator = wiring.coordinator_of(config)
     record = make_record(
         str(place),

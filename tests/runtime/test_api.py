@@ -17,17 +17,25 @@ from dev_cluster.testing import wait_until
 from support.daemons import SUITE, daemon, small, taken
 from support.toys import TASKS, config_text, suite_text
 from support.trainings import leave
+from typer.testing import CliRunner
 
 import evalspan
 from coordinator import api
+from coordinator.cli import app
 from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
+from coordinator.evaluation.events import Accepted
+from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.sources import Notice, submit
-from evaljobs.contract.paths import WorkPaths
+from coordinator.runtime import replay
+from coordinator.runtime.journal import Journal, events_after, read_events
+from coordinator.runtime.parked import FAULT_SECONDS
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 COLUMNS = {
     "evaluation_id", "suite", "step", "checkpoint", "status", "task", "filter", "metric", "value", "stderr",
-    "documents", "n_shot", "version", "higher_is_better", "makespan_seconds", "gpu_seconds",
+    "documents", "n_shot", "version", "higher_is_better", "makespan_seconds", "paused_seconds",
+    "gpu_seconds",
 }  # fmt: skip
 
 
@@ -40,7 +48,7 @@ def settings(tmp_path: Path) -> Path:
 @pytest.mark.model
 def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, capfd):
     """As in a notebook: no terminal, not the main thread. The results are what files, `results` and `series` say; the
-    second call runs nothing, and says so.
+    second call runs nothing, and says so. However many follow, the process holds no more descriptors.
     """
     seen: list[api.Progress] = []
     found: list[api.Results] = []
@@ -75,6 +83,12 @@ def test_a_script_evaluates_in_a_thread_and_prints_nothing(toy_model, settings, 
     assert again.evaluation_id == made.evaluation_id
     assert "from the same inputs; nothing was run" in again.note
     assert again.scores == made.scores
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):  # as in a notebook of a day
+        evalspan.evaluate(
+            toy_model, tasks="toy_choice", include_path=[TASKS], batch_size="8", config=settings
+        )
+    assert len(list(Path("/proc/self/fd").iterdir())) == held
     by_id = evalspan.results(made.evaluation_id[:20], config=settings)
     assert by_id.rows() == made.rows() == evalspan.series(toy_model.parent, config=settings)
     assert by_id.rows()[0].keys() == COLUMNS
@@ -154,6 +168,11 @@ def test_an_error_is_raised_before_anything_is_started(tmp_path, settings):
         evalspan.evaluate(small(tmp_path / "step-1"), "quikstart", config=settings)
     with pytest.raises(evalspan.EvalspanError, match="no such folder"):
         evalspan.evaluate(tmp_path / "none", SUITE, config=settings)
+    for wrong in ({"slots": 0}, {"slots": "2"}, {"shards_per_task": 0}, {"slots": True}):
+        with pytest.raises(
+            evalspan.OperatorError, match=f"{next(iter(wrong))}: a whole number from 1 on, not"
+        ):
+            evalspan.evaluate(small(tmp_path / f"of-{wrong}"), SUITE, config=settings, **wrong)
     with pytest.raises(evalspan.OperatorError, match="gen_kwargs"):
         evalspan.evaluate(small(tmp_path / "step-2"), tasks="a", gen_kwargs="x", config=settings)
     with pytest.raises(evalspan.OperatorError, match="no evaluation"):
@@ -179,11 +198,95 @@ def test_wait_follows_a_submission_from_the_notice_to_a_refusal_or_the_timeout(t
     assert evalspan.submit(place, SUITE).what == "known"
     with pytest.raises(OperatorError, match="no evaluation"):
         evalspan.wait("other", timeout=0)
-    bad = sent.model_copy(update={"evaluation_id": "bad-0", "checkpoint": "/none"})
-    submit(WorkPaths(tmp_path / "work"), Notice(checkpoint="/none", suite=SUITE))
-    ears.tick()
-    with pytest.raises(OperatorError, match="/none was refused: "):
+    file = submit(WorkPaths(tmp_path / "work"), Notice(checkpoint="/none", suite=SUITE))
+    bad = sent.model_copy(
+        update={"evaluation_id": "bad-0", "checkpoint": "/none", "sent": (str(file),), "what": "new"}
+    )
+    with pytest.raises(TimeoutError):
         evalspan.wait(bad, timeout=0)
+    ears.tick()
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="/none was refused: "):
+            evalspan.wait(bad, timeout=0)
+        # sent again, it waits once more, whatever the clocks of the hosts say
+        file = submit(WorkPaths(tmp_path / "work"), Notice(checkpoint="/none", suite=SUITE, noticed_at=1.0))
+        bad = bad.model_copy(update={"sent": (str(file),)})
+        with pytest.raises(TimeoutError):
+            evalspan.wait(bad, timeout=0)
+        ears.tick()
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_a_submission_takes_no_settings_that_change_its_evaluation(tmp_path):
+    """The daemon has its own: refused before a notice is left, and named by the key."""
+    place = small(tmp_path / "step-1")
+    for key, value in (("trial.model_args", {"dtype": "float32"}), ("cluster.kind", "slurm")):
+        with pytest.raises(OperatorError, match=f"cannot change {key}.*the daemon's evalspan.toml"):
+            evalspan.submit(place, SUITE, settings={key: value, "watch.suite": SUITE})
+    assert not (tmp_path / "work" / "submissions").exists()
+    done = CliRunner().invoke(app, ["submit", str(place), "--suite", SUITE, "--model_args", "dtype=float32"])
+    assert "cannot change trial.model_args.dtype" in str(done.exception)
+    assert evalspan.submit(place, SUITE, settings={"trial.device": None}).what == "new"
+
+
+@pytest.mark.usefixtures("own_settings")
+@pytest.mark.parametrize("by", ["settings", "files"])
+def test_wait_names_the_evaluation_that_the_daemon_made_in_place_of_the_submitted_one(tmp_path, by):
+    """Of other settings, or of a checkpoint that was still being written. What is waited for never comes."""
+    place = small(tmp_path / "step-1")
+    ears = daemon(tmp_path / "work", Config())
+    if by == "settings":
+        (tmp_path / "own.toml").write_text('[trial]\nmodel_args = { dtype = "float32" }\n')
+        sent = evalspan.submit(place, SUITE, config=tmp_path / "own.toml")
+    else:
+        sent = evalspan.submit(place, SUITE)
+        shutil.copytree(small(tmp_path / "whole", seed=1), place, dirs_exist_ok=True)
+    for waited in (sent, sent.evaluation_id):
+        with pytest.raises(TimeoutError):
+            evalspan.wait(waited, timeout=0)
+    ears.tick()
+    (made,) = ears.coordinator.running
+    assert made != sent.evaluation_id
+    with pytest.raises(OperatorError, match=f"did not begin {sent.evaluation_id}: .*evaluation is {made}$"):
+        evalspan.wait(sent, timeout=0)
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_wait_ends_with_an_evaluation_that_was_given_up_before(tmp_path):
+    """Nothing was sent for it, so nothing brings it back. A raised priority does, once the daemon has read it."""
+    place, paths = small(tmp_path / "step-1"), WorkPaths(tmp_path / "work")
+    ears = daemon(tmp_path / "work", Config())
+    name = evalspan.submit(place, SUITE).evaluation_id
+    ears.tick()
+    folder = paths.evaluation(name)
+    journal = folder.journal.read_bytes()
+    folder.journal.write_bytes(journal + b"nothing\n")
+    ears = daemon(tmp_path / "work", Config())
+    ears.coordinator.resume_all()
+    for _ in FAULT_SECONDS:
+        ears.coordinator._parked.by_id[name].until = 0.0
+        ears.coordinator.tick()
+    folder.journal.write_bytes(journal)
+    known = evalspan.submit(place, SUITE)
+    assert known.what == "known"
+    with pytest.raises(OperatorError, match=f"{name} was given up: "):
+        evalspan.wait(known, timeout=0)
+    raised = evalspan.submit(place, SUITE, priority=3)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            evalspan.wait(raised, timeout=0)
+        ears.tick()
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_wait_takes_a_pending_id_alone(tmp_path):
+    """While another checkpoint is pending, a typing error is still one."""
+    sent = evalspan.submit(small(tmp_path / "step-1"), SUITE)
+    for wrong in ("step-2-quickstart-00000000", sent.evaluation_id.replace("-quick", "-quack"), "step"):
+        with pytest.raises(OperatorError, match="no evaluation"):
+            evalspan.wait(wrong, timeout=0)
+    with pytest.raises(TimeoutError):
+        evalspan.wait(sent.evaluation_id, timeout=0)
 
 
 @pytest.mark.usefixtures("own_settings")
@@ -239,3 +342,26 @@ def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
     assert evalspan.series("/runs/a", "mini") == rows
     with pytest.raises(OperatorError, match="no evaluation in"):
         evalspan.series("/runs/a", "other")
+
+
+def test_wait_reads_each_line_of_a_journal_once(tmp_path, monkeypatch):
+    """After a retry the old results are still there, and a journal has up to a million lines."""
+    monkeypatch.setenv("EVALSPAN_WORK_DIR", str(tmp_path))
+    leave(tmp_path, 10, 0.5)
+    (paths,) = (EvaluationPaths(file.parent) for file in tmp_path.glob("*/evaluation.json"))
+    record = EvaluationRecord.model_validate_json(paths.evaluation.read_bytes())
+    journal = Journal(paths.journal)
+    journal.append([Accepted(at=1.0, record=record)])
+    journal.close()
+    read = []
+
+    def counted(path: Path, offset: int) -> Any:
+        read.append(offset)
+        return events_after(path, offset)
+
+    monkeypatch.setattr(replay, "events_after", counted)
+    monkeypatch.setattr(replay, "read_events", lambda path: read.append(0) or read_events(path))
+    monkeypatch.setattr(api, "POLL_SECONDS", 0.01)
+    with pytest.raises(TimeoutError):
+        evalspan.wait(record.evaluation_id, timeout=0.2)
+    assert read == [0]

@@ -15,14 +15,23 @@ from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
+<<<<<<< HEAD
 from coordinator.cli.screen.standing import rows_of
 from coordinator.cli.screen.watching import Sight, _over
+=======
+from coordinator.cli.screen.standing import facts_of
+from coordinator.cli.screen.watching import Sight
+>>>>>>> mendA
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
 from coordinator.runtime import parked
+<<<<<<< HEAD
 from coordinator.runtime.journal import line_of, read_events
+=======
+from coordinator.runtime.drive import drive
+>>>>>>> mendA
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.service import Service
@@ -60,7 +69,7 @@ def pair(tmp_path: Path, cluster: FakeCluster) -> Iterator[Coordinator]:
 
 def shown(coordinator: Coordinator) -> dict[str, dict[str, object]]:
     config = Config(work_dir=coordinator.performer.site.paths.root)
-    return {row["evaluation_id"]: row for row in rows_of(config)}
+    return {row["evaluation_id"]: row for row in facts_of(config)}
 
 
 def halted(coordinator: Coordinator) -> dict[str, str]:
@@ -193,6 +202,21 @@ def test_a_journal_of_another_version_costs_no_other_evaluation_its_start_or_its
     with serving(work, cluster) as later:
         later.resume_all()
         assert later.running[BAD].state.ending.cancelled == "enough", "who was cancelled stays cancelled"
+
+
+def test_a_run_of_one_evaluation_obeys_no_command_to_another(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Its jobs would end with the run. The command stays for the daemon."""
+    with serving(tmp_path / "work", cluster) as coordinator:
+        accept(coordinator, BAD)
+        coordinator.cancel(BAD, "enough")
+        until(coordinator, lambda: coordinator.running[BAD].state.ended_at is not None)
+        coordinator.forget_ended()
+        leave_command(WorkPaths(tmp_path / "work"), Command(command="retry", evaluation_id=BAD))
+        wanted = record().model_copy(update={"evaluation_id": GOOD})
+        assert drive(coordinator, wanted, lambda: True).state.ended_at is not None
+        assert list(coordinator.running) == [GOOD]
+        obey_commands(coordinator)
+        assert coordinator.running[BAD].state.ended_at is None
 
 
 def test_an_evaluation_whose_folder_was_removed_is_forgotten_with_its_jobs(

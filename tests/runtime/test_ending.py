@@ -9,6 +9,8 @@ import pytest
 from support.simulated.parts import Faults
 from support.simulated.world import World
 
+from coordinator.evaluation.state import Phase
+from coordinator.report.load_series import point_of
 from coordinator.runtime import finalize
 from coordinator.runtime.journal import Journal
 from evaljobs.contract.paths import EvaluationPaths
@@ -45,6 +47,38 @@ def test_scores_are_written_whatever_report_and_priors_find(
     finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
     assert json.loads(paths.results.read_text())["results"].keys() == names
     assert "there is no new report" in caplog.text
+
+
+def test_an_evaluation_without_a_report_has_its_scores_and_no_costs(
+    ended: tuple[World, EvaluationPaths], tmp_path: Path
+) -> None:
+    """As a value, in a series, and with the status of its end; a report of before a retry counts no more."""
+    world, paths = ended
+    paths.report.write_text("{}")
+    paths.journal.write_text('{"kind": "of-another-version"}\n')
+    finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
+    found = finalize.results_of(world.state, paths)
+    costs = (found.makespan_seconds, found.paused_seconds, found.gpu_seconds)
+    assert (found.status, len(found.scores), costs) == ("done", len(world.state.entries), (None, None, None))
+    assert "times and costs are not known: JournalError: " in found.report.warnings[-1]
+    point = point_of(paths, world.state.record)
+    assert (point.status, point.scores, point.makespan_seconds) == ("done", found.scores, None)
+
+
+def test_during_a_retry_results_are_those_of_now(
+    ended: tuple[World, EvaluationPaths], tmp_path: Path
+) -> None:
+    """Not the scores and failures of the end before it, whose results.json stays until the next end."""
+    world, paths = ended
+    again, *others = world.state.entries
+    again.status, again.error = "failed", "no such thing"
+    finalize.write_results(world.state, paths, {}, tmp_path / "observations.jsonl")
+    assert finalize.results_of(world.state, paths).failed == {again.name: "no such thing"}
+    again.status, again.error = "built", ""
+    world.state.ending.phase, world.state.ending.ended_at = Phase.RUNNING, None
+    found = finalize.results_of(world.state, paths, world.journal)
+    assert (found.status, found.failed) == ("running", {})
+    assert {s.task for s in found.scores} == {e.name for e in others}
 
 
 def test_what_the_priors_cannot_read_is_a_warning(

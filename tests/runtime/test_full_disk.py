@@ -133,5 +133,5 @@ def test_a_folder_that_never_served_and_has_no_room_is_refused(disk: Path) -> No
         for number in range(10_000):
             (disk / str(number)).touch()
     with pytest.raises(OperatorError, match=r"and 0 files free.*--work-dir"):
-        from_settings.load(None, {"work_dir": disk / "new"})
-    assert from_settings.load(None, {"work_dir": disk / "old"}).work_dir == disk / "old"
+        from_settings.load(None, disk / "new")
+    assert from_settings.load(None, disk / "old").work_dir == disk / "old"

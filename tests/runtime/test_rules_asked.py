@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from support.daemons import announce, small
+from support.daemons import announce, daemon, small
 from support.loops import coordinator_on
 
 from coordinator.base import clock
@@ -22,9 +23,17 @@ case "$*" in *partition*) echo "PartitionName=gpu Default=YES State=UP" ;; *) ec
 
 
 def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_asked_each_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two questions at the first look, two after RULES_SECONDS, none between; nothing is accepted."""
+    """Two questions at the first look, two after RULES_SECONDS, none between; nothing is accepted, and that the checkpoint
+    changed since its last evaluation is not logged at each look.
+    """
+    caplog.set_level("INFO")
+    before = daemon(tmp_path / "work")
+    announce(before, small(tmp_path / "step-1"))
+    before.tick()
+    assert len(before.coordinator.running) == 1
+    shutil.copytree(small(tmp_path / "later", seed=1), tmp_path / "step-1", dirs_exist_ok=True)
     calls, commands = tmp_path / "calls", tmp_path / "bin"
     commands.mkdir()
     (commands / "scontrol").write_text(SCONTROL.format(calls=calls))
@@ -36,7 +45,7 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
         cluster=ClusterConfig(kind="slurm", partition="nope"), watch=WatchConfig(roots=(tmp_path,))
     )
     ears = Service(coordinator_on(tmp_path / "work", FakeCluster(fleet=[])), config)
-    announce(ears, small(tmp_path / "step-1"))
+    announce(ears, tmp_path / "step-1")
     asked = []
     for seconds in (0.0, 2.0, RULES_SECONDS / 2, RULES_SECONDS + 1.0):
         monkeypatch.setattr(clock, "now", lambda seconds=seconds: now + seconds)
@@ -49,3 +58,4 @@ def test_a_wrong_partition_is_a_pending_checkpoints_reason_and_slurm_is_not_aske
         == "the cluster has no partition 'nope' (--partition, [cluster] partition); it has: gpu (default)"
     )
     assert not ears.coordinator.running
+    assert "changed since" not in caplog.text

@@ -72,15 +72,10 @@ def failed(row: Row) -> bool:
     return bool(row["errors"] or row["fault"]) and row["stage"] != "cancelled"
 
 
-def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[Row]:
-    """A whole row for each evaluation (or for `only`), oldest first."""
-    return [with_details(row) for row in facts_of(config, only)]
-
-
 def facts_of(
     config: Config, only: EvaluationPaths | None = None, ask: Callable[[], Sequence[JobState]] = tuple
 ) -> list[Row]:
-    """Rows without what `with_details` reads from further files, oldest first.
+    """A row for each evaluation (or for `only`), without what `with_details` reads from further files; oldest first.
 
     `ask`: for the cluster's jobs, called once where a job is pending.
     """

@@ -1,0 +1,144 @@
+"""A submission: its files for the daemon in the work folder, and what became of it.
+
+Rule: a submission's files are there until the daemon has dealt with them. So what the daemon wrote before is told from
+what it wrote after, and no clocks of two hosts are compared. Called by `coordinator.api`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator.config.schema import Config
+from coordinator.errors import OperatorError
+from coordinator.evaluation.records import checkpoint_name, id_stem
+from coordinator.intake import pending, resubmit, sources
+from coordinator.intake.suites import load_suite
+from coordinator.runtime.journal import Journal, WorkLock, is_daemon
+from coordinator.runtime.replay import Follower, find_folder
+from coordinator.runtime.status_file import Ended, Parked, read_evaluation, read_status
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
+from evaljobs.contract.specs import Record
+
+
+class Submission(Record):
+    """What follows from a submission. `what` is for programs, `note` and `waits` are for people."""
+
+    evaluation_id: str
+    checkpoint: str
+    suite: str  # as in the notice: a name, or the full path of a file
+    what: str  # new | known | priority-raised | taken-up-again | ended
+    note: str = ""
+    daemon: bool = False  # a daemon runs for the work folder
+    waits: str = ""  # what it waits for, where no daemon runs
+    sent: tuple[str, ...] = ()  # its files in the work folder; the daemon removes each that it has dealt with
+    ended_bytes: int | None = None  # length of the journal of an evaluation that had ended and is resumed
+
+
+def send(
+    paths: WorkPaths, evaluation_id: str, notice: sources.Notice, answer: resubmit.Submitted, daemon: str
+) -> Submission:
+    """Leave the notice and the command that `answer` asks for. `daemon`: the command that starts one."""
+    status = read_status(paths.evaluation(evaluation_id))
+    ended = status.journal_bytes if answer.again and isinstance(status, Ended) else None
+    sent = []
+    if answer.announce:
+        sent.append(sources.submit(paths, notice))
+    if answer.again:
+        from coordinator.runtime.operator_commands import Command, leave_command  # noqa: PLC0415 (loads redis)
+
+        sent.append(leave_command(paths, Command(command="retry", evaluation_id=evaluation_id)))
+    holder = WorkLock(paths.lock).holder()
+    waits = answer.announce or answer.again or (answer.what == "known" and not holder)
+    return Submission(
+        evaluation_id=evaluation_id,
+        checkpoint=notice.checkpoint,
+        suite=notice.suite,
+        what=answer.what,
+        note=answer.said,
+        daemon=is_daemon(holder),
+        waits=pending.waits_for_daemon(holder, daemon) if waits and not is_daemon(holder) else "",
+        sent=tuple(map(str, sent)),
+        ended_bytes=ended,
+    )
+
+
+def find_submission(settings: Config, name: str) -> Submission:
+    """The evaluation whose id `name` begins, or the pending checkpoint whose evaluation may have this id. OperatorError."""
+    try:
+        found = find_folder(settings, name).root.name
+    except OperatorError:
+        for checkpoint, suite, sent in _unaccepted(WorkPaths(settings.work_dir)):
+            if name.rpartition("-")[0] in _stems(settings, checkpoint, suite):
+                return Submission(
+                    evaluation_id=name, checkpoint=checkpoint, suite=suite, what="new", sent=sent
+                )
+        raise
+    return Submission(evaluation_id=found, checkpoint="", suite="", what="known")
+
+
+def _unaccepted(paths: WorkPaths) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(checkpoint, suite, file of its notice) of what is announced and not accepted."""
+    for each in (*sources.from_submissions(paths), *sources.from_spool(paths)):
+        yield each.notice.checkpoint, each.notice.suite, (each.key,)
+    for waiting in pending.read(paths.pending).waiting:
+        yield waiting.checkpoint, waiting.suite, ()
+
+
+def _stems(settings: Config, checkpoint: str, suite: str) -> set[str]:
+    """What ids of this checkpoint and suite begin with; a link has the name of its folder."""
+    named = settings.watch.suite if suite == "default" else suite
+    try:
+        suite_name = load_suite(named or suite).name
+        places = (checkpoint, str(Path(checkpoint).resolve()))
+    except (OperatorError, OSError, ValueError):  # the daemon will refuse it
+        return set()
+    return {id_stem(checkpoint_name(place), suite_name) for place in places}
+
+
+def has_ended(settings: Config, submission: Submission, follower: Follower) -> bool:
+    """Has it ended since the submission? `follower`: of this evaluation alone.
+
+    OperatorError where the daemon refused the checkpoint, made another evaluation of it, or gave the evaluation up.
+    """
+    paths = WorkPaths(settings.work_dir)
+    folder = paths.evaluation(submission.evaluation_id)
+    unread = any(Path(file).exists() for file in submission.sent)  # first: the daemon removes them last
+    status = read_status(folder)
+    if isinstance(status, Ended):
+        return status.journal_bytes != submission.ended_bytes
+    if unread:
+        return False
+    if isinstance(status, Parked) and status.until is None:
+        raise OperatorError(f"{submission.evaluation_id} was given up: {status.error}")
+    if not Journal.begun(folder.journal):
+        _check_pending(paths, submission)
+        return False
+    # an ended evaluation lacks its summary only where the disk refused it
+    return folder.results.exists() and not follower.states() and bool(follower.ended(1))
+
+
+def _check_pending(paths: WorkPaths, submission: Submission) -> None:
+    """OperatorError unless the checkpoint is pending, or its evaluation has begun meanwhile."""
+    key = (submission.checkpoint, submission.suite)
+    known = pending.read(paths.pending)
+    for refused in known.refused:
+        if (refused.checkpoint, refused.suite) == key:
+            raise OperatorError(f"{refused.checkpoint} was refused: {refused.why}")
+    if any((waiting.checkpoint, waiting.suite) == key for waiting in known.waiting):
+        return
+    name = submission.evaluation_id
+    stem = name.rpartition("-")[0]
+    # listing the folder makes NFS show evaluations of another host
+    records = [
+        read_evaluation(EvaluationPaths(f.parent)) for f in paths.root.glob(f"{stem}-*/evaluation.json")
+    ]
+    if Journal.begun(paths.evaluation(name).journal):
+        return
+    made = [r for r in records if r is not None and submission.checkpoint in (r.checkpoint.source, "")]
+    newest = max(made, key=lambda r: r.accepted_at).evaluation_id if made else ""
+    other = f"; its newest evaluation is {newest}" if newest else "; the daemon's log says more"
+    raise OperatorError(
+        f"the daemon did not begin {name}: the checkpoint's files changed, or the daemon has other settings than this "
+        f"call{other}"
+    )
