@@ -55,6 +55,7 @@ ENGINES = {"hf": "hf", "huggingface": "hf", "hf-auto": "hf", "vllm": "vllm", "sg
 NAMES = "--tasks"  # takes several words
 PAIRS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
 OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none
+TEXTS = ("revision",)  # a commit's hash may look like a number
 PAIR = re.compile(r"[A-Za-z_]\w*=.*|\{.*", re.DOTALL)
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -180,7 +181,7 @@ def pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
             key, equals, value = part.partition("=")
             if not equals:
                 raise OperatorError(f"{option}: {part!r} should be KEY=VALUE")
-            found[key] = _value(value)
+            found[key] = value if key in TEXTS else _value(value)
     return found
 
 
@@ -272,9 +273,27 @@ def trial_settings(
             raise OperatorError(
                 f"--model-args: {key} is an option: --{key.removeprefix('max_').replace('_', '-')}"
             )
+    if "subfolder" in arguments:
+        raise OperatorError("--model-args: subfolder: name that folder itself by pretrained=")
     checkpoint = arguments.pop("pretrained", None)
+    revision = arguments.pop("revision", "None")
     settings |= {f"trial.model_args.{key}": value for key, value in arguments.items()}
-    return None if checkpoint is None else str(checkpoint), settings
+    if revision == "None":
+        return None if checkpoint is None else str(checkpoint), settings
+    return _at_revision(str(checkpoint), str(revision)), settings
+
+
+def _at_revision(checkpoint: str, revision: str) -> str:
+    """The id of a revision of a Hub model. OperatorError for a folder, whose files the revision would not select."""
+    from coordinator.intake.hub import HUB_ID
+
+    text = f"{checkpoint}@{revision}"
+    named = HUB_ID.fullmatch(text)
+    if named is None or named[1] != checkpoint:
+        raise OperatorError(
+            f"--model-args: revision={revision} needs pretrained=ORG/MODEL, which is also written ORG/MODEL@{revision}"
+        )
+    return text
 
 
 def the_checkpoint(typed: str | None, pretrained: str | None) -> str:

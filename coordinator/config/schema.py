@@ -54,6 +54,13 @@ def _conversion(command: str) -> str:
     return command
 
 
+def _no_place(model_args: dict[str, Any]) -> dict[str, Any]:
+    for key in ("pretrained", "revision", "subfolder"):
+        if key in model_args:
+            raise ValueError(f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)")
+    return model_args
+
+
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 TimeLimit = Annotated[str, AfterValidator(_is_time)]
@@ -85,8 +92,9 @@ class TrialConfig(Record):
     container: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     engine: str = "hf"  # lm-eval's model name: hf, vllm, sglang
-    model_args: dict[str, Any] = Field(default_factory=dict)  # less path and batch size
-    gpus_per_trial: Count = 1
+    # less path and batch size
+    model_args: Annotated[dict[str, Any], AfterValidator(_no_place)] = Field(default_factory=dict)
+    gpus_per_trial: Positive = 1
     cpus: Positive = 1
     memory_mb: Positive = 4096
     threads: Positive | None = None

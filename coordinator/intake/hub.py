@@ -8,6 +8,7 @@ alone: a notice never names a Hub id. huggingface_hub is imported where an id is
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shlex
 import sys
@@ -34,10 +35,12 @@ def local_folder(text: str, say: Callable[[str], None], *, allow_bin: bool = Fal
     model or revision, or it is not in the cache and there is no internet.
     """
     named = HUB_ID.fullmatch(text)
-    if named is None or Path(text).exists():
+    if named is None or os.path.exists(text):  # noqa: PTH110 (False where a folder above it may not be read)
         return text
     name, revision = named.groups()
-    if revision is None and Path(text).parent.exists():
+    if revision is not None and os.path.exists(name):  # noqa: PTH110 (as above)
+        raise OperatorError(f"{text}: {name} is a folder here, and a folder has no revisions: name the folder of that revision")
+    if revision is None and os.path.exists(Path(text).parent):  # noqa: PTH110
         raise OperatorError(
             f"{text}: no such folder (the folder {Path(text).parent} exists; the Hub's model is {text}@main)"
         )

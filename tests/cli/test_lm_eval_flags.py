@@ -152,6 +152,9 @@ def test_options_without_an_equal_are_refused_together_with_what_to_do_instead()
         (lambda: trial_settings("openai-completions", None, None), "loads checkpoints by hf, vllm, sglang"),
         (lambda: trial_settings(None, None, "cuda:1"), "each trial has GPUs of its own"),
         (lambda: trial_settings(None, ["batch_size=3"], None), "--batch-size"),
+        (lambda: trial_settings(None, ["pretrained=/m,revision=a"], None), "ORG/MODEL@a"),
+        (lambda: trial_settings(None, ["revision=a"], None), "needs pretrained=ORG/MODEL"),
+        (lambda: trial_settings(None, ["pretrained=a/b,subfolder=c"], None), "subfolder"),
         (lambda: trial_settings(None, ["dtype"], None), "'dtype' should be KEY=VALUE"),
         (lambda: pairs(["{x}"]), "is no JSON object"),
         (lambda: seed_of("1,2,3,4"), "one number for all"),
@@ -162,6 +165,15 @@ def test_options_without_an_equal_are_refused_together_with_what_to_do_instead()
 def test_a_value_without_an_equal_is_refused(call, says):
     with pytest.raises(OperatorError, match=says):
         call()
+
+
+@pytest.mark.parametrize("revision", ["step3000", "0012345", "12e4567"])
+def test_a_revision_names_the_checkpoint_and_is_no_model_argument(revision):
+    """So its weights are fetched; a hash of digits stays as it is typed."""
+    assert trial_settings(None, [f"pretrained=lab/m,revision={revision},x=1"], None) == (
+        f"lab/m@{revision}",
+        {"trial.model_args.x": 1},
+    )
 
 
 def same(one: Any, other: Any) -> bool:
