@@ -101,8 +101,9 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns.
     `prepare`: the command that fetches data sets, for the message.
     """
-    names = [t.name for t in suite.tasks]
-    argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]
+    argv = [*site.trial_command, "-m", "evaljobs", "tasks"]
+    for task in suite.tasks:
+        argv += ["--name", task.name]
     for folder in suite.include_path:
         argv += ["--include-path", folder]
     argv += ["--cache", str(site.paths.cache)]
