@@ -34,7 +34,7 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import validate
-from coordinator.intake.source_keys import inputs_of
+from coordinator.intake.source_keys import inputs_of, with_full_paths
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
@@ -53,7 +53,8 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
         full = shortage(error, work)
-        if WorkPaths(work).lock.exists() and (full or error.errno in {errno.EACCES, errno.EROFS}):
+        used = os.path.exists(WorkPaths(work).lock)  # noqa: PTH110 (False in a private folder)
+        if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:
             raise OperatorError(f"{full}: {RESUMES}") from error
@@ -132,7 +133,9 @@ def slots(config: Config) -> int:
 def model_options(config: Config) -> ModelOptions:
     return ModelOptions(
         engine=config.trial.engine,
-        model_args=config.trial.model_args,
+        model_args=with_full_paths(
+            config.trial.model_args, Path.cwd()
+        ),  # local jobs inherit the current folder
         device=config.trial.device,
         threads=_threads(config),
     )
