@@ -57,7 +57,9 @@ def _conversion(command: str) -> str:
 def _no_place(model_args: dict[str, Any]) -> dict[str, Any]:
     for key in ("pretrained", "revision", "subfolder"):
         if key in model_args:
-            raise ValueError(f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)")
+            raise ValueError(
+                f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)"
+            )
     return model_args
 
 

@@ -39,7 +39,9 @@ def local_folder(text: str, say: Callable[[str], None], *, allow_bin: bool = Fal
         return text
     name, revision = named.groups()
     if revision is not None and os.path.exists(name):  # noqa: PTH110 (as above)
-        raise OperatorError(f"{text}: {name} is a folder here, and a folder has no revisions: name the folder of that revision")
+        raise OperatorError(
+            f"{text}: {name} is a folder here, and a folder has no revisions: name the folder of that revision"
+        )
     if revision is None and os.path.exists(Path(text).parent):  # noqa: PTH110
         raise OperatorError(
             f"{text}: no such folder (the folder {Path(text).parent} exists; the Hub's model is {text}@main)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ SAME: dict[str, Any] = {
 def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
     """To the last field but the name's last part; so ids, reuse and resume are the same."""
     file = tmp_path / "s.toml"
-    file.write_text(FILE.replace("-5shot", "-5shot-chat"))
-    assert one_off.suite_of(SuiteOptions(**SAME)) == suites.load_suite(file)
+    made = one_off.suite_of(SuiteOptions(**SAME))
+    assert re.fullmatch(r"hellaswag-arc_easy-limit10-5shot-chat-[0-9a-f]{6}", made.name)
+    file.write_text(FILE.replace("hellaswag-arc_easy-limit10-5shot", made.name))
+    assert made == suites.load_suite(file)
 
 
 def test_options_replace_what_a_suite_says_of_each_task():
@@ -61,6 +64,41 @@ def test_options_replace_what_a_suite_says_of_each_task():
     assert [t.num_fewshot for t in few.tasks] == [t.num_fewshot for t in plain.tasks]
     sized = one_off.suite_of(SuiteOptions(suite="core", batch_size=2))
     assert sized == plain.model_copy(update={"batch_size": 2})
+
+
+@pytest.mark.parametrize("named", [{"suite": "core"}, {"tasks": ("arc_easy",)}])
+def test_settings_that_change_scores_change_the_name(named):
+    """So a one-off never stands for a point of the suite's own series; the setting that a suite has changes nothing."""
+    more = [
+        {"gen_kwargs": {"temperature": 1}},
+        {"gen_kwargs": {"temperature": 2}},
+        {"seed": 1},
+        {"system_instruction": "Answer."},
+        {"apply_chat_template": "tool_use"},
+        {"apply_chat_template": True},
+        {"limit": 1234567},
+        {"limit": 1234568},
+    ]
+    made = {one_off.suite_of(SuiteOptions(**named, **each)).name for each in ({}, *more)}
+    assert len(made) == 1 + len(more)
+    plain = one_off.suite_of(SuiteOptions(**named))
+    assert one_off.suite_of(SuiteOptions(**named, apply_chat_template=False)) == plain
+
+
+def test_a_folder_of_the_user_comes_after_the_suites_own(tmp_path):
+    """Of two definitions of a task lm-eval takes the later folder's; evalspan's own tasks stay known."""
+    (tmp_path / "mine.yaml").write_text("task: quickstart_arc\n")
+    kept = one_off.suite_of(SuiteOptions(tasks=("quickstart_mmlu",), include_path=(str(tmp_path),)))
+    assert kept.include_path == (*suites.load_suite("quickstart").include_path, str(tmp_path))
+    changed = one_off.suite_of(SuiteOptions(suite="quickstart", include_path=(str(tmp_path),)))
+    assert changed.include_path == kept.include_path
+    assert changed.name != "quickstart"
+
+
+@given(st.floats(1e-6, 1e9) | st.integers(1, 10**9))
+def test_the_suggested_command_means_the_same_limit(limit):
+    (word,) = SuiteOptions(limit=limit).words()[1:]
+    assert float(word) == limit
 
 
 def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
