@@ -123,6 +123,7 @@ def _show(
 
 def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
     """Shipped suites, those of [watch], and `files`; a suite of the settings that does not load is left out, with its reason."""
+    from coordinator.config import toml
     from coordinator.intake import suites
 
     watch = settings.watch
@@ -136,7 +137,7 @@ def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
                 raise
             say(f"[watch] {error}", "yellow", err=True)
             continue
-        name = file if loaded.name in found and suites.is_file_name(file) else loaded.name
+        name = file if loaded.name in found and toml.is_file_name(file) else loaded.name
         found[name] = loaded
     return found
 

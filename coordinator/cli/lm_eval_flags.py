@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from coordinator.errors import OperatorError
 
@@ -66,7 +66,8 @@ class LmEvalCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = (p for p in self.params if isinstance(p, TyperOption) and not p.is_flag)
         valued = {name for option in options for name in option.opts}
-        return super().parse_args(ctx, rewritten(args, valued))
+        takes = any(isinstance(p, TyperArgument) for p in self.params)
+        return super().parse_args(ctx, rewritten(args, valued, checkpoint=takes))
 
 
 # --- words of the command line ---------------------------------------------------------------------------------------
@@ -126,13 +127,14 @@ class _Rewriting:
         return taken
 
 
-def rewritten(words: Sequence[str], valued: set[str]) -> list[str]:
+def rewritten(words: Sequence[str], valued: set[str], *, checkpoint: bool = True) -> list[str]:
     """`words` as this program's own options. `valued`: options that take a value. OperatorError names what has no equal.
 
+    `checkpoint`: the command takes one as a word of its own.
     lm_eval's `--tasks a b` takes all words up to the next option. Where nothing else names the checkpoint, the last of
     them is the checkpoint.
     """
-    done = _Rewriting(valued)
+    done = _Rewriting(valued, checkpoint=not checkpoint)
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
@@ -140,6 +142,11 @@ def rewritten(words: Sequence[str], valued: set[str]) -> list[str]:
             done.checkpoint |= at < len(words)
             done.out += words[at - 1 :]
             break
+        if word == "-s" and (
+            at == len(words) or words[at].startswith("-")
+        ):  # lm_eval's flag, no suite's name
+            done.refused["--log-samples"] = REFUSED["--log-samples"]
+            continue
         if word.startswith("-") and word != "-":
             at += done.option(word, words[at:])
         else:
@@ -207,7 +214,7 @@ def _split(text: str) -> list[str]:
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if text.isnumeric():
+    if text.isdecimal():
         return int(text)
     try:
         return float(text)
@@ -222,8 +229,9 @@ def seed_of(text: str | None) -> int | None:
     """The one seed of `--seed`: a number, or lm_eval's list of four alike; None: lm_eval's own defaults."""
     if text is None or text.replace(" ", "") == "0,1234,1234,1234":
         return None
-    parts = set(text.replace(" ", "").split(","))
-    if len(parts) != 1 or not next(iter(parts)).isdecimal():
+    listed = text.replace(" ", "").split(",")
+    parts = set(listed)
+    if len(listed) not in (1, 4) or len(parts) != 1 or not listed[0].isdecimal():
         raise OperatorError(f"--seed: {text!r}: evalspan takes one number for all of lm_eval's generators")
     return int(parts.pop())
 

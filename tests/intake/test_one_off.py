@@ -165,7 +165,7 @@ SUITES = st.builds(
     system_instruction=st.none() | TEXT,
     fewshot_as_multiturn=st.none() | st.booleans(),
     tasks=st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.name).map(tuple),
-)
+).filter(lambda suite: suite.apply_chat_template is not False or not suite.fewshot_as_multiturn)
 
 
 @given(SUITES)
