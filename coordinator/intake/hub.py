@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\S+))?", re.ASCII)
 ANSWER_SECONDS = 10.0  # longest wait for the Hub's answer to the first question
+SIGNED = re.compile(r"(?<=\S)\?\S+")  # the query of an address, which may hold a signature
+LOG_IN = "set HF_TOKEN to a token that may read it, or `hf auth login`"
 BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 
 
@@ -98,9 +100,14 @@ def _fetched(
     try:
         return snapshot_download(name, revision=revision, allow_patterns=[_exactly(file) for file in chosen])
     except Exception as error:  # of several libraries: a full disk, a connection that broke
+        for one in (error, error.__cause__):
+            if (
+                isinstance(one, Exception) and getattr(one, "response", None) is not None
+            ):  # the Hub refused a file
+                raise _explained(one, text, name, revision, fault) from error
         why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise OperatorError(
-            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({why}): "
+            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({SIGNED.sub('?…', why)}): "
             "the same command goes on; HF_HOME names another folder"
         ) from error
 
@@ -132,7 +139,7 @@ def _explained(error: Exception, text: str, name: str, revision: str | None, fau
 
     hub = constants.ENDPOINT
     if isinstance(error, errors.GatedRepoError):
-        return OperatorError(f"{text}: gated; accept its terms at {hub}/{name}, then `hf auth login`")
+        return OperatorError(f"{text}: gated; accept its terms at {hub}/{name}, then {LOG_IN}")
     if isinstance(error, errors.RepositoryNotFoundError):
         return OperatorError(
             f"{text}: no such folder, and {hub} has no public model of this id (a private one needs `hf auth login`)"
@@ -140,6 +147,8 @@ def _explained(error: Exception, text: str, name: str, revision: str | None, fau
     if isinstance(error, errors.RevisionNotFoundError):
         return OperatorError(f"{text}: {hub}/{name} has no revision {revision}")
     response: Any = getattr(error, "response", None)
+    if response is not None and response.status_code in (401, 403):
+        return OperatorError(f"{text}: {hub} refuses it with status {response.status_code}: {LOG_IN}")
     if response is not None:
         return RetryError(f"{text}: {hub} answered with status {response.status_code}: try again later")
     command = ["hf", "download", name, *(["--revision", revision] if revision else [])]
