@@ -280,7 +280,9 @@ def load(
         # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
         data["cluster"].setdefault("kind", "slurm")
     checked = toml.check(Config, data, source)
-    typed = {tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None}
+    typed: set[toml.Location] = {
+        tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None
+    }
     if ("cluster", "kind") not in said:  # the file chose it, so that a variable is no older choice
         typed |= said.keys()
     for location in named:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import api
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import one_off, suites
 from coordinator.intake.one_off import SuiteOptions
@@ -99,6 +101,15 @@ def test_a_folder_of_the_user_comes_after_the_suites_own(tmp_path):
 def test_the_suggested_command_means_the_same_limit(limit):
     (word,) = SuiteOptions(limit=limit).words()[1:]
     assert float(word) == limit
+
+
+def test_a_notice_names_a_shipped_suite_beside_a_file_of_its_name(tmp_path, monkeypatch):
+    """As the suite itself is found: a file is named with a slash, or by .toml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "core").touch()
+    spec = suites.load_suite("core")
+    assert api._named(SuiteOptions(suite="core"), spec, Config()) == "core"
+    assert api._named(SuiteOptions(suite="./s.toml"), spec, Config()) == str(tmp_path / "s.toml")
 
 
 def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
