@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from coordinator.base.typed import options_of, typed
+from coordinator.config import toml
 from coordinator.config.schema import Config
 from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.state import State
@@ -295,7 +296,7 @@ def _named(chosen: SuiteOptions, spec: SuiteSpec, settings: Config) -> str:
             sources.keep_suite(WorkPaths(settings.work_dir), one_off.file_name(spec), one_off.as_toml(spec))
         )
     named = chosen.suite if chosen.suite is not None else str(settings.watch.suite)
-    return str(Path(named).resolve()) if Path(named).is_file() else named
+    return str(Path(named).expanduser().resolve()) if toml.is_file_name(named) else named
 
 
 def wait(

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbs.add_parser(verb)
     tasks = verbs.add_parser("tasks", help="which of these names lm-eval defines, as JSON")
     tasks.add_argument("--include-path", action="append", default=[])
-    tasks.add_argument("--names", default="")
+    tasks.add_argument("--name", action="append", default=[], help="a name, or a YAML file")
     tasks.add_argument("--cache", type=Path)
     tasks.add_argument("--chat", action="store_true", help="the suite applies a chat template")
     chosen = parser.parse_args(arguments)
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from evaljobs.lmeval.task_index import main as ask  # noqa: PLC0415
 
         try:
-            names = [n for n in chosen.names.split(",") if n]
-            return ask(chosen.include_path, names, chosen.cache, chat=chosen.chat)
+            return ask(chosen.include_path, chosen.name, chosen.cache, chat=chosen.chat)
         except JobError as error:
             sys.stderr.write(f"{error}\n")
             return 2

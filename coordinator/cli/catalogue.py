@@ -71,7 +71,7 @@ def list_known(
         kind, pattern = None, kind
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
-    version = from_settings.lm_eval_version(settings, site)()
+    version = from_settings.lm_eval_version(settings, site, needs=("lm_eval",))()
     suites = _suites(settings, suite or [])
     folders = [folder for one in suites.values() for folder in one.include_path]
     folders += [str(folder) for folder in include_path or []]
@@ -123,6 +123,7 @@ def _show(
 
 def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
     """Shipped suites, those of [watch], and `files`; a suite of the settings that does not load is left out, with its reason."""
+    from coordinator.config import toml
     from coordinator.intake import suites
 
     watch = settings.watch
@@ -136,7 +137,7 @@ def _suites(settings: Config, files: Sequence[str]) -> dict[str, SuiteSpec]:
                 raise
             say(f"[watch] {error}", "yellow", err=True)
             continue
-        name = file if loaded.name in found and suites.is_file_name(file) else loaded.name
+        name = file if loaded.name in found and toml.is_file_name(file) else loaded.name
         found[name] = loaded
     return found
 
@@ -233,9 +234,9 @@ def validate(
     work_dir: WORK_DIR = None,
     as_json: JSON = False,
 ) -> None:
-    """Check a suite as `eval` does before it submits anything, and list what it holds.
+    """Check a suite as `eval` does before it asks the cluster, and list what it holds.
 
-    Exit code 0: `eval` would accept it; 2: one line says what to change. Builds and submits nothing. Examples:
+    Exit code 0: valid; 2: one line says what to change. Builds and submits nothing. Examples:
 
     evalspan validate --suite ./mine.toml
 
@@ -244,9 +245,8 @@ def validate(
     from coordinator.base.typed import options_of
     from coordinator.doctor.shared_storage import check_shared
     from coordinator.intake import catalogue, from_settings, hub, request_sets
-    from coordinator.intake.checkpoint import inspect
     from coordinator.intake.suites import load_suite
-    from coordinator.intake.validate import check_tasks, judge_for, prepare_command
+    from coordinator.intake.validate import check_tasks, inspected, judge_for, prepare_command
 
     settings = settings_of(config, work_dir)
     site = from_settings.site_of(settings)
@@ -254,11 +254,12 @@ def validate(
     allow_bin = settings.checkpoint.allow_bin
     loaded = load_suite(suite)
     judge_for(loaded, partial(from_settings.judge_options, settings))
-    spec = None
+    spec, convert = None, None
     if checkpoint is not None:
-        spec = inspect(hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin), allow_bin=allow_bin)
+        folder = hub.local_folder(checkpoint, say_aside, allow_bin=allow_bin)
+        spec, convert = inspected(folder, allow_bin=allow_bin, convert=settings.checkpoint.convert)
     prepare = prepare_command(
-        checkpoint or "CHECKPOINT", ["--suite", suite, *options_of(config, work_dir)], convert=None
+        checkpoint or "CHECKPOINT", ["--suite", suite, *options_of(config, work_dir)], convert=convert
     )
     with Console(stderr=True).status("asking lm-eval for the suite's tasks"):
         files = check_tasks(loaded, site, prepare)
@@ -268,7 +269,7 @@ def validate(
         check_shared([str(settings.work_dir), *named, *loaded.include_path, *files])
     held = catalogue.holdings(loaded, own)
     built: dict[str, dict[str, str]] = {}
-    if spec is not None:
+    if spec is not None and convert is None:  # a raw checkpoint has no tokenizer yet
         model = from_settings.model_options(settings)
         inputs = from_settings.inputs_for(site, version)(loaded, model)
         built = request_sets.at_hand(loaded, spec, model, inputs, site)
@@ -277,8 +278,9 @@ def validate(
         show_json({"schema_version": 1, "suite": loaded.name, "tasks": rows})
         return
     _show_suite(loaded, held)
-    if spec is not None:
+    if spec is not None and convert is None:
         say(
             f"request sets: {len(built)} of {len(held)} tasks are built; `evalspan prepare` builds the others"
         )
-    say(f"{loaded.name} is valid: `eval` would accept it", "green")
+    unchecked = "whether the cluster takes its jobs" + ("" if spec else ", the checkpoint (--tokenizer)")
+    say(f"{loaded.name} is valid; not checked: {unchecked}", "green")

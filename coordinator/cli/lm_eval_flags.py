@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from coordinator.errors import OperatorError
 
@@ -59,6 +59,7 @@ ENGINES = {"hf": "hf", "huggingface": "hf", "hf-auto": "hf", "vllm": "vllm", "sg
 NAMES = "--tasks"  # takes several words
 PAIRS = ("--model-args", "--gen-kwargs")  # take several words KEY=VALUE
 OPTIONAL = ("--apply-chat-template", "--fewshot-as-multiturn")  # take one word or none
+TEXTS = ("revision",)  # a commit's hash may look like a number
 PAIR = re.compile(r"[A-Za-z_]\w*=.*|\{.*", re.DOTALL)
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -69,8 +70,9 @@ class LmEvalCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = (p for p in self.params if isinstance(p, TyperOption) and not p.is_flag)
         valued = {name for option in options for name in option.opts}
+        takes = any(isinstance(p, TyperArgument) for p in self.params)
         needless: list[str] = []
-        words = rewritten(args, valued, needless)
+        words = rewritten(args, valued, needless, checkpoint=takes)
         if needless:
             typer.echo(f"needless: {'; '.join(f'{name}: {NEEDLESS[name]}' for name in needless)}", err=True)
         return super().parse_args(ctx, words)
@@ -137,15 +139,17 @@ class _Rewriting:
         return taken
 
 
-def rewritten(words: Sequence[str], valued: set[str], needless: list[str] | None = None) -> list[str]:
+def rewritten(
+    words: Sequence[str], valued: set[str], needless: list[str] | None = None, *, checkpoint: bool = True
+) -> list[str]:
     """`words` as this program's own options. `valued`: options that take a value. OperatorError names what has no equal.
 
-    Names of options that are left out because they change nothing are added to `needless`.
-
+    `checkpoint`: the command takes one as a word of its own. Names of options that are left out
+    because they change nothing are added to `needless`.
     lm_eval's `--tasks a b` takes all words up to the next option. Where nothing else names the checkpoint, the last of
     them is the checkpoint.
     """
-    done = _Rewriting(valued, needless=[] if needless is None else needless)
+    done = _Rewriting(valued, needless=[] if needless is None else needless, checkpoint=not checkpoint)
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
@@ -153,6 +157,11 @@ def rewritten(words: Sequence[str], valued: set[str], needless: list[str] | None
             done.checkpoint |= at < len(words)
             done.out += words[at - 1 :]
             break
+        if word == "-s" and (
+            at == len(words) or words[at].startswith("-")
+        ):  # lm_eval's flag, no suite's name
+            done.refused["--log-samples"] = REFUSED["--log-samples"]
+            continue
         if word.startswith("-") and word != "-":
             at += done.option(word, words[at:])
         else:
@@ -194,7 +203,7 @@ def pairs(words: Sequence[str], option: str = "--model-args") -> dict[str, Any]:
             key, equals, value = part.partition("=")
             if not equals:
                 raise OperatorError(f"{option}: {part!r} should be KEY=VALUE")
-            found[key] = _value(value)
+            found[key] = value if key in TEXTS else _value(value)
     return found
 
 
@@ -220,7 +229,7 @@ def _split(text: str) -> list[str]:
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if text.isnumeric():
+    if text.isdecimal():
         return int(text)
     try:
         return float(text)
@@ -235,8 +244,9 @@ def seed_of(text: str | None) -> int | None:
     """The one seed of `--seed`: a number, or lm_eval's list of four alike; None: lm_eval's own defaults."""
     if text is None or text.replace(" ", "") == "0,1234,1234,1234":
         return None
-    parts = set(text.replace(" ", "").split(","))
-    if len(parts) != 1 or not next(iter(parts)).isdecimal():
+    listed = text.replace(" ", "").split(",")
+    parts = set(listed)
+    if len(listed) not in (1, 4) or len(parts) != 1 or not listed[0].isdecimal():
         raise OperatorError(f"--seed: {text!r}: evalspan takes one number for all of lm_eval's generators")
     return int(parts.pop())
 
@@ -286,9 +296,27 @@ def trial_settings(
             raise OperatorError(
                 f"--model-args: {key} is an option: --{key.removeprefix('max_').replace('_', '-')}"
             )
+    if "subfolder" in arguments:
+        raise OperatorError("--model-args: subfolder: name that folder itself by pretrained=")
     checkpoint = arguments.pop("pretrained", None)
+    revision = arguments.pop("revision", "None")
     settings |= {f"trial.model_args.{key}": value for key, value in arguments.items()}
-    return None if checkpoint is None else str(checkpoint), settings
+    if revision == "None":
+        return None if checkpoint is None else str(checkpoint), settings
+    return _at_revision(str(checkpoint), str(revision)), settings
+
+
+def _at_revision(checkpoint: str, revision: str) -> str:
+    """The id of a revision of a Hub model. OperatorError for a folder, whose files the revision would not select."""
+    from coordinator.intake.hub import HUB_ID
+
+    text = f"{checkpoint}@{revision}"
+    named = HUB_ID.fullmatch(text)
+    if named is None or named[1] != checkpoint:
+        raise OperatorError(
+            f"--model-args: revision={revision} needs pretrained=ORG/MODEL, which is also written ORG/MODEL@{revision}"
+        )
+    return text
 
 
 def the_checkpoint(typed: str | None, pretrained: str | None) -> str:

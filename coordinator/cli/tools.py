@@ -34,6 +34,7 @@ def _text(path: Path) -> str:
 
 @app.command()
 def plan(
+    context: typer.Context,
     instance: Annotated[Path | None, typer.Option("--instance", help="A planning instance (JSON).")] = None,
     suite: Annotated[str | None, typer.Option("--suite", "-s", help="Or: a suite's name or file.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
@@ -66,8 +67,13 @@ def plan(
     if (instance is None) == (suite is None):
         raise OperatorError("name an --instance file or a --suite")
     if instance is not None:
-        if save_instance is not None:
-            raise OperatorError("--save-instance writes the instance of a --suite")
+        known = {"instance", "as_json", "config", "work_dir"}
+        if given := [
+            f"--{name.replace('_', '-')}"
+            for name in context.params
+            if name not in known and _is_typed(context, name)
+        ]:
+            raise OperatorError(f"{', '.join(given)}: for --suite; an --instance file has its own values")
         text = _text(instance)
     else:
         settings = settings_of(config, work_dir)
@@ -99,6 +105,11 @@ def plan(
     )
     stdout().print(lane_table(made["lanes"]))
     say(more["sentence"])
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _save(path: Path, text: str) -> None:

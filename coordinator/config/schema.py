@@ -8,6 +8,7 @@ environment. `template.py` says what each setting means, for the file that `eval
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -24,6 +25,7 @@ from evaljobs.contract.specs import Record
 
 FILE_NAME = "evalspan.toml"
 PREFIX = "EVALSPAN_"
+MODEL_ARGS = "trial.model_args"
 FOR_SLURM = ("partition", "cpu_partition", "account", "qos", "nice", "reservation", "extra_args")  # [cluster]
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d\d):(\d\d)")
@@ -52,6 +54,15 @@ def _conversion(command: str) -> str:
     if not any("{src}" in w for w in words) or not any("{dst}" in w for w in words):
         raise ValueError('a command with {src} and {dst} in it, such as "python convert.py {src} {dst}"')
     return command
+
+
+def _no_place(model_args: dict[str, Any]) -> dict[str, Any]:
+    for key in ("pretrained", "revision", "subfolder"):
+        if key in model_args:
+            raise ValueError(
+                f"a table without {key!r} (the checkpoint, ORG/MODEL@REVISION or a folder, says it)"
+            )
+    return model_args
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -85,8 +96,9 @@ class TrialConfig(Record):
     container: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     engine: str = "hf"  # lm-eval's model name: hf, vllm, sglang
-    model_args: dict[str, Any] = Field(default_factory=dict)  # less path and batch size
-    gpus_per_trial: Count = 1
+    # less path and batch size
+    model_args: Annotated[dict[str, Any], AfterValidator(_no_place)] = Field(default_factory=dict)
+    gpus_per_trial: Positive = 1
     cpus: Positive = 1
     memory_mb: Positive = 4096
     threads: Positive | None = None
@@ -257,17 +269,22 @@ def load(
     for location, variable, value in _from_environment(environ):
         _put(data, location, value)
         said[location] = f"${variable}"
+    source: toml.Where = lambda location: said.get(location) or where(location)  # noqa: E731 (as above)
+    toml.check(Config, data, source)
     for key, value in (overrides or {}).items():
-        if value is not None:
+        if value is not None or key.startswith(f"{MODEL_ARGS}."):  # None is a model argument's value, too
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
-    source: toml.Where = lambda location: said.get(location) or where(location)  # noqa: E731 (as above)
     named = [("cluster", key) for key in FOR_SLURM if key in data.get("cluster", {})]
     if named:
         # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
         data["cluster"].setdefault("kind", "slurm")
     checked = toml.check(Config, data, source)
-    typed = {tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None}
+    typed: set[toml.Location] = {
+        tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None
+    }
+    if ("cluster", "kind") not in said:  # the file chose it, so that a variable is no older choice
+        typed |= said.keys()
     for location in named:
         if checked.cluster.kind == "local" and location in typed:
             raise OperatorError(
@@ -285,13 +302,13 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     named = path or (Path(environ["EVALSPAN_CONFIG"]) if environ.get("EVALSPAN_CONFIG") else None)
     if named is not None:
         named = named.expanduser().absolute()
-        if not named.is_file():
+        if not os.path.isfile(named):  # noqa: PTH113 (False in a private folder)
             by = "--config" if path else "$EVALSPAN_CONFIG"
             raise OperatorError(f"{by} names {named}, which is no file: `evalspan init` writes one")
         return named
     home = Path(environ["HOME"]) if environ.get("HOME") else None
     places = [Path.cwd() / FILE_NAME, *([home / ".config" / FILE_NAME] if home else [])]
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)
 
 
 def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
@@ -352,4 +369,7 @@ def _each_place(data: Mapping[str, Any], change: Callable[[str], str]) -> dict[s
             table[location[-1]] = change(value)
         elif isinstance(value, list):
             table[location[-1]] = [change(text) for text in value]
+    suite = changed.get("watch", {}).get("suite")
+    if isinstance(suite, str) and toml.is_file_name(suite):
+        changed["watch"]["suite"] = change(suite)
     return dict(changed)

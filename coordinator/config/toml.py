@@ -45,6 +45,11 @@ def check(model: type[Model], data: Mapping[str, Any], where: Where) -> Model:
         raise OperatorError(_complaint(model, data, error, where)) from error
 
 
+def is_file_name(text: str) -> bool:
+    """Does `text` name a suite file rather than a shipped suite?"""
+    return "/" in text or text.endswith(".toml")
+
+
 def line_of(text: str, location: Location) -> int | None:
     """Line (from 1) where the statement that sets `location`, e.g. ("task", 0, "limit"), begins; or None.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from coordinator.config import toml
 from coordinator.config.schema import WatchConfig
 from coordinator.errors import OperatorError
 from coordinator.intake import suites
@@ -31,7 +32,7 @@ def suite_files(watch: WatchConfig) -> dict[str, str]:
                 f"[watch] suites: a notice would name {file} {name!r}, as it does {other}: rename the file"
             )
         found[name] = file
-    if watch.suite is not None and suites.is_file_name(watch.suite) and Path(watch.suite).stem not in shipped:
+    if watch.suite is not None and toml.is_file_name(watch.suite) and Path(watch.suite).stem not in shipped:
         found.setdefault(Path(watch.suite).stem, watch.suite)
     return found
 
@@ -44,7 +45,7 @@ def admitted_suite(name: str, watch: WatchConfig, files: Mapping[str, str]) -> s
         return watch.suite
     if name in files:
         return files[name]
-    if suites.is_file_name(name):
+    if toml.is_file_name(name):
         raise NotAdmittedError(
             f"a notice names a suite, not a file: list the file in [watch] suites and announce {Path(name).stem!r}"
         )

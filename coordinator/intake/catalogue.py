@@ -24,7 +24,7 @@ from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
-from evaljobs.lmeval.catalogue import FUNCTION, Described, describe
+from evaljobs.lmeval.catalogue import FUNCTION, LOADERS, Described, describe
 from evaljobs.lmeval.source_files import datasets_cache
 from evaljobs.lmeval.task_yaml import index_of
 
@@ -137,11 +137,11 @@ def holdings(suite: SuiteSpec, own: Known, env: Mapping[str, str] = os.environ) 
 
 
 def _place(task: Described) -> str:
-    if task.files or Path(task.dataset).is_dir():
+    if task.files or (os.path.isabs(task.dataset) and os.path.exists(task.dataset)):  # noqa: PTH110, PTH117 (a private folder)
         return "local"
     if task.dataset.startswith(FUNCTION):
         return "function"
-    return "unknown" if not task.dataset or "://" in task.dataset else "cached"
+    return "unknown" if task.dataset in ("", *LOADERS) or "://" in task.dataset else "cached"
 
 
 def _missing(task: Described, env: Mapping[str, str]) -> list[str]:
@@ -153,7 +153,7 @@ def _missing(task: Described, env: Mapping[str, str]) -> list[str]:
 
 
 def _documents(task: Described, limit: float | None, env: Mapping[str, str]) -> int | None:
-    rows = _lines(task.files) if task.files else _rows_cached(task, env)
+    rows = _lines(task.files) if task.files else _rows_cached(task, env) if _place(task) == "cached" else None
     if rows is None:
         return int(limit) if limit is not None and limit >= 1 else None
     if limit is None:

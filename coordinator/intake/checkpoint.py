@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -151,7 +152,8 @@ def is_hugging_face(path: str | Path) -> bool:
     """Is the folder, perhaps half-written, in Hugging Face format, which needs no conversion?"""
     folder = Path(path)
     weights = ("model.safetensors", "model.safetensors.index.json")
-    return (folder / "config.json").exists() and any((folder / w).exists() for w in weights)
+    there = [os.path.exists(folder / name) for name in ("config.json", *weights)]  # noqa: PTH110 (False in a private folder)
+    return there[0] and any(there[1:])
 
 
 def step_of(name: str) -> int | None:

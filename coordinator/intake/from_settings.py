@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,11 +34,12 @@ from coordinator.errors import EvalspanError, OperatorError, RetryError
 from coordinator.evaluation.job_specs import Site
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions
 from coordinator.intake import validate
-from coordinator.intake.source_keys import inputs_of
+from coordinator.intake.source_keys import inputs_of, with_full_paths
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
 from evaljobs.errors import JobError
 
+FOR_TRIALS = ("lm_eval", "torch")  # modules without which no trial runs
 LOCAL_CPU_SLOTS = 2  # trials at once on a machine without GPUs
 
 
@@ -61,7 +62,8 @@ def load(
         probe.unlink(missing_ok=True)  # a process of another host may have had the same pid, and name
     except OSError as error:
         full = shortage(error, work)
-        if WorkPaths(work).lock.exists() and (full or error.errno in {errno.EACCES, errno.EROFS}):
+        used = os.path.exists(WorkPaths(work).lock)  # noqa: PTH110 (False in a private folder)
+        if used and (full or error.errno in {errno.EACCES, errno.EROFS}):
             return config  # it was in use before: the loop waits for room, and `report` reads another user's scores
         if full:
             raise OperatorError(f"{full}: {RESUMES}") from error
@@ -140,7 +142,9 @@ def slots(config: Config) -> int:
 def model_options(config: Config) -> ModelOptions:
     return ModelOptions(
         engine=config.trial.engine,
-        model_args=config.trial.model_args,
+        model_args=with_full_paths(
+            config.trial.model_args, Path.cwd()
+        ),  # local jobs inherit the current folder
         device=config.trial.device,
         threads=_threads(config),
     )
@@ -265,9 +269,9 @@ class LmEvalVersion:
             ) from error
 
 
-def own_version() -> str:
-    """lm_eval's version in the coordinator's own interpreter; OperatorError where no trial can run there."""
-    missing = [name for name in ("lm_eval", "torch") if importlib.util.find_spec(name) is None]
+def own_version(needs: Sequence[str] = FOR_TRIALS) -> str:
+    """lm_eval's version in the coordinator's own interpreter; OperatorError where it lacks a module of `needs`."""
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise OperatorError(
             f"{sys.executable} has no {' and no '.join(missing)}: `pip install 'evalspan[hf]'` there, or set [trial] python "
@@ -276,10 +280,10 @@ def own_version() -> str:
     return importlib.metadata.version("lm_eval")
 
 
-def lm_eval_version(config: Config, site: Site) -> Callable[[], str]:
-    """Says which lm_eval trials run."""
+def lm_eval_version(config: Config, site: Site, needs: Sequence[str] = FOR_TRIALS) -> Callable[[], str]:
+    """Says which lm_eval trials run. `needs`: modules that the caller's use of it imports."""
     own = config.trial.python is None and config.trial.container is None
-    return own_version if own else LmEvalVersion(site.trial_command, site.trial_env)
+    return partial(own_version, needs) if own else LmEvalVersion(site.trial_command, site.trial_env)
 
 
 def inputs_for(site: Site, version: Callable[[], str]) -> Callable[[SuiteSpec, ModelOptions], Inputs]:

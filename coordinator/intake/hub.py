@@ -8,6 +8,7 @@ alone: a notice never names a Hub id. huggingface_hub is imported where an id is
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shlex
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@(\S+))?", re.ASCII)
 ANSWER_SECONDS = 10.0  # longest wait for the Hub's answer to the first question
+SIGNED = re.compile(r"(?<=\S)\?\S+")  # the query of an address, which may hold a signature
+LOG_IN = "set HF_TOKEN to a token that may read it, or `hf auth login`"
 BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 
 
@@ -34,10 +37,14 @@ def local_folder(text: str, say: Callable[[str], None], *, allow_bin: bool = Fal
     model or revision, or it is not in the cache and there is no internet.
     """
     named = HUB_ID.fullmatch(text)
-    if named is None or Path(text).exists():
+    if named is None or os.path.exists(text):  # noqa: PTH110 (False where a folder above it may not be read)
         return text
     name, revision = named.groups()
-    if revision is None and Path(text).parent.exists():
+    if revision is not None and os.path.exists(name):  # noqa: PTH110 (as above)
+        raise OperatorError(
+            f"{text}: {name} is a folder here, and a folder has no revisions: name the folder of that revision"
+        )
+    if revision is None and os.path.exists(Path(text).parent):  # noqa: PTH110
         raise OperatorError(
             f"{text}: no such folder (the folder {Path(text).parent} exists; the Hub's model is {text}@main)"
         )
@@ -93,9 +100,14 @@ def _fetched(
     try:
         return snapshot_download(name, revision=revision, allow_patterns=[_exactly(file) for file in chosen])
     except Exception as error:  # of several libraries: a full disk, a connection that broke
+        for one in (error, error.__cause__):
+            if (
+                isinstance(one, Exception) and getattr(one, "response", None) is not None
+            ):  # the Hub refused a file
+                raise _explained(one, text, name, revision, fault) from error
         why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise OperatorError(
-            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({why}): "
+            f"{text}: {total / 1e6:,.0f} MB could not be fetched into {constants.HF_HUB_CACHE} ({SIGNED.sub('?…', why)}): "
             "the same command goes on; HF_HOME names another folder"
         ) from error
 
@@ -127,7 +139,7 @@ def _explained(error: Exception, text: str, name: str, revision: str | None, fau
 
     hub = constants.ENDPOINT
     if isinstance(error, errors.GatedRepoError):
-        return OperatorError(f"{text}: gated; accept its terms at {hub}/{name}, then `hf auth login`")
+        return OperatorError(f"{text}: gated; accept its terms at {hub}/{name}, then {LOG_IN}")
     if isinstance(error, errors.RepositoryNotFoundError):
         return OperatorError(
             f"{text}: no such folder, and {hub} has no public model of this id (a private one needs `hf auth login`)"
@@ -135,6 +147,8 @@ def _explained(error: Exception, text: str, name: str, revision: str | None, fau
     if isinstance(error, errors.RevisionNotFoundError):
         return OperatorError(f"{text}: {hub}/{name} has no revision {revision}")
     response: Any = getattr(error, "response", None)
+    if response is not None and response.status_code in (401, 403):
+        return OperatorError(f"{text}: {hub} refuses it with status {response.status_code}: {LOG_IN}")
     if response is not None:
         return RetryError(f"{text}: {hub} answered with status {response.status_code}: try again later")
     command = ["hf", "download", name, *(["--revision", revision] if revision else [])]

@@ -20,8 +20,11 @@ from coordinator.intake import suites
 from coordinator.intake.validate import parse_batch_size
 from evaljobs.contract.paths import slug
 from evaljobs.contract.specs import Record, SuiteSpec, TaskEntry
+from evaljobs.lmeval.task_yaml import index_of
 
 MOST_NAME = 40  # characters of the tasks' part of a suite's name
+HIDDEN = ("seed", "apply_chat_template", "system_instruction", "fewshot_as_multiturn")  # see _suffix
+PLAIN: Mapping[str, Any] = {"apply_chat_template": False, "tasks": ({},)}  # a suite that sets nothing
 PATTERN = "*?["  # characters of a pattern of task names
 CHOOSE = "say --suite NAME or --tasks NAME,NAME, or set [watch] suite in evalspan.toml"
 
@@ -81,7 +84,7 @@ class SuiteOptions(Record):
                 case False:
                     words += [f"{option}=false"]
                 case float():
-                    words += [option, f"{value:g}"]
+                    words += [option, number(value)]
                 case _:
                     words += [option, str(value)]
         return words
@@ -133,10 +136,11 @@ def _of_tasks(options: SuiteOptions) -> SuiteSpec:
     folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
     tasks: list[dict[str, Any]] = []
     shipped = _shipped()
+    own = index_of(folders)
     for name in dict.fromkeys(map(_checked_name, options.tasks)):
-        known = None if options.include_path else shipped.get(name)
-        if known is not None:
-            folders += [folder for folder in known[0].include_path if folder not in folders]
+        known = None if name in own else shipped.get(name)
+        if known is not None:  # before the user's own: of two definitions the later folder's counts
+            folders = [*(folder for folder in known[0].include_path if folder not in folders), *folders]
         judge = {"judge": True} if known is not None and known[1].judge else {}
         tasks.append({"name": name, **judge, **_of_a_task(options)})
     data = {"name": name_of(options), "include_path": folders, "task": tasks, **_of_a_suite(options)}
@@ -151,8 +155,8 @@ def _changed(suite: SuiteSpec, options: SuiteOptions) -> SuiteSpec:
     data["task"] = [task | _of_a_task(options) for task in data.pop("tasks")]
     folders = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
     data |= _of_a_suite(options)
-    data["include_path"] = [*folders, *data["include_path"]]
-    data["name"] = suite.name + _suffix(options)
+    data["include_path"] = [*data["include_path"], *folders]  # of two definitions the later folder's counts
+    data["name"] = suite.name + _suffix(options, suite.model_dump(mode="json"))
     return suites.checked(data, _option, Path.cwd() / "none.toml")
 
 
@@ -180,7 +184,7 @@ def _shipped() -> dict[str, tuple[SuiteSpec, TaskEntry]]:
 
 def _of_a_task(options: SuiteOptions) -> dict[str, Any]:
     limit = options.limit
-    if limit is not None and limit >= 1 and limit == int(limit):
+    if limit is not None and limit >= 1 and float(limit).is_integer():
         limit = int(limit)  # lm_eval reads `--limit 10` as 10.0
     elif limit is not None and not 0 < limit < 1:
         raise OperatorError(f"--limit is a number of documents, or a share below 1, not {limit:g}")
@@ -211,15 +215,32 @@ def name_of(options: SuiteOptions) -> str:
     while shown < len(names) and len(text) + 1 + len(names[shown]) <= MOST_NAME:
         text, shown = f"{text}-{names[shown]}", shown + 1
     more = f"-and-{len(names) - shown}-more" if shown < len(names) else ""
-    return slug(text + more) + _suffix(options)
+    return slug(text + more) + _suffix(options, PLAIN)
 
 
-def _suffix(options: SuiteOptions) -> str:
-    """What sets the scores of these options apart from the suite's own, in a name."""
-    settings = _of_a_task(options)
-    limit = f"-limit{settings['limit']:g}" if "limit" in settings else ""
+def _suffix(options: SuiteOptions, before: Mapping[str, Any]) -> str:
+    """What sets the scores of these options apart from those of the suite `before`, in a name.
+
+    A digest stands for the settings that have no word of their own.
+    """
+    settings, more = _of_a_task(options), _of_a_suite(options)
+    limit = f"-limit{number(settings['limit'])}" if "limit" in settings else ""
     shots = f"-{options.num_fewshot}shot" if options.num_fewshot is not None else ""
-    return f"{limit}{shots}{'-chat' if options.apply_chat_template else ''}"
+    hidden = {key: more[key] for key in HIDDEN if key in more and more[key] != before.get(key)}
+    if hidden.get("apply_chat_template") is True:  # "-chat" says it
+        del hidden["apply_chat_template"]
+    chosen = options.gen_kwargs
+    if chosen is not None and any(task.get("gen_kwargs") != chosen for task in before["tasks"]):
+        hidden["gen_kwargs"] = chosen
+    if options.include_path and not options.tasks:
+        hidden["include_path"] = [str(Path(folder).expanduser().resolve()) for folder in options.include_path]
+    digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{limit}{shots}{'-chat' if options.apply_chat_template else ''}{f'-{digest}' if hidden else ''}"
+
+
+def number(value: float) -> str:
+    """All digits of a number; a whole one without a point."""
+    return str(int(value)) if float(value).is_integer() else str(value)
 
 
 # --- the suite as a file ---------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from coordinator.errors import EvalspanError
 from coordinator.evaluation.job_specs import Site
@@ -19,6 +20,9 @@ from coordinator.evaluation.records import Inputs
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.specs import ModelOptions, Sources, SuiteSpec
 from evaljobs.lmeval import source_files
+
+# model arguments that name a file or a folder, of lm-eval's engines
+PATHS = ("peft", "delta", "tokenizer", "lora_local_path", "tokenizer_path", "chat_template")
 
 
 def inputs_of(
@@ -77,6 +81,22 @@ def _named_by(model: ModelOptions, digests: source_files.Digests) -> str:
     named = sorted(
         (key, source_files.file_or_folder(Path(value), digests))
         for key, value in model.model_args.items()
-        if isinstance(value, str) and value.startswith(("/", ".", "~")) and Path(value).exists()
+        if isinstance(value, str) and value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (also unreadable)
     )
     return json.dumps(named) if named else ""
+
+
+def with_full_paths(model_args: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Model arguments with each local file or folder by its full path; other values as they are.
+
+    `folder`: relative paths start there. A word without a slash is a path only under a key of PATHS, so a folder
+    named `float32` is no dtype.
+    """
+
+    def full(key: str, value: Any) -> Any:
+        if not isinstance(value, str) or not ("/" in value or key in PATHS):
+            return value
+        place = os.path.abspath(folder / os.path.expanduser(value))  # noqa: PTH100, PTH111 (links stay; any ~)
+        return place if value and os.path.exists(place) else value  # noqa: PTH110 (also unreadable)
+
+    return {key: full(key, value) for key, value in model_args.items()}

@@ -8,6 +8,7 @@ the tasks.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -53,11 +54,6 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.toml"))
 
 
-def is_file_name(text: str) -> bool:
-    """Does `text` name a suite file rather than a shipped suite?"""
-    return "/" in text or text.endswith(".toml")
-
-
 def load_suite(name_or_file: str | Path) -> SuiteSpec:
     """The suite of that name, or in that file (a name with a slash, or ending in ".toml").
 
@@ -73,6 +69,10 @@ def checked(data: Mapping[str, Any], where: toml.Where, path: Path) -> SuiteSpec
     """The suite of a suite file's values. `path`: the file that its relative paths start from."""
     suite = toml.check(_SuiteFile, data, where)
     _refuse_twins(suite, where)
+    if suite.fewshot_as_multiturn and suite.apply_chat_template is False:  # as lm_eval refuses it
+        raise OperatorError(
+            f"{where(('fewshot_as_multiturn',))}: few-shot examples become turns by a chat template alone: set apply_chat_template"
+        )
     return SuiteSpec(
         name=suite.name,
         include_path=tuple(_folder(part, path, where) for part in suite.include_path),
@@ -86,9 +86,9 @@ def checked(data: Mapping[str, Any], where: toml.Where, path: Path) -> SuiteSpec
 
 
 def _find(text: str) -> Path:
-    if is_file_name(text):
+    if toml.is_file_name(text):
         path = Path(text).expanduser()
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 (False in a private folder)
             raise OperatorError(f"no suite file {text}: give a TOML file, or one of {', '.join(names())}")
         return path.resolve()
     shipped = folder() / f"{text}.toml"
@@ -102,7 +102,7 @@ def _find(text: str) -> Path:
 
 def _folder(part: str, suite: Path, where: toml.Where) -> str:
     path = (suite.parent / Path(part).expanduser()).resolve()
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 (False in a private folder)
         raise OperatorError(
             f"{where(('include_path',))}: no folder {path} (paths are relative to the suite file)"
         )

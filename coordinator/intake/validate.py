@@ -23,7 +23,7 @@ from coordinator.evaluation.job_specs import Site, asked
 from coordinator.evaluation.records import EvaluationRecord, Inputs, RunOptions, evaluation_id, is_snapshot
 from coordinator.intake.checkpoint import inspect, inspect_raw, is_hugging_face, step_of
 from coordinator.intake.suites import load_suite
-from evaljobs.contract.specs import JudgeOptions, ModelOptions, SuiteSpec
+from evaljobs.contract.specs import CheckpointSpec, JudgeOptions, ModelOptions, SuiteSpec
 
 TASKS_SECONDS = 120
 
@@ -47,12 +47,7 @@ def make_record(
     With a `convert` command, a folder without Hugging Face format is converted. `step` None: from
     the folder's name.
     """
-    if convert is not None and is_hugging_face(checkpoint):
-        convert = None
-    if convert is None:
-        spec = inspect(Path(checkpoint), allow_bin=allow_bin, step=step)
-    else:
-        spec = inspect_raw(checkpoint, convert=convert, step=step)
+    spec, convert = inspected(checkpoint, allow_bin=allow_bin, convert=convert, step=step)
     if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
         spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
     loaded = load_suite(suite) if isinstance(suite, str) else suite
@@ -70,6 +65,15 @@ def make_record(
         priority=priority,
         accepted_at=time.time(),
     )
+
+
+def inspected(
+    checkpoint: str, *, allow_bin: bool, convert: str | None, step: int | None = None
+) -> tuple[CheckpointSpec, str | None]:
+    """A checkpoint, and the command that converts it: None for a folder in Hugging Face format. CheckpointError."""
+    if convert is None or is_hugging_face(checkpoint):
+        return inspect(Path(checkpoint), allow_bin=allow_bin, step=step), None
+    return inspect_raw(checkpoint, convert=convert, step=step), convert
 
 
 def judge_for(suite: SuiteSpec, judge: Callable[[], JudgeOptions | None]) -> JudgeOptions | None:
@@ -101,8 +105,9 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
     OperatorError where lm-eval lacks a task, or jobs could not run its YAML, data or turns.
     `prepare`: the command that fetches data sets, for the message.
     """
-    names = [t.name for t in suite.tasks]
-    argv = [*site.trial_command, "-m", "evaljobs", "tasks", "--names", ",".join(names)]
+    argv = [*site.trial_command, "-m", "evaljobs", "tasks"]
+    for task in suite.tasks:
+        argv += ["--name", task.name]
     for folder in suite.include_path:
         argv += ["--include-path", folder]
     argv += ["--cache", str(site.paths.cache)]

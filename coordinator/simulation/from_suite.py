@@ -6,6 +6,7 @@ A task in neither is refused by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def parameters(text: str) -> int:
         count = float(text[:-1]) * unit if unit else float(text)
     except ValueError:
         count = 0.0
-    if count < 1:
+    if not 1 <= count < math.inf:
         raise OperatorError(f'--model-size is a number of parameters such as "7b" or "135M", not {text!r}')
     return int(count)
 

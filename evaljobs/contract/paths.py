@@ -106,8 +106,8 @@ def shipped_index(cache: Path, lm_eval_version: str) -> Path:
 
 
 def task_catalogue(cache: Path, lm_eval_version: str) -> Path:
-    """What lm-eval's own tasks hold, for `evalspan ls`: {name: fields of `catalogue.Described`}."""
-    return cache / f"lm_eval-{lm_eval_version}-catalogue.json"
+    """What lm-eval's own tasks hold, for `evalspan ls`: {name: fields of `catalogue.Described`}. "-2": of this meaning of `files`."""
+    return cache / f"lm_eval-{lm_eval_version}-2-catalogue.json"
 
 
 def request_set_manifest(folder: str | Path) -> Path:

@@ -18,9 +18,12 @@ from typing import Any
 
 from evaljobs.contract.paths import task_catalogue
 from evaljobs.contract.storage import write_atomic
+from evaljobs.lmeval.task_paths import REMOTE, full_path, source
 from evaljobs.lmeval.task_yaml import Function, Index, merged_config, parsed
 
 FUNCTION = "!function"
+# loaders of local files in the `datasets` library, which the coordinator may lack
+LOADERS = ("arrow", "audiofolder", "csv", "hdf5", "imagefolder", "json", "pandas", "parquet", "text", "videofolder", "webdataset", "xml")  # fmt: skip
 # of a YAML without metric_list (lm_eval/api/registry.py, 0.4.13)
 DEFAULT_METRICS = {
     "loglikelihood": ("perplexity", "acc"),
@@ -66,14 +69,15 @@ def described(config: Mapping[str, Any], file: Path) -> Described:
     split = str(config.get("test_split") or config.get("validation_split") or "")
     shots = config.get("num_fewshot")
     kind = str(config.get("output_type") or "generate_until")
+    dataset, files = _data(config, split)
     return Described(
         kind=kind,
         metrics=_metrics(config) or DEFAULT_METRICS.get(kind, ()),
         num_fewshot=shots if isinstance(shots, int) else 0,
-        dataset=_dataset(config),
+        dataset=dataset,
         subset=str(config.get("dataset_name") or ""),
         split=split,
-        files=tuple(_files(config, split)),
+        files=tuple(files),
         filtered=config.get("process_docs") is not None,
         yaml=str(file),
     )
@@ -97,30 +101,50 @@ def _metrics(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(m).rpartition(".")[2] if isinstance(m, Function) else str(m) for m in named)
 
 
-def _dataset(config: Mapping[str, Any]) -> str:
-    if config.get("custom_dataset") is not None:
-        return f"{FUNCTION} {config['custom_dataset']}"
-    path = config.get("dataset_path")
+def _data(config: Mapping[str, Any], split: str) -> tuple[str, list[str]]:
+    """`dataset` and `files` of a `Described`."""
+    found = source(config, LOADERS)
+    path, keywords = config.get("dataset_path"), config.get("dataset_kwargs")
+    named = keywords if isinstance(keywords, dict) else {}
+    texts = list(_of_split(named.get("data_files"), split))
+    if config.get("custom_dataset") is not None:  # beside the YAML, or else the function's argument
+        files = [str(full_path(text)) for text in texts]
+        return f"{FUNCTION} {config['custom_dataset']}", [file for file in files if file in found.files]
     if path is None:
-        return ""
-    place = _place(path)
-    return str(place) if place.is_dir() else str(path)
+        return "", []
+    if found.hub or any(mark in str(path) for mark in REMOTE):
+        return str(path), []  # data_files are inside that data set
+    if path in LOADERS:
+        inside = named.get("data_dir")
+        if not isinstance(inside, str | None):
+            return str(path), []
+        if inside and not named.get("data_files"):
+            return str(path), [str(full_path(inside))]
+        within, dataset = full_path(inside) if inside else None, str(path)
+    else:
+        within = full_path(path)
+        dataset = str(within if within.exists() else path)
+    return dataset, [_file(text, within) for text in texts]
 
 
-def _files(config: Mapping[str, Any], split: str) -> list[str]:
-    """The scored split's data_files; empty where the YAML gives them in another way."""
-    keywords = config.get("dataset_kwargs")
-    named = keywords.get("data_files") if isinstance(keywords, dict) else None
-    if isinstance(named, dict):
-        named = named.get(split)
-    listed = [named] if isinstance(named, str) else named
-    texts = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
-    return [text if "://" in text else str(_place(text)) for text in texts]
+def _file(text: str, within: Path | None) -> str:
+    if any(mark in text for mark in REMOTE):
+        return text
+    return str(full_path(text)) if within is None else os.path.normpath(within / text)
 
 
-def _place(text: Any) -> Path:
-    file = getattr(text, "yaml", None)
-    return Path(str(text)) if file is None else Path(os.path.normpath(file.parent / str(text)))
+def _of_split(files: Any, split: str) -> Iterator[str]:
+    """Texts of data_files that make a split; without splits, all of them."""
+    if isinstance(files, str):
+        yield files
+    elif isinstance(files, list):
+        for one in files:
+            if isinstance(one, dict):
+                yield from _of_split(one.get("path"), split) if one.get("split") == split else ()
+            else:
+                yield from _of_split(one, split)
+    elif isinstance(files, dict):
+        yield from _of_split(files.get(split), split)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,7 +22,16 @@ from typing import Any
 from evaljobs.contract.paths import shipped_index
 from evaljobs.contract.storage import write_atomic
 from evaljobs.lmeval import conversations, run, task_paths
-from evaljobs.lmeval.task_yaml import Defined, Function, Index, merged_config, missing_include, reached
+from evaljobs.lmeval.task_yaml import (
+    Defined,
+    Function,
+    Index,
+    merged_config,
+    missing_include,
+    names_in,
+    reached,
+    texts,
+)
 
 # arguments of load_dataset that do not select data
 HANDLING = ("split", "streaming", "keep_in_memory", "num_proc", "verification_mode", "save_infos", "trust_remote_code")  # fmt: skip
@@ -49,7 +58,7 @@ def main(include_path: Sequence[str], names: Sequence[str], cache: Path | None, 
 def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *, chat: bool) -> Answer:
     """How lm-eval resolves these names. Call it offline, as jobs run."""
     answer = Answer()
-    index = run.folder_index(tuple(include_path))
+    index = {**run.folder_index(tuple(include_path)), **_files(names)}
     if not reached(index, names) <= index.keys():
         index = {**default_index(cache), **index}
     answer.unfit = {
@@ -64,6 +73,16 @@ def ask(include_path: Sequence[str], names: Sequence[str], cache: Path | None, *
     for name, config in _leaf_configs(whole, names).items():
         _look(answer, name, config, chat=chat, cached=cached)
     return answer
+
+
+def _files(names: Sequence[str]) -> dict[str, Defined]:
+    """The names that are YAML files, with the members of a group."""
+    found = {}
+    for name in names:
+        if Path(name).is_file():
+            config = merged_config(Path(name))
+            found[name] = Defined(Path(name), list(names_in(config.get("task"))) if "group" in config else [])
+    return found
 
 
 def _leaf_configs(index: Index, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -130,13 +149,15 @@ def unscorable(config: Mapping[str, Any]) -> str:
     if kind not in ALL_OUTPUT_TYPES:
         return f"output_type {kind!r} should be {', '.join(ALL_OUTPUT_TYPES[:-1])} or {ALL_OUTPUT_TYPES[-1]}"
     listed = config.get("metric_list")
+    # the module of a function may register metrics of its own
+    registers = any(isinstance(value, Function) for _, value in texts(config))
     for each in listed if isinstance(listed, list) and config.get("process_results") is None else ():
         metric = each.get("metric") if isinstance(each, dict) else None
         if metric is None:
             return "metric_list: an entry names no metric"
         if isinstance(metric, Function) or each.get("hf_evaluate") is True or metric in metric_registry:
             continue
-        if not _is_fetched_metric(str(metric)):
+        if not registers and not _is_fetched_metric(str(metric)):
             near = ", ".join(difflib.get_close_matches(str(metric), list(metric_registry.keys()))) or "none"
             return (
                 f"metric_list: lm-eval has no metric {metric!r} (nearest: {near}); one of Hugging Face's evaluate "

@@ -19,7 +19,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,23 +100,28 @@ def _without_current_folder() -> Iterator[None]:
         sys.path = before
 
 
-def source(config: Mapping[str, Any]) -> Source:
-    """The data of a task with this config. Reads folders, opens no file."""
-    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as PACKAGED  # noqa: PLC0415
+def source(config: Mapping[str, Any], loaders: Container[str] | None = None) -> Source:
+    """The data of a task with this config. Reads folders, opens no file.
 
+    `loaders`: names of the loaders of local files, such as json; None: those of the installed `datasets`.
+    """
+    if loaders is None:
+        from datasets import packaged_modules  # noqa: PLC0415
+
+        loaders = packaged_modules._PACKAGED_DATASETS_MODULES  # noqa: SLF001 (there is no public name for it)
     path = config.get("dataset_path")
     keywords = config.get("dataset_kwargs") or {}
     if config.get("custom_dataset") is not None:
         return _local(path, keywords, required=False)
     if not isinstance(path, str) or any(mark in path for mark in REMOTE):
         return Source(path=path, keywords=keywords)
-    if path in PACKAGED:
+    if path in loaders:
         return _local(path, keywords, required=True)
     return _folder_or_hub(path, keywords)
 
 
 def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
-    place = _place(path)
+    place = full_path(path)
     if place.exists():
         return Source(path=str(place), keywords=keywords, files=(str(place),))
     if HUB_ID.fullmatch(path):
@@ -126,7 +131,7 @@ def _folder_or_hub(path: str, keywords: Mapping[str, Any]) -> Source:
     return Source(path=path, keywords=keywords, trouble=_missing(path, "dataset_path", place))
 
 
-def _place(text: str) -> Path:
+def full_path(text: str) -> Path:
     """Full path of a marked path; unmarked text stays as it is."""
     file = getattr(text, "yaml", None)
     return Path(text) if file is None else Path(os.path.normpath(file.parent / Path(text).expanduser()))
@@ -141,7 +146,7 @@ def nor_beside(config: Mapping[str, Any]) -> str:
     path = config.get("dataset_path")
     if not isinstance(path, YamlText) or "/lm_eval/tasks/" in str(path.yaml):
         return ""
-    return f" (and there is no folder {_place(path)})"
+    return f" (and there is no folder {full_path(path)})"
 
 
 def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> Source:
@@ -152,12 +157,12 @@ def _local(path: str | None, keywords: Mapping[str, Any], *, required: bool) -> 
     def full(text: str, key: str) -> str:
         if any(mark in text for mark in REMOTE):
             return str(text)
-        place = str(_place(text))
+        place = str(full_path(text))
         if _is_there(place, folder=key == "data_dir" or not required):
             files.append(place)
             return place
         if required:
-            troubles.append(_missing(text, f"dataset_kwargs {key}", _place(text)))
+            troubles.append(_missing(text, f"dataset_kwargs {key}", full_path(text)))
         return str(text)
 
     found = dict(keywords)

@@ -95,7 +95,7 @@ def test_validate_says_what_eval_would_say(folder: Path, suite: str, says: str) 
     assert says in done.stderr
     if not says:
         assert "toy_choice" in done.stdout
-        assert "toys is valid: `eval` would accept it" in done.stdout
+        assert "toys is valid; not checked: whether the cluster takes its jobs, the checkpoint" in done.stdout
     assert {p.name for p in (folder / "work").iterdir()} <= {"cache"}
 
 
@@ -126,6 +126,25 @@ def test_prepare_without_internet_names_the_data_set(
     assert done.returncode == 2
     assert "evalspan: a could not be built: the data set of task ['a'] could not be fetched (" in done.stderr
     assert done.stderr.rstrip().endswith("run the same command on a machine with internet")
+
+
+def test_validate_takes_a_checkpoint_that_eval_would_convert(folder: Path, tmp_path: Path) -> None:
+    """In training's own format, by [checkpoint] convert."""
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    text = config_text() + '\n[checkpoint]\nconvert = "python c.py {src} {dst}"\n'
+    (tmp_path / "raw.toml").write_text(text)
+    made = (
+        "validate",
+        "--suite",
+        "toys.toml",
+        "--tokenizer",
+        str(tmp_path),
+        "--config",
+        str(tmp_path / "raw.toml"),
+    )
+    done = typed(folder, *made)
+    assert done.returncode == 0, done.stderr
+    assert "the checkpoint" not in done.stdout
 
 
 def test_validate_counts_request_sets_of_a_checkpoint(folder: Path, toy_model: Path) -> None:

@@ -138,6 +138,16 @@ def test_the_checkpoint_is_found_beside_options_of_several_words(line, made):
     assert rewritten(line.split(), VALUED) == made.split()
 
 
+def test_a_command_without_a_checkpoint_of_its_own_has_all_words_of_tasks():
+    """`prepare` names its checkpoint by --tokenizer."""
+    words = ["--tasks", "a", "b", "--tokenizer", "M", "--gen_kwargs", "x=1"]
+    made = ["--tasks=a,b", "--tokenizer", "M", "--gen-kwargs=x=1"]
+    assert rewritten(words, {*VALUED, "--tokenizer"}, checkpoint=False) == made
+    command: Any = typer.main.get_command(app).commands["prepare"]  # type: ignore[attr-defined]
+    with command.make_context("prepare", words) as context:
+        assert context.params["tasks"] == "a,b"
+
+
 def test_options_without_an_equal_are_refused_together_with_what_to_do_instead():
     """A whole command line of lm_eval is corrected once."""
     with pytest.raises(OperatorError) as refused:
@@ -168,8 +178,13 @@ def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
         (lambda: trial_settings("openai-completions", None, None), "loads checkpoints by hf, vllm, sglang"),
         (lambda: trial_settings(None, None, "cuda:1"), "each trial has GPUs of its own"),
         (lambda: trial_settings(None, ["batch_size=3"], None), "--batch-size"),
+        (lambda: trial_settings(None, ["pretrained=/m,revision=a"], None), "ORG/MODEL@a"),
+        (lambda: trial_settings(None, ["revision=a"], None), "needs pretrained=ORG/MODEL"),
+        (lambda: trial_settings(None, ["pretrained=a/b,subfolder=c"], None), "subfolder"),
         (lambda: trial_settings(None, ["dtype"], None), "'dtype' should be KEY=VALUE"),
         (lambda: pairs(["{x}"]), "is no JSON object"),
+        (lambda: seed_of("1,1,1"), "one number for all"),
+        (lambda: rewritten(["M", "-s", "--tasks", "a"], VALUED), "--log-samples: leave it"),
         (lambda: seed_of("1,2,3,4"), "one number for all"),
         (lambda: the_checkpoint("/a", "/b"), "two checkpoints are named"),
         (lambda: the_checkpoint(None, None), "name a checkpoint"),
@@ -178,6 +193,19 @@ def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
 def test_a_value_without_an_equal_is_refused(call, says):
     with pytest.raises(OperatorError, match=says):
         call()
+
+
+@pytest.mark.parametrize("revision", ["step3000", "0012345", "12e4567"])
+def test_a_revision_names_the_checkpoint_and_is_no_model_argument(revision):
+    """So its weights are fetched; a hash of digits stays as it is typed."""
+    assert trial_settings(None, [f"pretrained=lab/m,revision={revision},x=1"], None) == (
+        f"lab/m@{revision}",
+        {"trial.model_args.x": 1},
+    )
+
+
+def test_a_digit_that_is_no_number_is_text():
+    assert pairs(["x=²"]) == {"x": "²"}
 
 
 def same(one: Any, other: Any) -> bool:

@@ -14,7 +14,10 @@ from support.with_root import as_user
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.config import schema
 from coordinator.errors import OperatorError
+from coordinator.intake import from_settings, hub, suites
+from coordinator.intake.checkpoint import inspect, is_hugging_face
 from coordinator.runtime.journal import DAEMON, WorkLock
 from coordinator.runtime.operator_commands import Command, leave_command
 from evaljobs.contract.paths import WorkPaths
@@ -69,5 +72,30 @@ def test_another_user_may_not_run_a_daemon_nor_command_one(work):
             WorkLock(work.lock).acquire(DAEMON)
         with pytest.raises(OperatorError, match="obeys its own user"):
             leave_command(work, Command(command="cancel", evaluation_id="x"))
+
+    as_user(act)
+
+
+def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
+    """Whatever names it: the work folder, a checkpoint, a suite, or the settings."""
+    private = work.root.parent / "private"
+    (private / "m").mkdir(parents=True)
+    private.chmod(0o700)
+    here = work.root.parent
+    calls = [
+        lambda: from_settings.load(None, {"work_dir": private / "w"}),
+        lambda: hub.local_folder("private/m", print),
+        lambda: suites.load_suite(private / "s.toml"),
+        lambda: schema.find(private / "evalspan.toml", {}),
+        lambda: inspect(private / "m"),
+    ]
+
+    def act() -> None:
+        os.chdir(here)
+        assert not is_hugging_face(private / "m")
+        for call in calls:
+            with pytest.raises(OperatorError) as refused:
+                call()
+            assert "\n" not in str(refused.value)
 
     as_user(act)

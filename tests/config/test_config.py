@@ -71,6 +71,9 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
     assert got.work_dir == tmp_path / "w"
     assert got.watch.folders == (tmp_path / "a", Path("/b"), Path.home() / "c")
     assert got.redis.password_file == tmp_path / "p"
+    for written, meant in (("./x.toml", str(tmp_path / "x.toml")), ("core", "core")):
+        assert schema.load(toml(f'[watch]\nsuite = "{written}"\n'), {}).watch.suite == meant
+    path = toml('work_dir = "w"\n')
     assert schema.load(path, {}, {"work_dir": Path("x")}).work_dir == other / "x"
 
 
@@ -83,6 +86,11 @@ def test_paths_in_a_file_are_relative_to_the_file(toml, monkeypatch, tmp_path):
         ('[cluster]\nkind = "pbs"\n', "should be 'local' or 'slurm', not \"pbs\""),
         ('[trial]\ntime_limit = "4h"\n', 'should be a time such as "4:00:00"'),
         ('[plan]\npolicy = "lpt"\n', "should be 'evalspan' or 'round-robin', not \"lpt\""),
+        ("[trial]\ngpus_per_trial = 0\n", "line 2: 'gpus_per_trial' of [trial] should be greater than"),
+        (
+            '[trial]\nmodel_args = { revision = "a" }\n',
+            "line 2: 'model_args' of [trial] should be a table without",
+        ),
         ("[stage]\nroots = []\n", "line 2: 'roots' of [stage]"),
     ],
 )
@@ -101,6 +109,10 @@ def test_a_wrong_variable_or_option_is_named():
         schema.load(None, {"EVALSPAN_CLUSTER_NICE": "many"})
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_STAGE_LINGER_SECONDS: "):
         schema.load(None, {"EVALSPAN_STAGE_LINGER_SECONDS": "5", "EVALSPAN_LONG": "1"})
+    with pytest.raises(
+        OperatorError, match=r"^\$EVALSPAN_TRIAL_MODEL_ARGS: 'model_args' of .* should be a table"
+    ):
+        schema.load(None, {"EVALSPAN_TRIAL_MODEL_ARGS": "dtype=float32"}, {"trial.model_args.x": 1})
     with pytest.raises(OperatorError, match=r"^--slots: "):
         schema.load(None, {}, {"cluster.slots": 0})
 
@@ -130,6 +142,21 @@ def test_an_option_of_slurm_is_refused_where_jobs_would_run_here(toml, text, opt
     with pytest.raises(OperatorError, match=r"--cluster slurm, or set kind") as refused:
         schema.load(toml(text), {}, options)
     assert names in str(refused.value)
+
+
+def test_a_variable_of_slurm_is_refused_where_the_file_says_local(toml):
+    """It is younger than the file; `--cluster local` is younger than both."""
+    path, variables = toml('[cluster]\nkind = "local"\n'), {"EVALSPAN_CLUSTER_PARTITION": "gpu"}
+    with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_PARTITION: "):
+        schema.load(path, variables)
+    assert schema.load(path, variables, {"cluster.kind": "local"}).cluster.kind == "local"
+
+
+def test_a_model_argument_may_be_none(toml):
+    """As an option it replaces the file's; another option of None is one that was not given."""
+    path = toml('[trial]\nmodel_args = { dtype = "float32", x = 1 }\n')
+    got = schema.load(path, {}, {"trial.model_args.dtype": None, "trial.device": None})
+    assert got.trial.model_args == {"dtype": None, "x": 1}
 
 
 def test_a_file_for_slurm_is_taken_with_cluster_local(toml):

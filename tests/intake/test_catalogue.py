@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.intake import catalogue
+from coordinator.errors import OperatorError
+from coordinator.intake import catalogue, from_settings
 from evaljobs.contract.specs import SuiteSpec, TaskEntry
 from evaljobs.lmeval.catalogue import Described
 
@@ -60,6 +61,36 @@ def test_local_data_are_counted_and_missing_ones_are_named(folder: Path) -> None
     assert gone.missing == (str(folder / "data" / "*.jsonl"),)
 
 
+@pytest.mark.parametrize(
+    ("lines", "documents"),
+    [
+        ("dataset_path: json\ndataset_kwargs: {data_dir: data}", None),
+        ("dataset_path: json\ndataset_kwargs: {data_dir: data, data_files: {test: b.jsonl}}", 3),
+        ("dataset_path: json\ndataset_kwargs: {data_files: [{split: test, path: data/a.jsonl}]}", 4),
+        ("dataset_path: json\ndataset_kwargs: {data_files: {test: [data/a.jsonl, data/b.jsonl]}}", 7),
+        ("dataset_path: ./data\ndataset_kwargs: {data_files: {test: a.jsonl}}", 4),
+        ("dataset_path: data", None),
+    ],
+)
+def test_data_that_are_here_are_not_fetched(folder: Path, lines: str, documents: int | None) -> None:
+    """However the YAML names them; another data set of the same loader gives no count."""
+    other = folder.parent / "hf" / "datasets" / "json" / "default-1" / "0.0.0" / "abc"
+    other.mkdir(parents=True)
+    (other / "dataset_info.json").write_text(json.dumps({"splits": {"test": {"num_examples": 99}}}))
+    (folder / "own.yaml").write_text(f"task: own\n{lines}\ntest_split: test\n")
+    (one,) = held(folder, TaskEntry(name="own"))
+    assert (one.data, one.missing, one.documents) == ("local", (), documents)
+
+
+def test_files_inside_a_hub_data_set_are_not_local(folder: Path) -> None:
+    lines = (
+        "task: own\ndataset_path: lab/rows\ndataset_kwargs: {data_files: {test: a.jsonl}}\ntest_split: test\n"
+    )
+    (folder / "own.yaml").write_text(lines)
+    (one,) = held(folder, TaskEntry(name="own"))
+    assert one.missing == ("lab/rows",)
+
+
 def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
     (before,) = held(folder, TaskEntry(name="hub"))
     assert (before.data, before.missing, before.documents) == ("missing", ("lab/rows",), None)
@@ -69,6 +100,17 @@ def test_a_hub_data_set_is_here_once_it_is_prepared(folder: Path) -> None:
     (place / "dataset_info.json").write_text(json.dumps({"splits": {"dev": {"num_examples": 31}}}))
     (after,) = held(folder, TaskEntry(name="hub"))
     assert (after.data, after.missing, after.documents) == ("cached", (), 31)
+
+
+def test_a_list_of_tasks_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """YAML files are read by lm_eval alone; a trial needs both."""
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    assert from_settings.own_version(("lm_eval",))
+    with pytest.raises(OperatorError, match="has no torch"):
+        from_settings.own_version()
 
 
 def test_a_group_holds_its_leaf_tasks_once(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.hub_server import COMMIT, GATED, Hub, serving
+from support.hub_server import CLOSED, COMMIT, GATED, Hub, serving
 from support.node_memory import make_checkpoint
 
 from coordinator.evaluation.records import checkpoint_name, is_snapshot
@@ -40,7 +40,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         (tiny / name).parent.mkdir(exist_ok=True)
         (tiny / name).write_bytes(b"x" * 999)
     (old / "model.safetensors").rename(old / "pytorch_model.bin")
-    with serving({"lab/tiny": tiny, "lab/old": old}) as made:
+    with serving({"lab/tiny": tiny, "lab/old": old, **dict.fromkeys(CLOSED, tiny)}) as made:
         yield made
 
 
@@ -53,6 +53,11 @@ def asked(hub: Hub, text: str, *more: str, folder: Path, **env: str) -> tuple[st
     found, said = json.loads(done.stdout)
     assert len(said) <= 1
     return found, "".join(said)
+
+
+def test_a_signature_in_an_address_is_not_shown() -> None:
+    said = "403 for https://cdn/x?X-Amz-Signature=abc&y=1 (Request ID: 3)"
+    assert intake.SIGNED.sub("?…", said) == "403 for https://cdn/x?… (Request ID: 3)"
 
 
 @pytest.mark.parametrize("text", ["lab/tiny", "lab/tiny@step1000", f"lab/tiny@{COMMIT}"])
@@ -92,6 +97,8 @@ def test_a_snapshot_that_is_not_whole_is_fetched(hub: Hub, tmp_path: Path) -> No
         ("lab/none", "has no public model of this id"),
         ("lab/tiny@nope", "has no revision nope"),
         (GATED, "accept its terms"),
+        ("lab/gated-files", "gated; accept its terms at"),
+        ("lab/no-token", "set HF_TOKEN to a token that may read it, or `hf auth login`"),
         ("lab/old", "has no safetensors"),
     ],
 )
@@ -125,6 +132,7 @@ def test_a_folder_has_precedence_over_an_id(hub: Hub, tmp_path: Path) -> None:
     """Also a mistyped name in an existing folder asks no server."""
     shutil.copytree(tmp_path / "tiny", tmp_path / "lab" / "tiny")
     assert asked(hub, "lab/tiny", folder=tmp_path) == ("lab/tiny", "")
+    assert "a folder has no revisions" in asked(hub, "lab/tiny@step1000", folder=tmp_path)[1]
     folder, said = asked(hub, "lab/tinny", folder=tmp_path)
     assert folder is None
     assert "no such folder" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import api
+from coordinator.config.schema import Config
 from coordinator.errors import OperatorError
 from coordinator.intake import one_off, suites
 from coordinator.intake.one_off import SuiteOptions
@@ -46,8 +49,10 @@ SAME: dict[str, Any] = {
 def test_tasks_are_the_suite_of_a_file_with_the_same_values(tmp_path):
     """To the last field but the name's last part; so ids, reuse and resume are the same."""
     file = tmp_path / "s.toml"
-    file.write_text(FILE.replace("-5shot", "-5shot-chat"))
-    assert one_off.suite_of(SuiteOptions(**SAME)) == suites.load_suite(file)
+    made = one_off.suite_of(SuiteOptions(**SAME))
+    assert re.fullmatch(r"hellaswag-arc_easy-limit10-5shot-chat-[0-9a-f]{6}", made.name)
+    file.write_text(FILE.replace("hellaswag-arc_easy-limit10-5shot", made.name))
+    assert made == suites.load_suite(file)
 
 
 def test_options_replace_what_a_suite_says_of_each_task():
@@ -61,6 +66,50 @@ def test_options_replace_what_a_suite_says_of_each_task():
     assert [t.num_fewshot for t in few.tasks] == [t.num_fewshot for t in plain.tasks]
     sized = one_off.suite_of(SuiteOptions(suite="core", batch_size=2))
     assert sized == plain.model_copy(update={"batch_size": 2})
+
+
+@pytest.mark.parametrize("named", [{"suite": "core"}, {"tasks": ("arc_easy",)}])
+def test_settings_that_change_scores_change_the_name(named):
+    """So a one-off never stands for a point of the suite's own series; the setting that a suite has changes nothing."""
+    more = [
+        {"gen_kwargs": {"temperature": 1}},
+        {"gen_kwargs": {"temperature": 2}},
+        {"seed": 1},
+        {"system_instruction": "Answer."},
+        {"apply_chat_template": "tool_use"},
+        {"apply_chat_template": True},
+        {"limit": 1234567},
+        {"limit": 1234568},
+    ]
+    made = {one_off.suite_of(SuiteOptions(**named, **each)).name for each in ({}, *more)}
+    assert len(made) == 1 + len(more)
+    plain = one_off.suite_of(SuiteOptions(**named))
+    assert one_off.suite_of(SuiteOptions(**named, apply_chat_template=False)) == plain
+
+
+def test_a_folder_of_the_user_comes_after_the_suites_own(tmp_path):
+    """Of two definitions of a task lm-eval takes the later folder's; evalspan's own tasks stay known."""
+    (tmp_path / "mine.yaml").write_text("task: quickstart_arc\n")
+    kept = one_off.suite_of(SuiteOptions(tasks=("quickstart_mmlu",), include_path=(str(tmp_path),)))
+    assert kept.include_path == (*suites.load_suite("quickstart").include_path, str(tmp_path))
+    changed = one_off.suite_of(SuiteOptions(suite="quickstart", include_path=(str(tmp_path),)))
+    assert changed.include_path == kept.include_path
+    assert changed.name != "quickstart"
+
+
+@given(st.floats(1e-6, 1e9) | st.integers(1, 10**9))
+def test_the_suggested_command_means_the_same_limit(limit):
+    (word,) = SuiteOptions(limit=limit).words()[1:]
+    assert float(word) == limit
+
+
+def test_a_notice_names_a_shipped_suite_beside_a_file_of_its_name(tmp_path, monkeypatch):
+    """As the suite itself is found: a file is named with a slash, or by .toml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "core").touch()
+    spec = suites.load_suite("core")
+    assert api._named(SuiteOptions(suite="core"), spec, Config()) == "core"
+    assert api._named(SuiteOptions(suite="./s.toml"), spec, Config()) == str(tmp_path / "s.toml")
 
 
 def test_a_task_of_a_shipped_suite_brings_its_folder_and_its_judge():
@@ -127,7 +176,7 @@ SUITES = st.builds(
     system_instruction=st.none() | TEXT,
     fewshot_as_multiturn=st.none() | st.booleans(),
     tasks=st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.name).map(tuple),
-)
+).filter(lambda suite: suite.apply_chat_template is not False or not suite.fewshot_as_multiturn)
 
 
 @given(SUITES)

@@ -56,6 +56,7 @@ def test_a_file_says_all_that_a_suite_has(suite_file, tmp_path):
         ('name = "s"\n[[task]]\nname = "a"\nlimit = 1.5\n', "line 4: 'limit' of [[task]] 1"),
         ('name = "s"\n[[task]]\nname = "a"\n[[task]]\nname = "a"\n', "line 5: task 'a' stands twice"),
         ('name = "s"\ninclude_path = ["no"]\n[[task]]\nname = "a"\n', "line 2: no folder"),
+        ('name = "s"\nfewshot_as_multiturn = true\n[[task]]\nname = "a"\n', "line 2: few-shot examples become turns"),
         ('name = "s"\n', "needs the key 'task'"),
     ],
 )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,7 @@ def test_data_are_the_suites_from_any_folder(
         ("metric_list: [{metric: acc, aggregation: mean}]", ""),
         ("metric_list: [{metric: own_score}]\nprocess_results: !function own.score", ""),
         ("metric_list: [{metric: !function own.score, aggregation: mean}]", ""),
+        ("metric_list: [{metric: registered_there}]\nprocess_docs: !function own.score", ""),
     ],
 )
 def test_a_task_that_lm_eval_cannot_score_is_refused(tasks: Path, lines: str, says: str) -> None:
@@ -145,6 +148,26 @@ def test_a_task_that_lm_eval_cannot_score_is_refused(tasks: Path, lines: str, sa
     why = ask(tasks).unfit.get("own", "")
     assert says in why
     assert bool(says) == bool(why)
+
+
+@pytest.mark.parametrize("command", [False, True])
+def test_a_yaml_file_is_a_name(tasks: Path, tmp_path: Path, command: bool) -> None:
+    """Outside every folder of a suite, a task or a group, also with a comma in its path; its faults are found."""
+    folder = tasks.parent / "a, b"
+    tasks.rename(folder)
+    good, group = write(folder, *SHAPES["a dict"]), folder / "group.yaml"
+    group.write_text(f"group: two\ntask: [{{task: own, include: {good.name}}}]\n")
+    bad = write(folder, "dataset_path: json\ndataset_kwargs: {data_files: {test: no.jsonl}}", name="bad.yaml")
+    names = [str(good), str(bad), str(group)]
+    if command:
+        argv = [sys.executable, "-m", "evaljobs", "tasks", *(w for name in names for w in ("--name", name))]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        answer = task_index.Answer(**json.loads(done.stdout.splitlines()[-1]))
+    else:
+        answer = task_index.ask([], names, None, chat=False)
+    assert (answer.known, answer.unknown) == (names, {})
+    assert list(answer.unfit) == [str(bad)]
+    assert answer.files == [str(folder / "data" / "test.jsonl")]
 
 
 @pytest.mark.parametrize("shape", ["a dict", "a pattern", "a local data set", "a function's argument"])

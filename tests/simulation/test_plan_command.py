@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
@@ -48,6 +49,25 @@ def test_a_suites_instance_is_saved_and_taken_back(tmp_path: Path) -> None:
         app, ["simulate", "--instance", str(saved), "--policy", "evalspan", "--seeds", "2"]
     )
     assert ran.exit_code == 0, ran.output
+
+
+def test_options_of_a_suite_are_refused_beside_an_instance(tmp_path: Path) -> None:
+    """Together, since the file has its own values; also one that repeats the default."""
+    refused = (
+        CliRunner()
+        .invoke(
+            app, ["plan", "--instance", "i.json", "--nodes", "1", "--model-size", "7b", "--tokenizer", "M"]
+        )
+        .exception
+    )
+    assert isinstance(refused, OperatorError)
+    assert "--nodes, --model-size, --tokenizer: for --suite" in str(refused)
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "1e999b", "²b"])
+def test_a_size_that_is_no_number_of_parameters_is_refused(text: str) -> None:
+    with pytest.raises(OperatorError, match="--model-size is a number"):
+        from_suite.parameters(text)
 
 
 def test_unknown_hardware_is_refused_with_the_known_types(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "93efa2f097d58c2a74874c7e644dbc9b0cee75a2"
 GATED = "lab/gated"
+CLOSED = {
+    "lab/gated-files": "GatedRepo",
+    "lab/no-token": "",
+}  # models whose files alone are refused, with what error
 
 
 @dataclass
@@ -38,6 +42,8 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if api:
             return self._told(name, tree=rest[:1] == ["tree"])
+        if name in CLOSED:
+            return 403, {"X-Error-Code": CLOSED[name]} if CLOSED[name] else {}, b""
         content = (self.models[name] / "/".join(rest[2:])).read_bytes()
         return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, content
 

@@ -14,7 +14,7 @@ class Kept:
         write(1, b"freed")
 kept = Kept()
 atexit.register(lambda: print(gc.get_stats()[2]["collections"], "collections", flush=True))
-sys.argv = ["evaljobs", "tasks", "--names", "quickstart_mmlu", "--include-path", sys.argv[1]]
+sys.argv = ["evaljobs", "tasks", "--name", "quickstart_mmlu", "--include-path", sys.argv[1]]
 runpy.run_module("evaljobs", run_name="__main__", alter_sys=True)
 """
 
