@@ -115,6 +115,7 @@ def evaluate(
     )
     followed = follow or Caller(progress)
     known = _settings(config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})})
+    from_settings.check_device(known)
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
     spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
@@ -249,6 +250,7 @@ def submit(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     known = _settings(config, work_dir, settings)
+    from_settings.check_device(known)
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)
