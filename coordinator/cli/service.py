@@ -79,6 +79,7 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.intake.from_settings import check_device
     from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
@@ -89,6 +90,7 @@ def daemon(
     _check_watch(settings)
     screen = Console(stderr=True)
     _log_to(screen)
+    check_device(settings)
     coordinator = coordinator_of(settings)
     service = Service(coordinator, settings)
     exporter = Exporter(settings)

@@ -150,6 +150,16 @@ def model_options(config: Config) -> ModelOptions:
     )
 
 
+def check_device(config: Config) -> None:
+    """OperatorError where trials are to run on a GPU of this machine, and it has none."""
+    device = config.trial.device or ""
+    if config.cluster.kind == "local" and device.startswith("cuda") and not gpu_names():
+        raise OperatorError(
+            f"--device {device} ([trial] device), and nvidia-smi lists no GPU of this machine that may be used: "
+            "leave it away for the CPU, or say --cluster slurm"
+        )
+
+
 def run_options(config: Config) -> RunOptions:
     local = config.cluster.kind == "local"
     return RunOptions(

@@ -44,6 +44,15 @@ MOST_NEIGHBOURS = 10_000  # most files counted in one folder that a module's tex
 DATA_KEYS = ("data_files", "data_dir", "dataset_path")  # their values may be folders or globs
 PACKAGES = frozenset({"lm_eval", "evaljobs", "datasets", "evaluate", "transformers", "torch", "numpy"})
 HIDDEN = (".", "__pycache__")
+# loaders of files, by their names in `datasets`: such a dataset_path names no data set of the Hub
+LOADERS = frozenset(
+    (
+        "arrow", "audiofolder", "cache", "conll", "csv", "eval", "fasta", "fastq", "genbank", "harbor",
+        "hdf5", "iceberg", "imagefolder", "json", "lance", "meshfolder", "mmcif", "niftifolder",
+        "pandas", "parquet", "pdb", "pdffolder", "text", "tsfile", "videofolder", "vortex",
+        "webdataset", "xml",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +280,7 @@ class _Closure:
         self._yaml(path, path.parent)
         config = merged_config(path)
         data = config.get("dataset_path")
-        if isinstance(data, str) and not _matches(path.parent, data, wild=True):
+        if isinstance(data, str) and data not in LOADERS and not _matches(path.parent, data, wild=True):
             self.hub.add((data, str(config.get("dataset_name") or "")))
         return list(names_in(config.get("task"))) if "group" in config else []
 

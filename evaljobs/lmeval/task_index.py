@@ -1,9 +1,9 @@
 """`python -m evaljobs tasks`: which tasks of a suite lm-eval defines and can load.
 
 Rule: the answer is one `Answer` as a line of JSON on stdout, for the coordinator. It reads YAML
-files, folders and the Hugging Face cache; it loads no task and imports no function. The list of
-lm-eval's own tasks, whose index takes seconds to read, is kept in the cache folder by version. Not
-checked: data sets of tasks that are Python classes, and metric scripts.
+files, the modules and JSON that they name, folders and the Hugging Face cache; it loads no task and
+imports no function. The list of lm-eval's own tasks, whose index takes seconds to read, is kept in
+the cache folder by version. Not checked: data sets of tasks that are Python classes, and metric scripts.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ def _look(
         (turns and f"it has further turns, but {turns}")
         or source.trouble
         or task_paths.missing_function(config)
+        or task_paths.bad_module(config)
+        or task_paths.bad_data(source)
         or unscorable(config)
     )
     if why:

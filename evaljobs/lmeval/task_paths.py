@@ -13,9 +13,11 @@ when a task loads its data. Called from `run` and `task_index`.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import glob
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -30,6 +32,8 @@ from evaljobs.lmeval.task_yaml import Function, YamlText, mapped, marked, texts
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 HUB_PREFIX = "hf://datasets/"
 MAKE_LOADER = "_make_loader"  # lm-eval's: folder of a YAML -> the class that reads it
+BLANKS = re.compile(r"\s*(?=\S)")
+CHECKED_BYTES = 100 << 20  # bytes of a data file that are parsed before a submission
 REMOTE = ("://", "::")  # URLs, and chains of them as fsspec writes them
 
 
@@ -205,6 +209,60 @@ def _download(original: Callable[..., Any], task: Any, keywords: Any, **more: An
         task.config.dataset_kwargs, task.DATASET_PATH = written, path
         for key in set(named or ()) - set(full):
             del named[key]  # lm-eval drops trust_remote_code from the config itself
+
+
+def bad_module(config: Mapping[str, Any]) -> str:
+    """The message for a `!function` whose module beside the YAML is no Python; "" where there is none."""
+    for _keys, value in texts(config):
+        if isinstance(value, Function) and value.module and value.file.is_file():
+            try:
+                ast.parse(value.file.read_bytes())
+            except SyntaxError as error:
+                return f"{value.file}, line {error.lineno}: {error.msg}"
+            except (OSError, ValueError) as error:
+                return f"{value.file}: {error}"
+    return ""
+
+
+def bad_data(source: Source) -> str:
+    """The message for a file of the `json` loader that is no JSON; "" where there is none. Reads the first CHECKED_BYTES."""
+    if source.path != "json" or "encoding" in source.keywords:
+        return ""
+    for text in source.files:
+        for name in sorted(glob.glob(text, recursive=True)) or [text]:  # noqa: PTH207
+            file = Path(name)
+            if file.suffix in (".json", ".jsonl") and file.is_file():
+                with contextlib.suppress(OSError, RecursionError):
+                    if why := _bad_line(file):
+                        return f"{file}, {why}"
+    return ""
+
+
+def _bad_line(file: Path) -> str:
+    """The first line that is no JSON, unless values go over several lines, as in a file of one list."""
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, 1):
+            if opened.tell() > CHECKED_BYTES:
+                return ""
+            try:
+                json.loads(_decoded(line).strip() or "0")
+            except ValueError as error:
+                said = f"line {number}: {getattr(error, 'msg', error)}"
+                break
+        else:
+            return ""
+    whole = _decoded(file.read_bytes()) if file.stat().st_size <= CHECKED_BYTES else "0"
+    try:
+        decoder, at = json.JSONDecoder(), 0
+        while found := BLANKS.match(whole, at):
+            at = decoder.raw_decode(whole, found.end())[1]
+    except json.JSONDecodeError as error:
+        return said if file.suffix == ".jsonl" or number > 1 else f"line {error.lineno}: {error.msg}"
+    return ""
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8-sig", errors="replace").replace("\t", " ")
 
 
 def missing_function(config: Mapping[str, Any]) -> str:

@@ -153,6 +153,16 @@ def _suite(site: Path, text: str) -> str:
     return "s.toml"
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+@pytest.mark.parametrize("command", ["eval", "submit", "daemon"])
+def test_a_gpu_that_this_machine_lacks_is_refused_before_anything_starts(site, command, device):
+    (site / "evalspan.toml").write_text(f'work_dir = "w"\n[trial]\ndevice = "{device}"\n')
+    words = () if command == "daemon" else ("some/model", "--suite", "quickstart")
+    done = evalspan(command, *words, folder=site, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2, done.stderr
+    assert f"--device {device} ([trial] device), and nvidia-smi lists no GPU" in " ".join(done.stderr.split())
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("why", SUITES)
 def test_a_suite_that_cannot_run_is_refused_by_submit(talks, tiny_model_dir, why):

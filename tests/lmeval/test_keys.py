@@ -86,6 +86,21 @@ def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> N
     digests = source_files.Digests()
     single = [n for n in names if source_files.is_one_task([str(tmp_path)], n, digests, shipped.get)]
     assert single == ["leaf", "theirs", str(tmp_path / "other.yaml")]
+@pytest.mark.parametrize("loader", sorted(source_files.LOADERS))
+def test_other_data_that_a_loader_of_files_prepared_change_no_key(loader: str, tmp_path: Path) -> None:
+    """`datasets` keeps all that `json` has read in one folder: it is no revision of a suite's own files."""
+    (tmp_path / "one.yaml").write_text(f"task: one\ndataset_path: {loader}\n")
+    asked = [str(tmp_path)], "one", source_files.Digests()
+    env = {"HF_HOME": str(tmp_path / "hf")}
+    before = source_files.entry_files(*asked, env=env)
+    (tmp_path / "hf" / "datasets" / loader / "default-0123" / "0.0.0" / "4567").mkdir(parents=True)
+    assert source_files.entry_files(*asked, env=env) == before
+
+
+def test_every_loader_of_files_that_datasets_has_is_known() -> None:
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as PACKAGED
+
+    assert set(PACKAGED) <= source_files.LOADERS
 
 
 def test_large_files_are_hashed_once_and_anew_when_size_or_time_changes(tmp_path: Path) -> None:

@@ -252,6 +252,37 @@ def test_what_is_not_beside_the_yaml_is_refused(what: str, tasks: Path, monkeypa
         assert str(tasks) in str(refused.value)
 
 
+JSON_TASK = "dataset_path: json\ndataset_kwargs: {data_files: {test: %s}}"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("own.py", "def same(rows):\n    return (\n", "own.py, line 2: '(' was never closed"),
+        ("half.jsonl", '{"x": "a"}\n\n{"x": "b\n{"x": "c"}\n', "half.jsonl, line 3: "),
+        ("half.jsonl", '{"x": "a",\n{"x": "c"}\n', "half.jsonl, line 1: "),
+        ("half.json", '[\n{"x": "a"},\n{"x":\n', "half.json, line 4: "),
+    ],
+)
+def test_a_module_or_data_that_cannot_be_read_are_refused_by_file_and_line(
+    file: str, text: str, says: str, tasks: Path
+) -> None:
+    (tasks / file).write_text(text)
+    more = "dataset_path: data\nprocess_docs: !function own.same" if file == "own.py" else JSON_TASK % file
+    write(tasks, more)
+    (why,) = ask(tasks).unfit.values()
+    assert f"{tasks}/{says}" in why
+
+
+@pytest.mark.parametrize(
+    "text", ['[\n{"x": "a\tb"},\n{"x": "b"}\n]\n', '{\n"x": "a"\n}\n{"x":\n"b"}', '\ufeff{"x": "a"}\n\n \n']
+)
+def test_json_over_several_lines_is_taken(text: str, tasks: Path) -> None:
+    (tasks / "rows.json").write_text(text)
+    write(tasks, JSON_TASK % "rows.json")
+    assert ask(tasks).unfit == {}
+
+
 def test_a_member_that_lm_eval_would_pass_over_is_refused(tasks: Path) -> None:
     """A tag or group never loses a member silently because that member's YAML includes a missing
     file.
