@@ -231,13 +231,20 @@ def status(
     """
     from coordinator.base.typed import typed
     from coordinator.cli.screen.listing import show_left_out, show_rows
-    from coordinator.cli.screen.standing import ROWS, Choice, facts_of, listed_jobs, with_details
+    from coordinator.cli.screen.standing import (
+        ROWS,
+        Choice,
+        facts_of,
+        listed_jobs,
+        listed_nodes,
+        with_details,
+    )
     from coordinator.cli.screen.surroundings import read_surroundings
     from coordinator.runtime.replay import find_folder
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
-    facts = facts_of(settings, only, partial(listed_jobs, settings))
+    facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()
     around = read_surroundings(WorkPaths(settings.work_dir), typed("daemon", config, work_dir), now)
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)

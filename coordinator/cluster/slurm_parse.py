@@ -30,6 +30,7 @@ NODE_FIELDS = (
     "StateLong",
     "Gres",
     "GresUsed",
+    "Reason",
     "CPUsState",
     "Memory",
     "AllocMem",
@@ -292,7 +293,7 @@ def _names(partitions: str | None) -> set[str]:
 
 
 def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState:
-    name, _, available, _, state, gres, gres_used, cpus, memory, allocated = fields
+    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated = fields
     gpus, gpu_type = parse_gres(gres)
     used, _ = parse_gres(gres_used)
     counts = cpus.split("/")  # allocated / idle / other / total
@@ -316,6 +317,7 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
         memory_free_mb=max(0, memory_mb - memory_used_mb),
         gpu_type=gpu_type,
         partitions=(partition,),
+        reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )
 
 

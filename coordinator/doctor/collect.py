@@ -151,6 +151,7 @@ def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> No
         rules = facts.rules = slurm_rules.ask_rules()
     except ClusterError as error:
         facts.rules_error = str(error)
+    facts.gpu_nodes = [n for n in nodes if n.gpus]
     facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
     if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
         user = f"user={getpass.getuser()}"

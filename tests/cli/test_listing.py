@@ -228,7 +228,7 @@ def test_pending_and_refused_checkpoints_stand_below_their_reason():
         ("Priority", "jobs of higher priority go first (Priority)"),
         ("QOSMaxJobsPerUserLimit", "a limit of the QOS is reached (QOSMaxJobsPerUserLimit)"),
         ("AssocGrpGRES", "a limit of the account or user is reached (AssocGrpGRES)"),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", "its node is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n1)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "its node is down, drained or reserved, or its GPUs are used by another job (ReqNodeNotAvail, UnavailableNodes:n1)"),
         ("NewInSlurm27", "NewInSlurm27"),
         ("None", ""),
     ],

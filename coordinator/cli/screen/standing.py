@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.cli.screen.progress import (
+    NO_SLOT,
     ahead_of,
     done_shards,
     eta_seconds,
@@ -26,8 +27,9 @@ from coordinator.cli.screen.progress import (
     waits_of,
 )
 from coordinator.cli.screen.score_lines import Scores, first_of_each, main_scores, read_results
-from coordinator.cluster import Cluster, ClusterError, JobState
+from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_reasons import gpus_in_words
 from coordinator.config.schema import Config
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.state import NodeUse, State
@@ -77,11 +79,15 @@ def rows_of(config: Config, only: EvaluationPaths | None = None) -> list[Row]:
 
 
 def facts_of(
-    config: Config, only: EvaluationPaths | None = None, ask: Callable[[], Sequence[JobState]] = tuple
+    config: Config,
+    only: EvaluationPaths | None = None,
+    ask: Callable[[], Sequence[JobState]] = tuple,
+    ask_nodes: Callable[[], Sequence[NodeState]] = tuple,
 ) -> list[Row]:
     """Rows without what `with_details` reads from further files, oldest first.
 
-    `ask`: for the cluster's jobs, called once where a job is pending.
+    `ask`: for the cluster's jobs, called once where a job is pending. `ask_nodes`: for its nodes, called once
+    where no slot is free.
     """
     folders = [only] if only else [EvaluationPaths(j.parent) for j in config.work_dir.glob("*/journal.jsonl")]
     asked = cache(ask)
@@ -89,8 +95,29 @@ def facts_of(
     if not WorkLock(WorkPaths(config.work_dir).lock).held():
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
+            row["held_jobs"] = {
+                n: why.partition("; submitted again")[0] for n, why in row["held_jobs"].items()
+            }
+    say_what_is_taken(rows, config, ask_nodes)
     _count_ahead(rows)
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
+
+
+def say_what_is_taken(
+    rows: Sequence[Row], config: Config, ask_nodes: Callable[[], Sequence[NodeState]]
+) -> None:
+    """Say of each one that has no slot which nodes and GPUs are taken; [borrow] only where it is set."""
+    own = sum(row.pop("gpus", 0) for row in rows)
+    found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
+    if not found:
+        return
+    said = [gpus_in_words(ask_nodes(), own) or "no GPU or CPU slot is free for it"]
+    if bounds := config.borrow.model_dump(
+        include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
+    ):
+        said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
+    for row in found:
+        row["waits_for"] = [", ".join(said) if what == NO_SLOT else what for what in row["waits_for"]]
 
 
 def _count_ahead(rows: Sequence[Row]) -> None:
@@ -160,6 +187,7 @@ def _row_of_state(
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
+        "gpus": _gpus_in_use(state),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
         "accepted_at": state.record.accepted_at,
@@ -179,6 +207,14 @@ def _row_of_state(
         "scores": [_score(s) for e in state.entries for s in first_of_each(scores.of(e))],
         "fault": parked.error if parked is not None else None,
     }
+
+
+def _gpus_in_use(state: State) -> int:
+    """GPUs of its trials whose jobs run."""
+    running = sum(
+        state.jobs.by_name[t.job].members.get(t.member) == "running" for t in state.trials.live.values()
+    )
+    return running * state.record.options.gpus_per_trial
 
 
 def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
@@ -247,6 +283,16 @@ def listed_jobs(config: Config) -> list[JobState]:
     cluster: Cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
     try:
         return cluster.jobs()
+    except ClusterError:
+        return []
+
+
+def listed_nodes(config: Config) -> list[NodeState]:
+    """Slurm's list of this work folder's nodes; empty where it cannot be had."""
+    if config.cluster.kind != "slurm" or shutil.which("sinfo") is None:
+        return []
+    try:
+        return SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS)).nodes()
     except ClusterError:
         return []
 
