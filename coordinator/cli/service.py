@@ -73,6 +73,7 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.intake.admission import no_place
     from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
     from coordinator.runtime.service import Service
@@ -85,6 +86,8 @@ def daemon(
     _log_to(screen)
     coordinator = coordinator_of(settings)
     service = Service(coordinator, settings)
+    if why := no_place(settings.watch):
+        log.warning("%s", why)
     exporter = Exporter(settings)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())

@@ -21,6 +21,7 @@ from coordinator.cluster.slurm_reasons import unusable
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.node_jobs import Answer
+from coordinator.intake.admission import no_place
 from evaljobs.contract.specs import Record
 from evaljobs.staging.capacity import MEMORY_FS
 
@@ -254,6 +255,11 @@ def judge_limits(rules: SiteRules, associations: str | None, lanes: int) -> Iter
     )
 
 
+def _watch(facts: Facts) -> Iterator[Finding]:
+    if why := no_place(facts.config.watch):
+        yield warn("hook", why, "set [watch] roots to the folder that training writes its checkpoints to")
+
+
 def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
     """How many of Slurm's nodes with GPUs take jobs now, and the states of the others."""
     usable = sum(n.usable for n in facts.gpu_nodes)
@@ -399,6 +405,6 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
 
 Check = Callable[[Facts], Iterator[Finding]]
 HERE: tuple[Check, ...] = (_python, _interpreter, _work_folder)
-SLURM: tuple[Check, ...] = (_rules, _gpu_nodes, _job_kinds, _staging)
+SLURM: tuple[Check, ...] = (_rules, _gpu_nodes, _job_kinds, _staging, _watch)
 LOCAL: tuple[Check, ...] = (_gpus,)
 NODES: tuple[Check, ...] = (_redis, _nodes)

@@ -255,3 +255,9 @@ def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
     assert (found.status, found.found) == ("fail", "0 of 1 usable: n1 is drained (new driver)")
     assert judged(config=slurm, gpu_nodes=[drained, fake_node("n2")])["GPU nodes"].status == "warn"
     assert judged(config=slurm, gpu_nodes=[fake_node("n2")])["GPU nodes"].found == "1 of 1 usable"
+
+
+def test_a_site_without_a_place_for_the_hooks_checkpoints_is_warned() -> None:
+    slurm = {"cluster": {"kind": "slurm"}}
+    assert judged(config=Config.model_validate(slurm))["hook"].status == "warn"
+    assert "hook" not in judged(config=Config.model_validate(slurm | {"watch": {"roots": ["/shared"]}}))
