@@ -240,6 +240,7 @@ def status(
         facts_of,
         listed_jobs,
         listed_nodes,
+        queued_daemons,
         with_details,
     )
     from coordinator.cli.screen.surroundings import read_surroundings
@@ -249,7 +250,12 @@ def status(
     only = find_folder(settings, evaluation) if evaluation else None
     facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()
-    around = read_surroundings(WorkPaths(settings.work_dir), typed("daemon", config, work_dir), now)
+    around = read_surroundings(
+        WorkPaths(settings.work_dir),
+        typed("daemon", config, work_dir),
+        now,
+        partial(queued_daemons, settings),
+    )
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(facts)
     if as_json:

@@ -47,6 +47,7 @@ Row = dict[str, Any]  # what `--json` prints of an evaluation
 
 OVER = ("ended", "cancelled")  # stages of a row without further work
 ROWS = 20  # shown by default
+DAEMON_JOB = "evalspan-daemon"  # job name in scripts/evalspan-daemon.sbatch
 LISTING_SECONDS = 5.0  # longest wait for `squeue`, which only explains what waits
 
 
@@ -95,10 +96,14 @@ def facts_of(
     if not WorkLock(WorkPaths(config.work_dir).lock).held():
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
+            if row["stopped"] and (names := row.get("job_names")):
+                row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
             row["held_jobs"] = {
                 n: why.partition("; submitted again")[0] for n, why in row["held_jobs"].items()
             }
     say_what_is_taken(rows, config, ask_nodes)
+    for row in rows:
+        row.pop("job_names", None)
     _count_ahead(rows)
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
 
@@ -164,7 +169,7 @@ def _blank(paths: EvaluationPaths) -> Row:
     return {
         "evaluation_id": paths.root.name, "suite": "", "step": None, "checkpoint": "", "stage": "unreadable",
         "shards_done": 0, "shards": 0, "trials": 0, "scored": 0, "entries": 0, "accepted_at": 0.0, "ended_at": None,
-        "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "nodes_aside": {},
+        "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "jobs_left": 0, "nodes_aside": {},
         "held_jobs": {}, "waits_seconds": None, "waits_for": [], "stragglers": {}, "errors": {}, "warnings": [],
         "fault": None, "scores": [], "failed_jobs": {}, "trackers": {}, "folder": str(paths.root),
     }  # fmt: skip
@@ -188,6 +193,7 @@ def _row_of_state(
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
         "gpus": _gpus_in_use(state),
+        "job_names": frozenset(state.jobs.live),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
         "accepted_at": state.record.accepted_at,
@@ -283,6 +289,17 @@ def listed_jobs(config: Config) -> list[JobState]:
     cluster: Cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
     try:
         return cluster.jobs()
+    except ClusterError:
+        return []
+
+
+def queued_daemons(config: Config) -> list[JobState]:
+    """This user's jobs by the name of evalspan-daemon.sbatch that are pending; empty where they cannot be had."""
+    if config.cluster.kind != "slurm" or shutil.which("squeue") is None:
+        return []
+    try:
+        cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
+        return [job for job in cluster.jobs_named(DAEMON_JOB) if job.phase == "pending"]
     except ClusterError:
         return []
 
