@@ -108,14 +108,10 @@ def evaluate(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
     followed = follow or Caller(progress)
-<<<<<<< HEAD
     known = from_settings.load(
         config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})}
     )
-=======
-    known = _settings(config, work_dir, {**(settings or {}), **({"cluster.slots": slots} if slots else {})})
     from_settings.check_device(known)
->>>>>>> mendF
     coordinator = wiring.coordinator_of(known)
     site = coordinator.performer.site
     spec = one_off.suite_of(chosen, known.watch.suite)  # a wrong one is refused before a model is fetched
@@ -250,13 +246,9 @@ def submit(
     chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size
     )
-<<<<<<< HEAD
     _check_own(settings or {})
     known = from_settings.load(config, work_dir, settings)
-=======
-    known = _settings(config, work_dir, settings)
     from_settings.check_device(known)
->>>>>>> mendF
     site = from_settings.site_of(known)
     inputs = from_settings.inputs_for(site, from_settings.lm_eval_version(known, site))
     spec = one_off.suite_of(chosen, known.watch.suite)

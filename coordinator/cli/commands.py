@@ -182,6 +182,9 @@ def release(
     settings = settings_of(config, work_dir)
     paths = WorkPaths(settings.work_dir)
     if not WorkLock(paths.lock).held():
+        if node and not minutes and _end_cordon(paths, node):
+            say(f"{node} may be taken again")
+            return
         raise OperatorError(f"no daemon runs on {paths.root}: there is nothing to give back")
     used = demand.uses(Follower(settings).states())
     if node:
@@ -192,6 +195,22 @@ def release(
     leave_command(paths, Command(command="release", nodes=names, seconds=60 * minutes))
     for name in names:
         say(_given_back(name, used, minutes))
+
+
+def _end_cordon(paths: WorkPaths, node: str) -> bool:
+    """End a node's cordon in the file, which no daemon reads now. False: it is not cordoned."""
+    import time
+
+    from coordinator.allocation import cordons
+
+    now = time.time()
+    if node not in cordons.read(paths.nodes, now):
+        return False
+    try:
+        cordons.cordon(paths.nodes, [node], now, now)
+    except OSError as error:
+        raise OperatorError(f"{paths.nodes} cannot be written: {error.strerror or error}") from error
+    return True
 
 
 def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:

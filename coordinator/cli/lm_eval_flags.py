@@ -157,10 +157,9 @@ def rewritten(
             done.checkpoint |= at < len(words)
             done.out += words[at - 1 :]
             break
-        if word == "-s" and (
-            at == len(words) or words[at].startswith("-")
-        ):  # lm_eval's flag, no suite's name
-            done.refused["--log-samples"] = REFUSED["--log-samples"]
+        # lm_eval's flag, where no suite's name follows
+        if word == "-s" and (at == len(words) or words[at].startswith("-")):
+            done.needless.append("--log-samples")
             continue
         if word.startswith("-") and word != "-":
             at += done.option(word, words[at:])

@@ -79,6 +79,7 @@ def daemon(
     from coordinator.base.isolate import LoopGuard
     from coordinator.base.signals import Signals
     from coordinator.cli.screen.live_screen import Watcher
+    from coordinator.intake.admission import no_place
     from coordinator.intake.from_settings import check_device
     from coordinator.intake.resubmit import reused
     from coordinator.runtime.journal import DAEMON
@@ -93,6 +94,8 @@ def daemon(
     check_device(settings)
     coordinator = coordinator_of(settings)
     service = Service(coordinator, settings)
+    if why := no_place(settings.watch):
+        log.warning("%s", why)
     exporter = Exporter(settings)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
@@ -244,15 +247,28 @@ def status(
     """
     from coordinator.base.typed import typed
     from coordinator.cli.screen.listing import show_left_out, show_rows
-    from coordinator.cli.screen.standing import ROWS, Choice, facts_of, listed_jobs, with_details
+    from coordinator.cli.screen.standing import (
+        ROWS,
+        Choice,
+        facts_of,
+        listed_jobs,
+        listed_nodes,
+        queued_daemons,
+        with_details,
+    )
     from coordinator.cli.screen.surroundings import read_surroundings
     from coordinator.runtime.replay import find_folder
 
     settings = settings_of(config, work_dir)
     only = find_folder(settings, evaluation) if evaluation else None
-    facts = facts_of(settings, only, partial(listed_jobs, settings))
+    facts = facts_of(settings, only, partial(listed_jobs, settings), partial(listed_nodes, settings))
     now = time.time()
-    around = read_surroundings(WorkPaths(settings.work_dir), typed("daemon", config, work_dir), now)
+    around = read_surroundings(
+        WorkPaths(settings.work_dir),
+        typed("daemon", config, work_dir),
+        now,
+        partial(queued_daemons, settings),
+    )
     asked = Choice(open=only_open, failed=only_failed, last=last if as_json else last or ROWS)
     chosen, left_out = asked.of(facts)
     if as_json:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -364,6 +366,16 @@ def init(
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror or error}") from error
     say(f"wrote {path}{f' for partition {probe.choice}' if probe.choice else ''}")
+    options = "" if path == Path("evalspan.toml") else f" --config {shlex.quote(str(path))}"
+    for step in template.next_steps(probe, shlex.quote(str(_daemon_wrapper())), options):
+        say(step)
+
+
+def _daemon_wrapper() -> Path:
+    """evalspan-daemon.sbatch of this installation, or of the clone."""
+    name = "evalspan-daemon.sbatch"
+    installed = Path(sys.prefix) / "share" / "evalspan" / name
+    return installed if installed.exists() else Path(__file__).resolve().parents[2] / "scripts" / name
 
 
 def _probe_slurm() -> SiteProbe:
@@ -388,4 +400,5 @@ def _probe_slurm() -> SiteProbe:
             f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
             "`evalspan init --cluster local` writes settings for this machine alone"
         ) from error
-    return template.probe_of("slurm", nodes, rules.preemptible, refusing)
+    limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
+    return template.probe_of("slurm", nodes, rules.preemptible, refusing, limits)

@@ -70,6 +70,7 @@ class NodeState:
     partitions: tuple[str, ...] = ()
     best_effort: bool = False  # open only to jobs that may be preempted
     counts_memory: bool = True  # the cluster refuses a job whose memory does not fit
+    reason: str = ""  # an admin's words why it is down or drained
 
 
 class ClusterError(Exception):

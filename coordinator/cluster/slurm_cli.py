@@ -51,6 +51,11 @@ class SlurmCli:
         argv = ["squeue", "--me", "--all", "--array", "--states=all", f"--format={text.QUEUE_FORMAT}"]
         return text.parse_queue(self._ask(argv), self.options.token)
 
+    def jobs_named(self, name: str) -> list[JobState]:
+        """Run one `squeue` for this user's jobs of that name, whatever their comment."""
+        argv = ["squeue", "--me", "--all", "--array", f"--name={name}", f"--format={text.QUEUE_FORMAT}"]
+        return text.parse_queue(self._ask(argv), None)
+
     def nodes(self) -> list[NodeState]:
         """Run one `sinfo`: the nodes of the set partitions, or of the site's default one."""
         argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]

@@ -30,6 +30,7 @@ NODE_FIELDS = (
     "StateLong",
     "Gres",
     "GresUsed",
+    "Reason",
     "CPUsState",
     "Memory",
     "AllocMem",
@@ -191,11 +192,14 @@ def not_cancelled(stderr: str) -> str:
     return own_words("\n".join(line for line in stderr.splitlines() if not says(line, GONE)))
 
 
-def parse_queue(text: str, token: str) -> list[JobState]:
-    """Parse `squeue --format=QUEUE_FORMAT` with its header; the jobs whose comment has `token`."""
+def parse_queue(text: str, token: str | None) -> list[JobState]:
+    """Parse `squeue --format=QUEUE_FORMAT` with its header; the jobs whose comment has `token`.
+
+    None: all jobs, and a pending one has the start that Slurm expects.
+    """
     jobs = []
     for array, index, state, submitted, started, node, reason, comment, name in _records(text, 9, "squeue"):
-        if not is_ours(comment, token):
+        if token is not None and not is_ours(comment, token):
             continue
         if not array.isdigit():
             raise ClusterError(f"squeue printed a job id that cannot be read: {array[:40]!r}")
@@ -210,7 +214,8 @@ def parse_queue(text: str, token: str) -> list[JobState]:
                 node=node or None,
                 reason="" if reason == "None" else reason,
                 submitted_at=_seconds(submitted),
-                started_at=_seconds(started) if node else None,  # before it has a node: Slurm's own guess
+                # before it has a node: Slurm's own guess
+                started_at=_seconds(started) if node or token is None else None,
             )
         )
     return jobs
@@ -301,7 +306,7 @@ def _names(partitions: str | None) -> set[str]:
 
 
 def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState:
-    name, _, available, _, state, gres, gres_used, cpus, memory, allocated = fields
+    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated = fields
     gpus, gpu_type = parse_gres(gres)
     used, _ = parse_gres(gres_used)
     counts = cpus.split("/")  # allocated / idle / other / total
@@ -325,6 +330,7 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
         memory_free_mb=max(0, memory_mb - memory_used_mb),
         gpu_type=gpu_type,
         partitions=(partition,),
+        reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )
 
 

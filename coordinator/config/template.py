@@ -7,12 +7,16 @@ commented out with their default, so the file is the reference and changes nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from coordinator.cluster import NodeState
+from coordinator.config.schema import TrialConfig, seconds_of
+
+DAEMON_SECONDS = 86_400  # time limit of the daemon's own job where the partition allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class SiteProbe:
     cpu_partition: str | None = None
     summary: str = "one machine"  # a line for the reader, e.g. "4 nodes with 8 a100"
     partitions: tuple[str, ...] = ()  # each with its GPUs, e.g. "gpu (16 GPUs)", the chosen one first
+    max_seconds: int | None = None  # MaxTime of `partition`; None: no limit
+    daemon_max_seconds: int | None = None  # of the partition without GPUs, else of `partition`
 
     @property
     def choice(self) -> str:
@@ -38,11 +44,12 @@ def probe_of(
     nodes: Sequence[NodeState],
     preemptible: AbstractSet[str] = frozenset(),
     refusing: AbstractSet[str] = frozenset(),
+    max_seconds: Mapping[str, int] = MappingProxyType({}),
 ) -> SiteProbe:
     """The partition with most GPUs whose jobs keep them, and one of nodes without GPUs, if any.
 
     `preemptible`: partitions whose jobs may be preempted. `refusing`: those that take no job of this user. Of
-    both, one with GPUs is chosen where there is no other.
+    both, one with GPUs is chosen where there is no other. `max_seconds`: partition -> MaxTime; no key: no limit.
     """
     if kind == "local":
         return SiteProbe()
@@ -58,10 +65,14 @@ def probe_of(
     )
     shapes = Counter((node.gpus, node.gpu_type or "GPUs") for node in nodes if node.gpus)
     summary = ", ".join(f"{n} nodes with {each} {kind_}" for (each, kind_), n in shapes.most_common())
+    chosen = with_gpus[0] if with_gpus else None
+    for_cpus = next((name for name in without if with_gpus and name not in refusing), None)
     return SiteProbe(
         kind=kind,
-        partition=with_gpus[0] if with_gpus else None,
-        cpu_partition=next((name for name in without if with_gpus and name not in refusing), None),
+        partition=chosen,
+        cpu_partition=for_cpus,
+        max_seconds=max_seconds.get(chosen or ""),
+        daemon_max_seconds=max_seconds.get(for_cpus or chosen or ""),
         summary=summary or f"{len(nodes)} nodes without GPUs",
         partitions=tuple(f"{name} ({gpus[name]} GPUs{notes.get(name, '')})" for name in with_gpus + without),
     )
@@ -75,7 +86,36 @@ def default_text(probe: SiteProbe) -> str:
         partition=_set("partition", probe.partition, "gpu")
         + (f"   # of jobs with GPUs: {probe.choice}" if probe.choice else ""),
         cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
+        time_limit=_time_limit(probe),
     )
+
+
+def next_steps(probe: SiteProbe, wrapper: str, options: str) -> list[str]:
+    """What to type after `init`. `wrapper`: path of evalspan-daemon.sbatch; `options`: of this file, or ""."""
+    steps = [f"next: `evalspan doctor{options}` checks this site"]
+    if probe.kind == "slurm":
+        partition = probe.cpu_partition or probe.partition
+        where = f"-p {partition} " if partition else ""
+        limit = slurm_time(min(DAEMON_SECONDS, probe.daemon_max_seconds or DAEMON_SECONDS))
+        steps.append(
+            f"then the daemon: `sbatch {where}-t {limit} {wrapper}{options}` (with -A ACCOUNT where the site wants one)"
+        )
+    return steps
+
+
+def slurm_time(seconds: int) -> str:
+    """Seconds as Slurm's days-hours:minutes:seconds."""
+    minutes, rest = divmod(seconds, 60)
+    days, minutes = divmod(minutes, 24 * 60)
+    clock = f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
+    return f"{days}-{clock}" if days else clock.removeprefix("0")
+
+
+def _time_limit(probe: SiteProbe) -> str:
+    default = TrialConfig().time_limit
+    if probe.max_seconds is None or probe.max_seconds >= seconds_of(default):
+        return f'# time_limit = "{default}"      # '
+    return f'time_limit = "{slurm_time(probe.max_seconds)}"        # MaxTime of partition {probe.partition}; '
 
 
 def _set(key: str, value: str | None, example: str) -> str:
@@ -119,7 +159,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # memory_mb = 4096
 # threads = 1                 # example: CPU threads of a trial; default: torch's own choice
 # device = "cpu"              # example; default: cuda where the job has a GPU
-# time_limit = "4:00:00"      # at most; trials ask for what their work is predicted to take
+{time_limit}at most; trials ask for what their work is predicted to take
 # hung_seconds = 900.0        # without progress for so long, a trial is ended and its shard given to another
 # redis_patience_seconds = 600.0   # a trial without work waits this long for Redis: a requeued coordinator's is away for 2 minutes
 
@@ -170,7 +210,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # retries = 5                 # after the first try
 
 [watch]
-# folders = []                # listed every second, e.g. ["/shared/run7/checkpoints"]
+# folders = []                # listed every second, e.g. ["/shared/run7/checkpoints"]; needs `suite` below
 # roots = []                  # checkpoints that the hook announces are taken below these and `folders` only, e.g. ["/shared"]
 # suite = "core"              # example: for checkpoints announced without a suite
 # suites = []                 # suite files that the hook may name, e.g. ["suites/mine.toml"], which it names "mine"

@@ -23,7 +23,7 @@ from coordinator.cluster.local import LocalCluster, gpu_names
 from coordinator.config.schema import Config
 from coordinator.doctor.findings import Checkup, Facts, Status, judge
 from coordinator.doctor.node_jobs import Target, survey
-from coordinator.errors import EvalspanError
+from coordinator.errors import EvalspanError, OperatorError
 from coordinator.evaluation.job_specs import Site
 from coordinator.intake import from_settings, validate
 from coordinator.runtime import wiring
@@ -79,7 +79,12 @@ def check_up(
 def _folder(config: Config) -> Iterator[Path]:
     """A folder that nodes see, deleted at the end."""
     folder = WorkPaths(config.work_dir).cache / "doctor" / secrets.token_hex(4)
-    folder.mkdir(parents=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except PermissionError as error:
+        raise OperatorError(
+            f"{config.work_dir} is another user's work folder: give --work-dir a folder of yours"
+        ) from error
     try:
         yield folder
     finally:
@@ -151,6 +156,7 @@ def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> No
         rules = facts.rules = slurm_rules.ask_rules()
     except ClusterError as error:
         facts.rules_error = str(error)
+    facts.gpu_nodes = [n for n in nodes if n.gpus]
     facts.lanes = max((n.gpus for n in nodes), default=0) // max(1, config.trial.gpus_per_trial)
     if rules.config.get("AccountingStorageType", "").partition("/")[2] not in ("", "none"):
         user = f"user={getpass.getuser()}"

@@ -16,9 +16,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from coordinator.cluster import NodeState
+from coordinator.cluster.slurm_reasons import unusable
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.node_jobs import Answer
+from coordinator.intake.admission import no_place
 from evaljobs.contract.specs import Record
 from evaljobs.staging.capacity import MEMORY_FS
 
@@ -72,6 +75,7 @@ class Facts:
     rules_error: str = ""
     associations: str | None = None  # `sacctmgr -nP` rows of MaxSubmitJobs and MaxJobs; None: no accounting
     lanes: int = 0  # trials of one node
+    gpu_nodes: Sequence[NodeState] = ()  # as Slurm lists them
     job_kinds: Mapping[str, tuple[Status, str, bool]] = field(
         default_factory=dict
     )  # kind -> …, found, on GPUs
@@ -251,6 +255,25 @@ def judge_limits(rules: SiteRules, associations: str | None, lanes: int) -> Iter
     )
 
 
+def _watch(facts: Facts) -> Iterator[Finding]:
+    if why := no_place(facts.config.watch):
+        yield warn("hook", why, "set [watch] roots to the folder that training writes its checkpoints to")
+
+
+def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
+    """How many of Slurm's nodes with GPUs take jobs now, and the states of the others."""
+    usable = sum(n.usable for n in facts.gpu_nodes)
+    found = f"{usable} of {len(facts.gpu_nodes)} usable"
+    others = unusable(facts.gpu_nodes)
+    if facts.gpu_nodes and not usable:
+        todo = "wait until the site returns them, or choose another [cluster] partition"
+        yield fail("GPU nodes", f"{found}: {others}", todo)
+    elif others:
+        yield warn("GPU nodes", f"{found}: {others}", "the others are used without them")
+    elif facts.gpu_nodes:
+        yield ok("GPU nodes", found)
+
+
 def _job_kinds(facts: Facts) -> Iterator[Finding]:
     """Whether the cluster would take each kind of job, at its real limits."""
     for kind, (status, found, on_gpus) in facts.job_kinds.items():
@@ -382,6 +405,6 @@ def judge_sandbox(levels: Sequence[Mapping[str, Any]] | None, where: str, *, all
 
 Check = Callable[[Facts], Iterator[Finding]]
 HERE: tuple[Check, ...] = (_python, _interpreter, _work_folder)
-SLURM: tuple[Check, ...] = (_rules, _job_kinds, _staging)
+SLURM: tuple[Check, ...] = (_rules, _gpu_nodes, _job_kinds, _staging, _watch)
 LOCAL: tuple[Check, ...] = (_gpus,)
 NODES: tuple[Check, ...] = (_redis, _nodes)

@@ -7,6 +7,7 @@ roots` or a watched folder. Called by `service`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +20,13 @@ from coordinator.intake import suites
 
 class NotAdmittedError(OperatorError):
     """A notice names what the settings do not allow: a refusal for good."""
+
+
+def no_place(watch: WatchConfig) -> str:
+    """What becomes of the hook's checkpoints where no folder for them is set; "" where one is."""
+    if watch.roots or watch.folders:
+        return ""
+    return "neither [watch] roots nor folders is set: checkpoints that the hook announces will be refused"
 
 
 def suite_files(watch: WatchConfig) -> dict[str, str]:
@@ -63,7 +71,8 @@ def check_place(checkpoint: str, watch: WatchConfig) -> None:
         raise NotAdmittedError(f"{checkpoint}: no folder that can be looked up ({error})") from error
     named = f"any of [watch] roots and folders ({', '.join(map(str, roots))})" if roots else "[watch] roots"
     raise NotAdmittedError(
-        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to"
+        f"{place} is not below {named}: set roots to the folder that training writes its checkpoints to and start the daemon anew, "
+        f"or evaluate this one: `evalspan submit {shlex.quote(str(place))} --suite NAME`"
     )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from coordinator.cli.screen.layout import fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
 from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
+from coordinator.cluster import JobState
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.intake import pending
 from evaljobs.contract.outcomes import Failed
@@ -228,10 +229,30 @@ def test_pending_and_refused_checkpoints_stand_below_their_reason():
         ("Priority", "jobs of higher priority go first (Priority)"),
         ("QOSMaxJobsPerUserLimit", "a limit of the QOS is reached (QOSMaxJobsPerUserLimit)"),
         ("AssocGrpGRES", "a limit of the account or user is reached (AssocGrpGRES)"),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", "its node is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n1)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "its node is down, drained or reserved, or its GPUs are used by another job (ReqNodeNotAvail, UnavailableNodes:n1)"),
         ("NewInSlurm27", "NewInSlurm27"),
         ("None", ""),
     ],
 )  # fmt: skip
 def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(reason, says):
     assert in_words(reason) == says
+
+
+def test_a_daemon_whose_job_is_queued_is_not_started_again():
+    """Its job is named, with Slurm's guess of its start and the reason; jobs of a stopped evaluation are counted."""
+    job = JobState(
+        job_id="125",
+        name="evalspan-daemon",
+        index=0,
+        phase="pending",
+        state="PENDING",
+        reason="BeginTime",
+        started_at=NOW,
+    )
+    (line,) = show_daemon("", None, 200, NOW, "evalspan daemon", [job])
+    at = time.strftime("%H:%M", time.localtime(NOW))
+    assert line.plain == (
+        f"daemon: not running; the daemon's job 125 is queued (starts {at}; its start is delayed, as after a requeue (BeginTime))"
+    )
+    assert "4 of its jobs still run" in drawn(200, row(stopped=True, jobs_left=4))
+    assert "still run" not in drawn(200, row(stopped=True, jobs_left=0))

@@ -184,7 +184,6 @@ def test_a_flag_that_asks_for_what_is_so_is_left_out_with_a_line(capsys):
         (lambda: trial_settings(None, ["dtype"], None), "'dtype' should be KEY=VALUE"),
         (lambda: pairs(["{x}"]), "is no JSON object"),
         (lambda: seed_of("1,1,1"), "one number for all"),
-        (lambda: rewritten(["M", "-s", "--tasks", "a"], VALUED), "--log-samples: leave it"),
         (lambda: seed_of("1,2,3,4"), "one number for all"),
         (lambda: the_checkpoint("/a", "/b"), "two checkpoints are named"),
         (lambda: the_checkpoint(None, None), "name a checkpoint"),

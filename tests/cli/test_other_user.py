@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from support.trainings import leave
 from support.with_root import as_user
 from typer.testing import CliRunner
 
+from coordinator.allocation import cordons
 from coordinator.cli import app
 from coordinator.config import schema
+from coordinator.config.schema import Config
+from coordinator.doctor import collect
 from coordinator.errors import OperatorError
 from coordinator.intake import from_settings, hub, suites
 from coordinator.intake.checkpoint import inspect, is_hugging_face
@@ -99,3 +103,24 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
             assert "\n" not in str(refused.value)
 
     as_user(act)
+
+
+def test_another_users_folder_is_no_bug_for_doctor(work):
+    def act() -> None:
+        with (
+            pytest.raises(OperatorError, match="another user's work folder"),
+            collect._folder(Config(work_dir=work.root)),
+        ):
+            pass
+
+    as_user(act)
+
+
+def test_a_cordon_ends_without_a_daemon(work):
+    """In the file that the next daemon reads; a node without one is refused."""
+    release = ["release", "n1", "--minutes", "0", "--work-dir", str(work.root)]
+    cordons.cordon(work.nodes, ["n1", "n2"], time.time() + 600, time.time())
+    said = CliRunner().invoke(app, release)
+    assert (said.exit_code, said.stdout) == (0, "n1 may be taken again\n")
+    assert list(cordons.read(work.nodes, time.time())) == ["n2"]
+    assert CliRunner().invoke(app, release).exit_code != 0

@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.simulated.parts import record
 
-from coordinator.cli.screen.progress import WAITS_SECONDS, about, ahead_of, eta_seconds, stage_of, waits_of
+from coordinator.cli.screen.progress import (
+    NO_SLOT,
+    WAITS_SECONDS,
+    about,
+    ahead_of,
+    eta_seconds,
+    stage_of,
+    waits_of,
+)
+from coordinator.cli.screen.standing import say_what_is_taken
 from coordinator.cluster import Job, JobPhase, JobState, Purpose
+from coordinator.cluster.fake import fake_node
+from coordinator.config.schema import Config
 from coordinator.evaluation.indexes import file_job
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, ShardState, State, Trial
 from evaljobs.contract.specs import FrameRef
@@ -157,3 +168,19 @@ def test_pending_jobs_are_counted_by_kind_with_the_clusters_reason():
     started = [replace(listed[0], phase="running"), *listed[1:]]
     assert len(waits_of(state, now, started, timed=False)) == 1
     assert "for" not in waits_of(state, now, started, timed=False)[0].split(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("borrow", "more"), [({}, ""), ({"max_nodes": 2}, ", or [borrow] allows no more: max_nodes = 2")]
+)
+def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more):
+    """Nodes are asked for where one waits, and [borrow] is named where it is set; one that is stopped says nothing of it."""
+    taken = [replace(fake_node("n1"), gpus_free=0)]
+    waits = {"waits_for": [NO_SLOT], "stopped": False, "gpus": 2}
+    stopped = {"waits_for": [NO_SLOT], "stopped": True, "gpus": 0}
+    config = Config.model_validate({"borrow": borrow})
+    say_what_is_taken([waits, stopped], config, lambda: taken)
+    assert waits["waits_for"] == [f"8 of 8 GPUs are used, 2 of them by evalspan{more}"]
+    other = {"waits_for": [NO_SLOT], "stopped": False}
+    say_what_is_taken([other], config, tuple)
+    assert other["waits_for"] == [f"no GPU or CPU slot is free for it{more}"]

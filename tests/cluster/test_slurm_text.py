@@ -25,6 +25,7 @@ from coordinator.cluster.slurm_parse import (
     setting_of,
 )
 from coordinator.cluster.slurm_pyslurm import indexes
+from coordinator.cluster.slurm_reasons import gpus_in_words, unusable
 
 QUEUE_HEAD = (
     "ARRAY_JOB_ID",
@@ -45,6 +46,7 @@ NODE_HEAD = (
     "STATE",
     "GRES",
     "GRES_USED",
+    "REASON",
     "CPUS(A/I/O/T)",
     "MEMORY",
     "ALLOCMEM",
@@ -66,8 +68,9 @@ def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[s
         "used": "gpu:a100:3(IDX:0,2,5)",
         "cpus": "16/48/0/64",
         "time": "infinite",
+        "reason": "none",
     } | more
-    resources = (row["gres"], row["used"], row["cpus"], "512000", "12000")
+    resources = (row["gres"], row["used"], row["reason"], row["cpus"], "512000", "12000")
     return (name, partition, row["avail"], row["time"], state, *resources)
 
 
@@ -336,3 +339,13 @@ def test_cancelling_complains_of_living_jobs_alone() -> None:
 def test_members_of_a_waiting_array_are_counted_out() -> None:
     assert indexes("0-2,5,7-11:2") == [0, 1, 2, 5, 7, 9, 11]
     assert indexes("0-1,...") == [0, 1]
+
+
+def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:
+    """And GPUs that are used are counted on the others alone."""
+    rows = [node(n, "gpu*", "drained", reason="new driver") for n in ("n1", "n2")]
+    nodes = parse_nodes(table(NODE_HEAD, *rows, node("n3", "gpu*")), SlurmOptions())
+    assert unusable(nodes) == "n1, n2 are drained (new driver)"
+    assert gpus_in_words(nodes, 2) == "3 of 8 GPUs are used, 2 of them by evalspan; " + unusable(nodes)
+    assert gpus_in_words(nodes[:2], 0) == unusable(nodes)
+    assert gpus_in_words([], 0) == unusable([]) == ""

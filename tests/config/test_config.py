@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.cluster import NodeState
 from coordinator.config import schema, template
@@ -273,6 +275,26 @@ def test_init_takes_a_partition_that_refuses_this_users_jobs_only_where_no_other
         == "gpu (8 GPUs); others: theirs (16 GPUs, refuses your jobs), cpu (0 GPUs, refuses your jobs)"
     )
     assert (probe.partition, probe.cpu_partition) == ("gpu", None)
+
+
+def test_init_keeps_within_the_partitions_limits_and_says_what_to_type(toml):
+    """A trial's and the daemon's time limit fit MaxTime; where the site has none, the defaults stand."""
+    nodes = [_node("n1", 8, "gpu"), _node("c1", 0, "cpu")]
+    short = template.probe_of("slurm", nodes, max_seconds={"gpu": 7200, "cpu": 2 * 86_400})
+    assert schema.load(toml(template.default_text(short)), {}).trial.time_limit == "2:00:00"
+    assert "sbatch -p cpu -t 1-00:00:00 w.sbatch" in template.next_steps(short, "w.sbatch", "")[1]
+    alone = template.probe_of("slurm", nodes[:1], max_seconds={"gpu": 7200})
+    assert (
+        "sbatch -p gpu -t 2:00:00 w.sbatch --config x`"
+        in template.next_steps(alone, "w.sbatch", " --config x")[1]
+    )
+    assert '# time_limit = "4:00:00"' in template.default_text(template.probe_of("slurm", nodes))
+    assert template.next_steps(template.SiteProbe(), "w", "") == ["next: `evalspan doctor` checks this site"]
+
+
+@given(st.integers(1, 99 * 86_400))
+def test_a_time_limit_is_written_as_it_is_read(seconds):
+    assert schema.seconds_of(template.slurm_time(seconds)) == seconds
 
 
 def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
-from coordinator.cluster.fake import FakeCluster
+from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import Config
 from coordinator.doctor import collect, findings
 from coordinator.doctor.findings import Facts, Finding
@@ -244,3 +245,19 @@ def test_the_trial_interpreter_must_import_its_engine(engine: str, tmp_path: Pat
     finding = {f.what: f for f in findings.judge(facts)}["trial interpreter"]
     assert finding.status == ("ok" if engine == "hf" else "fail"), finding
     assert ("libvllm_that_is_missing" in finding.found) == (engine == "vllm")
+
+
+def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
+    """All of them: an evaluation would stop. Some: it runs on the others."""
+    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+    drained = replace(fake_node("n1"), usable=False, state="drained", reason="new driver")
+    found = judged(config=slurm, gpu_nodes=[drained])["GPU nodes"]
+    assert (found.status, found.found) == ("fail", "0 of 1 usable: n1 is drained (new driver)")
+    assert judged(config=slurm, gpu_nodes=[drained, fake_node("n2")])["GPU nodes"].status == "warn"
+    assert judged(config=slurm, gpu_nodes=[fake_node("n2")])["GPU nodes"].found == "1 of 1 usable"
+
+
+def test_a_site_without_a_place_for_the_hooks_checkpoints_is_warned() -> None:
+    slurm = {"cluster": {"kind": "slurm"}}
+    assert judged(config=Config.model_validate(slurm))["hook"].status == "warn"
+    assert "hook" not in judged(config=Config.model_validate(slurm | {"watch": {"roots": ["/shared"]}}))

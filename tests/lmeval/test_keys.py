@@ -86,6 +86,8 @@ def test_a_group_a_tag_and_an_unknown_name_are_not_one_task(tmp_path: Path) -> N
     digests = source_files.Digests()
     single = [n for n in names if source_files.is_one_task([str(tmp_path)], n, digests, shipped.get)]
     assert single == ["leaf", "theirs", str(tmp_path / "other.yaml")]
+
+
 @pytest.mark.parametrize("loader", sorted(source_files.LOADERS))
 def test_other_data_that_a_loader_of_files_prepared_change_no_key(loader: str, tmp_path: Path) -> None:
     """`datasets` keeps all that `json` has read in one folder: it is no revision of a suite's own files."""

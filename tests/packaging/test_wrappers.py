@@ -253,3 +253,13 @@ def test_the_daemon_as_a_job_of_an_ordinary_user(site, tiny_model_dir):
     site.run_as_user(["scancel", second], check=True)
     wait_until(lambda: state(site, second) == "CANCELLED", "the second daemon has ended")
     wait_until(lambda: not site.job_pids(second), "its processes are gone")
+
+
+def test_a_daemons_job_that_finds_no_evalspan_says_what_to_set(tmp_path):
+    env = {**os.environ, "EVALSPAN_BIN": str(tmp_path / "none")}
+    argv = ["bash", SCRIPTS / "evalspan-daemon.sbatch"]
+    done = subprocess.run(
+        argv, env=env, cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "set EVALSPAN_BIN=" in done.stderr

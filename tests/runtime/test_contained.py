@@ -15,23 +15,15 @@ from support.simulated.parts import record
 from support.with_root import fill, no_room_for_an_event
 
 from coordinator.base.throttle import Throttle
-<<<<<<< HEAD
-from coordinator.cli.screen.standing import rows_of
-from coordinator.cli.screen.watching import Sight, _over
-=======
 from coordinator.cli.screen.standing import facts_of
-from coordinator.cli.screen.watching import Sight
->>>>>>> mendA
+from coordinator.cli.screen.watching import Sight, _over
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.config.schema import ClusterConfig, Config
 from coordinator.evaluation.records import job_prefix
 from coordinator.hook import pinned
 from coordinator.runtime import parked
-<<<<<<< HEAD
-from coordinator.runtime.journal import line_of, read_events
-=======
 from coordinator.runtime.drive import drive
->>>>>>> mendA
+from coordinator.runtime.journal import line_of, read_events
 from coordinator.runtime.loop import Coordinator
 from coordinator.runtime.operator_commands import Command, leave_command, obey_commands
 from coordinator.runtime.service import Service
@@ -141,10 +133,10 @@ def test_a_row_asked_for_alone_counts_what_is_served_before_it(pair: Coordinator
         early[0] = early[0].model_copy(update={"record": first})
         journal.write_bytes(b"".join(map(line_of, early)))
     config = Config(work_dir=pair.performer.site.paths.root)
-    rows = {row["evaluation_id"]: row["waits_for"] for row in rows_of(config)}
+    rows = {row["evaluation_id"]: row["waits_for"] for row in facts_of(config)}
     assert "one evaluation is served before it" in rows[BAD]
     for name, waits in rows.items():
-        (alone,) = rows_of(config, EvaluationPaths(config.work_dir / name))
+        (alone,) = facts_of(config, EvaluationPaths(config.work_dir / name))
         assert alone["waits_for"] == waits
 
 

@@ -14,6 +14,8 @@ from coordinator.cli.screen.layout import GAP, clock_time, column_widths, fitted
 from coordinator.cli.screen.progress import about, all_in_back_off
 from coordinator.cli.screen.score_lines import in_brief
 from coordinator.cli.screen.standing import OVER, Row
+from coordinator.cluster import JobState
+from coordinator.cluster.slurm_reasons import in_words
 from coordinator.intake.pending import PendingFile
 from coordinator.report.learning_curves import ScoreValue
 from coordinator.report.render import by_reason, seconds
@@ -134,7 +136,8 @@ def _notes(row: Row, *, whole: bool) -> Iterator[tuple[str, str]]:
         yield f"{name}: {why}", "dim" if row["stage"] == "cancelled" else "red"
     if row["stopped"]:
         if row["fault"] is None:
-            yield STOPPED, "yellow"
+            left = row.get("jobs_left", 0)
+            yield f"{STOPPED}{f'; {left} of its jobs still run' if left else ''}", "yellow"
     else:
         yield from (
             (what, "yellow") for what in (all_in_back_off(row["waits_seconds"]), *row["waits_for"]) if what
@@ -192,17 +195,31 @@ def show_cordons(cordoned: Mapping[str, float], width: int) -> Iterator[Text]:
         yield from (Text(line, style="yellow") for line in wrapped(said, width, rest="  "))
 
 
-def show_daemon(holder: str, since: float | None, width: int, now: float, typed: str) -> Iterator[Text]:
-    """The daemon's state. `holder`: of the work folder's lock; `typed`: `evalspan daemon` with this call's options."""
+def show_daemon(
+    holder: str, since: float | None, width: int, now: float, typed: str, queued: Sequence[JobState] = ()
+) -> Iterator[Text]:
+    """The daemon's state. `holder`: of the work folder's lock; `typed`: `evalspan daemon` with this call's options.
+
+    `queued`: pending jobs by the name of the daemon's wrapper.
+    """
     began = "" if since is None else f" since {clock_time(since, now)}"
     if is_daemon(holder):
         said, style = f"daemon: running{began}{holder.removeprefix(DAEMON)}", "green"
     elif holder:
         said = f"daemon: not running; {holder}, has the work folder{began} and takes no submissions"
         style = "yellow"
+    elif queued:
+        jobs = "; ".join(_queued(job, now) for job in queued)
+        said, style = f"daemon: not running; {jobs}", "yellow"
     else:
         said, style = f"daemon: not running; to start it: `{typed}`", "yellow"
     yield from (Text(line, style=style) for line in wrapped(said, width, rest="  "))
+
+
+def _queued(job: JobState, now: float) -> str:
+    starts = "" if job.started_at is None else f"starts {clock_time(job.started_at, now)}"
+    why = "; ".join(filter(None, [starts, in_words(job.reason)]))
+    return f"the daemon's job {job.job_id} is queued{f' ({why})' if why else ''}"
 
 
 def show_left_out(count: int, shown: int, width: int, typed: str) -> Iterator[Text]:

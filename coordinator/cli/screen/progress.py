@@ -15,6 +15,7 @@ from coordinator.evaluation.state import JobInfo, Phase, State
 from coordinator.report.render import seconds
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
+NO_SLOT = "no GPU or CPU slot is free for it, or [borrow] allows no more"
 LEAST_SECONDS = 1.0  # shown as left while a shard is to do
 IN_USE = ("offered", "staging", "ready")
 JOBS = {
@@ -83,7 +84,7 @@ def waits_of(state: State, now: float, listed: Sequence[JobState] = (), *, timed
         return []
     said = list(_pending_jobs(state, now, listed, timed=timed))
     if not said and stage_of(state, now) == "waits" and state.waits_until is None and not state.jobs.held:
-        said.append("no GPU or CPU slot is free for it, or [borrow] allows no more")
+        said.append(NO_SLOT)
     return said
 
 

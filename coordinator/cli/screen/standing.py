@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.cli.screen.progress import (
+    NO_SLOT,
     ahead_of,
     done_shards,
     eta_seconds,
@@ -26,8 +27,9 @@ from coordinator.cli.screen.progress import (
     waits_of,
 )
 from coordinator.cli.screen.score_lines import Scores, first_of_each, main_scores, read_results
-from coordinator.cluster import Cluster, ClusterError, JobState
+from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.cluster.slurm_cli import SlurmCli
+from coordinator.cluster.slurm_reasons import gpus_in_words
 from coordinator.config.schema import Config
 from coordinator.evaluation.events import Accepted
 from coordinator.evaluation.state import NodeUse, State
@@ -46,6 +48,7 @@ Row = dict[str, Any]  # what `--json` prints of an evaluation
 OVER = ("ended", "cancelled")  # stages of a row without further work
 GIVEN_UP = "given up"  # the stage of an evaluation that only `retry` brings back
 ROWS = 20  # shown by default
+DAEMON_JOB = "evalspan-daemon"  # job name in scripts/evalspan-daemon.sbatch
 LISTING_SECONDS = 5.0  # longest wait for `squeue`, which only explains what waits
 
 
@@ -73,17 +76,29 @@ def failed(row: Row) -> bool:
 
 
 def facts_of(
-    config: Config, only: EvaluationPaths | None = None, ask: Callable[[], Sequence[JobState]] = tuple
+    config: Config,
+    only: EvaluationPaths | None = None,
+    ask: Callable[[], Sequence[JobState]] = tuple,
+    ask_nodes: Callable[[], Sequence[NodeState]] = tuple,
 ) -> list[Row]:
     """A row for each evaluation (or for `only`), without what `with_details` reads from further files; oldest first.
 
-    `ask`: for the cluster's jobs, called once where a job is pending.
+    `ask`: for the cluster's jobs, called once where a job is pending. `ask_nodes`: for its nodes, called once
+    where no slot is free.
     """
     asked = cache(ask)
     rows = _read(config, [only] if only else _folders(config), asked)
     if not WorkLock(WorkPaths(config.work_dir).lock).held():
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
+            if row["stopped"] and (names := row.get("job_names")):
+                row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
+            row["held_jobs"] = {
+                n: why.partition("; submitted again")[0] for n, why in row["held_jobs"].items()
+            }
+    say_what_is_taken(rows, config, ask_nodes)
+    for row in rows:
+        row.pop("job_names", None)
     if only and any(row["stage"] == "waits" for row in rows):
         others = [paths for paths in _folders(config) if paths.root != only.root]
         _count_ahead(rows, _read(config, others, asked))
@@ -100,6 +115,23 @@ def _read(
     config: Config, folders: Iterable[EvaluationPaths], ask: Callable[[], Sequence[JobState]]
 ) -> list[Row]:
     return [row for paths in folders if (row := _row(config, paths, ask)) is not None]
+
+
+def say_what_is_taken(
+    rows: Sequence[Row], config: Config, ask_nodes: Callable[[], Sequence[NodeState]]
+) -> None:
+    """Say of each one that has no slot which nodes and GPUs are taken; [borrow] only where it is set."""
+    own = sum(row.pop("gpus", 0) for row in rows)
+    found = [row for row in rows if NO_SLOT in row["waits_for"] and not row["stopped"]]
+    if not found:
+        return
+    said = [gpus_in_words(ask_nodes(), own) or "no GPU or CPU slot is free for it"]
+    if bounds := config.borrow.model_dump(
+        include={"max_nodes", "max_gpus", "leave_nodes_free"}, exclude_defaults=True
+    ):
+        said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
+    for row in found:
+        row["waits_for"] = [", ".join(said) if what == NO_SLOT else what for what in row["waits_for"]]
 
 
 def _count_ahead(rows: Sequence[Row], others: Sequence[Row]) -> None:
@@ -144,7 +176,7 @@ def _blank(paths: EvaluationPaths) -> Row:
     return {
         "evaluation_id": paths.root.name, "suite": "", "step": None, "checkpoint": "", "stage": "unreadable",
         "shards_done": 0, "shards": 0, "trials": 0, "scored": 0, "entries": 0, "accepted_at": 0.0, "ended_at": None,
-        "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "nodes_aside": {},
+        "age_seconds": 0.0, "makespan_seconds": None, "eta_seconds": None, "stopped": False, "jobs_left": 0, "nodes_aside": {},
         "held_jobs": {}, "waits_seconds": None, "waits_for": [], "stragglers": {}, "errors": {}, "warnings": [],
         "fault": None, "scores": [], "failed_jobs": {}, "trackers": {}, "folder": str(paths.root),
     }  # fmt: skip
@@ -167,6 +199,8 @@ def _row_of_state(
         "shards_done": done_shards(state),
         "shards": len(state.shards.by_name),
         "trials": len(state.trials.live),
+        "gpus": _gpus_in_use(state),
+        "job_names": frozenset(state.jobs.live),
         "scored": sum(e.status == "scored" for e in state.entries),
         "entries": len(state.entries),
         "accepted_at": state.record.accepted_at,
@@ -186,6 +220,14 @@ def _row_of_state(
         "scores": [_score(s) for e in state.entries for s in first_of_each(scores.of(e))],
         "fault": parked.error if parked is not None else None,
     }
+
+
+def _gpus_in_use(state: State) -> int:
+    """GPUs of its trials whose jobs run."""
+    running = sum(
+        state.jobs.by_name[t.job].members.get(t.member) == "running" for t in state.trials.live.values()
+    )
+    return running * state.record.options.gpus_per_trial
 
 
 def row_of_ended(ended: Ended, paths: EvaluationPaths) -> Row:
@@ -254,6 +296,27 @@ def listed_jobs(config: Config) -> list[JobState]:
     cluster: Cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
     try:
         return cluster.jobs()
+    except ClusterError:
+        return []
+
+
+def queued_daemons(config: Config) -> list[JobState]:
+    """This user's jobs by the name of evalspan-daemon.sbatch that are pending; empty where they cannot be had."""
+    if config.cluster.kind != "slurm" or shutil.which("squeue") is None:
+        return []
+    try:
+        cluster = SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS))
+        return [job for job in cluster.jobs_named(DAEMON_JOB) if job.phase == "pending"]
+    except ClusterError:
+        return []
+
+
+def listed_nodes(config: Config) -> list[NodeState]:
+    """Slurm's list of this work folder's nodes; empty where it cannot be had."""
+    if config.cluster.kind != "slurm" or shutil.which("sinfo") is None:
+        return []
+    try:
+        return SlurmCli(replace(slurm_options(config), timeout_seconds=LISTING_SECONDS)).nodes()
     except ClusterError:
         return []
 

@@ -5,7 +5,7 @@ Rule: reads files and the lock; writes nothing. Where no daemon runs, notices th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from coordinator.allocation import cordons
 from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending
+from coordinator.cluster import JobState
 from coordinator.intake import pending, sources
 from coordinator.runtime.journal import WorkLock, is_daemon
 from evaljobs.contract.paths import WorkPaths
@@ -27,6 +28,9 @@ class Surroundings:
     checkpoints: pending.PendingFile
     cordoned: Mapping[str, float]
     daemon_command: str  # with this call's options
+    queued: Sequence[
+        JobState
+    ] = ()  # pending jobs of the daemon's wrapper, where no process has the work folder
 
     @property
     def daemon(self) -> bool:
@@ -35,11 +39,13 @@ class Surroundings:
     def lines(self, width: int, now: float) -> Iterator[Text]:
         yield from show_pending(self.checkpoints, width, now)
         yield from show_cordons(self.cordoned, width)
-        yield from show_daemon(self.holder, self.since, width, now, self.daemon_command)
+        yield from show_daemon(self.holder, self.since, width, now, self.daemon_command, self.queued)
 
 
-def read_surroundings(paths: WorkPaths, daemon_command: str, now: float) -> Surroundings:
-    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds."""
+def read_surroundings(
+    paths: WorkPaths, daemon_command: str, now: float, ask: Callable[[], Sequence[JobState]] = tuple
+) -> Surroundings:
+    """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds; `ask`: for queued daemons."""
     holder = WorkLock(paths.lock).holder()
     checkpoints = pending.read(paths.pending)
     if not is_daemon(holder):
@@ -53,6 +59,7 @@ def read_surroundings(paths: WorkPaths, daemon_command: str, now: float) -> Surr
         checkpoints=checkpoints,
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
         daemon_command=daemon_command,
+        queued=() if holder else ask(),
     )
 
 
