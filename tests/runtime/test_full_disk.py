@@ -14,10 +14,10 @@ from support.with_root import fill, no_room_for_an_event
 
 from coordinator import cli
 from coordinator.base.disk_space import RESUMES, shortage
-from coordinator.cli.interrupt import _cancel
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.errors import OperatorError, RetryError
 from coordinator.intake import from_settings
+from coordinator.runtime.drive import _cancel
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
 
