@@ -64,6 +64,7 @@ def test_a_trial_that_gave_up_waiting_for_request_sets_costs_its_node_nothing() 
                 world.end_member(job, trial.member, job.members[trial.member])
                 gone += 1
         world.tick()
+        assert world.state.ended_at is None
     assert gone > MAX_FAILURES
     assert world.state.trials.deaths_without_progress == 0
     assert all(node.failures == 0 for node in world.state.nodes.by_name.values())
