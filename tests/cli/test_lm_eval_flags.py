@@ -248,6 +248,41 @@ def test_the_same_command_line_gives_the_digits_of_lm_eval(toy_model, tmp_path):
     assert "from the same inputs; nothing was run" in again.stdout
 
 
+@pytest.mark.model
+def test_a_yaml_file_is_evaluated_with_a_metric_of_its_own(toy_model, tmp_path):
+    """Typed relative to the current folder, which has a comma in its name."""
+    folder = tmp_path / "a, b"
+    folder.mkdir()
+    (folder / "data.jsonl").write_text('{"x": "one"}\n{"x": "two"}\n')
+    (folder / "utils.py").write_text(METRIC)
+    (folder / "my.yaml").write_text(OWN_TASK)
+    words = ["eval", str(toy_model), "--tasks", "./my.yaml", "--json", "--batch_size", "2"]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "EVALSPAN_TRIAL_THREADS": "1"}
+    results = json.loads(run(["-m", "evalspan", *words], folder, env).stdout)["results"]
+    assert [task["own_metric,none"] for task in results.values()] == [7.0]
+
+
+METRIC = """from lm_eval.api.registry import register_metric
+
+@register_metric(metric="own_metric", higher_is_better=True, output_type="generate_until", aggregation="mean")
+def own_metric(*_, **__):
+    return 7.0
+
+def text(doc):
+    return doc["x"]
+"""
+OWN_TASK = """task: own
+dataset_path: json
+dataset_kwargs: {data_files: {test: data.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_text: !function utils.text
+doc_to_target: "{{x}}"
+generation_kwargs: {max_gen_toks: 2, until: ["x"]}
+metric_list: [{metric: own_metric, aggregation: mean, higher_is_better: true}]
+"""
+
+
 def run(words: list[str], folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, *words],
