@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from coordinator.allocation import cordons
-from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending
+from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending, show_stream
 from coordinator.cluster import JobState
 from coordinator.intake import pending, sources
 from coordinator.runtime.journal import WorkLock, is_daemon
@@ -28,9 +28,8 @@ class Surroundings:
     checkpoints: pending.PendingFile
     cordoned: Mapping[str, float]
     daemon_command: str  # with this call's options
-    queued: Sequence[
-        JobState
-    ] = ()  # pending jobs of the daemon's wrapper, where no process has the work folder
+    in_stream: int = 0  # notices of the hook in Redis, where another command than a daemon has the folder
+    queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, where none has the folder
 
     @property
     def daemon(self) -> bool:
@@ -38,6 +37,7 @@ class Surroundings:
 
     def lines(self, width: int, now: float) -> Iterator[Text]:
         yield from show_pending(self.checkpoints, width, now)
+        yield from show_stream(self.in_stream, width)
         yield from show_cordons(self.cordoned, width)
         yield from show_daemon(self.holder, self.since, width, now, self.daemon_command, self.queued)
 
@@ -59,6 +59,7 @@ def read_surroundings(
         checkpoints=checkpoints,
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
         daemon_command=daemon_command,
+        in_stream=sources.count_in_stream(paths) if holder and not is_daemon(holder) else 0,
         queued=() if holder else ask(),
     )
 
