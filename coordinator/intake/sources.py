@@ -199,7 +199,7 @@ def count_in_stream(paths: WorkPaths) -> int:
 
     try:
         with connect(paths.redis_address, seconds=COUNT_SECONDS) as client:
-            return int(client.xlen(STREAM))  # type: ignore[arg-type]
+            return int(client.xlen(STREAM))
     except (redis.RedisError, OSError, QueueUnavailable):
         return 0
 

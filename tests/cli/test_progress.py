@@ -125,7 +125,7 @@ def test_an_evaluation_without_a_node_waits_and_says_so():
     """With its place in the order; one that has a node is staging."""
     state = state_of(10.0)
     assert stage_of(state, NOW) == "waits"
-    assert waits_of(state, NOW) == ["no GPU or CPU slot is free for it, or [borrow] allows no more"]
+    assert waits_of(state, NOW) == [NO_SLOT]
     state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
     assert stage_of(state, NOW) == "staging"
     assert waits_of(state, NOW) == []

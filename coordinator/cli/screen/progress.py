@@ -15,7 +15,7 @@ from coordinator.evaluation.state import JobInfo, Phase, State
 from coordinator.report.render import seconds
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
-NO_SLOT = "no GPU or CPU slot is free for it, or [borrow] allows no more"
+NO_SLOT = "no GPU or CPU slot is free for it (`evalspan status` says what takes them)"
 LEAST_SECONDS = 1.0  # shown as left while a shard is to do
 IN_USE = ("offered", "staging", "ready")
 JOBS = {
