@@ -79,11 +79,8 @@ def test_another_user_may_not_run_a_daemon_nor_command_one(work):
 
 def test_another_users_folder_is_no_bug_for_doctor(work):
     def act() -> None:
-        with (
-            pytest.raises(OperatorError, match="another user's work folder"),
-            collect._folder(Config(work_dir=work.root)),
-        ):
-            pass
+        with pytest.raises(OperatorError, match="another user's work folder"):
+            collect.check_up(Config.model_validate({"work_dir": work.root, "trial": {"python": "python3"}}))
 
     as_user(act)
 
