@@ -103,10 +103,11 @@ def about(left: float) -> str:
     return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
 
 
-def held_jobs(state: State, now: float) -> dict[str, str]:
-    """Job that a limit keeps out -> why, and when it is submitted again."""
+def held_jobs(state: State, now: float, *, timed: bool = True) -> dict[str, str]:
+    """Job that a limit keeps out -> why, and when it is submitted again. `timed`: a process goes on with it."""
     return {
-        name: f"a limit on jobs keeps it out ({job.why}); submitted again in {seconds(job.due_at - now)}"
+        name: f"a limit on jobs keeps it out ({job.why})"
+        + (f"; submitted again in {seconds(job.due_at - now)}" if timed else "")
         for name, job in sorted(state.jobs.held.items())
     }
 

@@ -92,15 +92,13 @@ def facts_of(
     """
     folders = [only] if only else [EvaluationPaths(j.parent) for j in config.work_dir.glob("*/journal.jsonl")]
     asked = cache(ask)
-    rows = [row for paths in folders if (row := _row(config, paths, asked)) is not None]
-    if not WorkLock(WorkPaths(config.work_dir).lock).held():
+    runs = WorkLock(WorkPaths(config.work_dir).lock).held()
+    rows = [row for paths in folders if (row := _row(config, paths, asked, runs=runs)) is not None]
+    if not runs:
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
             if row["stopped"] and (names := row.get("job_names")):
                 row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
-            row["held_jobs"] = {
-                n: why.partition("; submitted again")[0] for n, why in row["held_jobs"].items()
-            }
     say_what_is_taken(rows, config, ask_nodes)
     for row in rows:
         row.pop("job_names", None)
@@ -147,8 +145,10 @@ def with_details(row: Row) -> Row:
     return row | more
 
 
-def _row(config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]]) -> Row | None:
-    """The row of one evaluation; None where its journal is empty."""
+def _row(
+    config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]], *, runs: bool
+) -> Row | None:
+    """The row of one evaluation; None where its journal is empty. `runs`: a process goes on with it."""
     status = read_status(paths)
     if isinstance(status, Ended):
         return row_of_ended(status, paths)
@@ -158,7 +158,7 @@ def _row(config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobS
             return None
         if isinstance(events[0], Accepted) and events[0].record.evaluation_id != paths.root.name:
             return None  # a copy of another evaluation's folder
-        return _row_of_state(replay(events, config), status, paths, ask)
+        return _row_of_state(replay(events, config), status, paths, ask, runs=runs)
     except Exception as error:  # noqa: BLE001 (one bad row must not hide the others)
         why = status.error if status is not None else f"its journal cannot be read: {error}"
         return _row_of_record(paths, status, why)
@@ -176,7 +176,12 @@ def _blank(paths: EvaluationPaths) -> Row:
 
 
 def _row_of_state(
-    state: State, parked: Parked | None, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]]
+    state: State,
+    parked: Parked | None,
+    paths: EvaluationPaths,
+    ask: Callable[[], Sequence[JobState]],
+    *,
+    runs: bool,
 ) -> Row:
     now = time.time()
     listed = ask() if any(has_pending(state.jobs.by_name[name], now) for name in state.jobs.live) else ()
@@ -200,8 +205,10 @@ def _row_of_state(
         "ended_at": state.ended_at,
         "age_seconds": (state.ended_at or now) - state.record.accepted_at,
         "eta_seconds": None if parked is not None or state.ended_at is not None else eta_seconds(state, now),
-        "nodes_aside": {n.name: _back_off(n) for n in state.nodes.by_name.values() if n.status == "back-off"},
-        "held_jobs": held_jobs(state, now),
+        "nodes_aside": {
+            n.name: _back_off(n, timed=runs) for n in state.nodes.by_name.values() if n.status == "back-off"
+        },
+        "held_jobs": held_jobs(state, now, timed=runs),
         "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - now),
         "waits_for": waits_of(state, now, listed) if parked is None else [],
         "stragglers": {
@@ -273,10 +280,10 @@ def _straggles(times: float, *, ended: bool) -> str:
     return f"takes {times:.1f} times as long as the others{' (it has ended)' if ended else ''}"
 
 
-def _back_off(node: NodeUse) -> str:
+def _back_off(node: NodeUse, *, timed: bool) -> str:
     left = (
         ""
-        if node.back_off_until is None
+        if node.back_off_until is None or not timed
         else f" for {seconds(max(0.0, node.back_off_until - time.time()))} more"
     )
     return f"in back-off{left} (time {node.back_offs}): {node.why}"
