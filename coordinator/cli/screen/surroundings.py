@@ -47,12 +47,14 @@ def read_surroundings(
 ) -> Surroundings:
     """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds; `ask`: for queued daemons."""
     holder = WorkLock(paths.lock).holder()
+    queued: Sequence[JobState] = () if holder else ask()
     checkpoints = pending.read(paths.pending)
     if not is_daemon(holder):
         unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(
-            checkpoints, unread, pending.waits_for_daemon(holder, daemon_command), now
-        )
+        why = pending.waits_for_daemon(holder, daemon_command)
+        if queued:
+            why = f"the daemon's job {queued[0].job_id} is queued"
+        checkpoints = pending.with_unread(checkpoints, unread, why, now)
     return Surroundings(
         holder=holder,
         since=_written_at(paths.lock) if holder else None,
@@ -60,7 +62,7 @@ def read_surroundings(
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
         daemon_command=daemon_command,
         in_stream=sources.count_in_stream(paths) if holder and not is_daemon(holder) else 0,
-        queued=() if holder else ask(),
+        queued=queued,
     )
 
 
