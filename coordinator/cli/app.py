@@ -86,6 +86,17 @@ def show_json(data: Any) -> None:
     stdout().print_json(json.dumps(data, default=str))
 
 
+def place_of(settings: Config, config: Path | None, work_dir: Path | None) -> str:
+    """The work folder, that it is new, and where its path came from."""
+    import os
+
+    from coordinator.config.schema import work_folder_from
+    from evaljobs.contract.paths import WorkPaths
+
+    new = "" if WorkPaths(settings.work_dir).lock.exists() else "new, "
+    return f"{settings.work_dir} ({new}from {work_folder_from(config, os.environ, work_dir)})"
+
+
 def settings_of(
     config: Path | None, work_dir: Path | None, more: Mapping[str, object] | None = None
 ) -> Config:

@@ -18,6 +18,7 @@ from coordinator.cli.app import (
     WORK_DIR,
     AtTerminal,
     app,
+    place_of,
     say,
     settings_of,
     show_json,
@@ -215,6 +216,7 @@ def submit(
         say(sent.note, err=True)
     if sent.waits:
         say(sent.waits, "yellow", err=True)
+        say(f"work folder: {place_of(settings_of(config, work_dir), config, work_dir)}", "yellow", err=True)
 
 
 @app.command()
@@ -293,6 +295,7 @@ def status(
     ]
     if not facts:
         say("no evaluations here yet: `evalspan submit` or `evalspan eval` starts one")
+        say(f"work folder: {place_of(settings, config, work_dir)}")
     elif not chosen:
         say(f"none of the {len(facts)} evaluations here {'runs or waits' if only_open else 'has failed'}")
     for line in lines:

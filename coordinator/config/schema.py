@@ -311,6 +311,18 @@ def find(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113 (as above)
 
 
+def work_folder_from(path: Path | None, environ: Mapping[str, str], given: Path | None) -> str:
+    """Where the work folder's path came from: an option, a variable, a file, or the default. Arguments as of `load`."""
+    if given is not None:
+        return "--work-dir"
+    if f"{PREFIX}WORK_DIR" in environ:
+        return f"${PREFIX}WORK_DIR"
+    file = find(path, environ)
+    if file is not None and "work_dir" in toml.read(file)[0]:
+        return str(file)
+    return "the default, below the current folder"
+
+
 def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     for name, field in Config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Record):

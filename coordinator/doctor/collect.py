@@ -41,16 +41,16 @@ def check_up(
     config: Config, *, most_nodes: int = 8, wait_seconds: float = 60.0, sample_mb: int = 256
 ) -> Checkup:
     """All findings about what an evaluation needs. `most_nodes`: that are probed of each partition; 0: all."""
-    site = from_settings.site_of(config)
-    disk = os.statvfs(config.work_dir)
-    facts = Facts(
-        config=config,
-        python=platform.python_version(),
-        work_fs=fs_type(config.work_dir),
-        work_free=disk.f_bavail * disk.f_frsize,
-    )
-    ask_interpreter(facts, site)
     with _folder(config) as folder:
+        site = from_settings.site_of(config)
+        disk = os.statvfs(config.work_dir)
+        facts = Facts(
+            config=config,
+            python=platform.python_version(),
+            work_fs=fs_type(config.work_dir),
+            work_free=disk.f_bavail * disk.f_frsize,
+        )
+        ask_interpreter(facts, site)
         try:
             cluster = _cluster(config, folder)
             nodes = cluster.nodes()

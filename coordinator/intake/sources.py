@@ -39,6 +39,7 @@ MOST_ERRORS = 3  # errors shown of a malformed notice
 MOST_SHOWN = 500  # characters shown of a malformed notice
 GROUP = "daemon"
 CONSUMER = "coordinator"
+COUNT_SECONDS = 2.0  # longest wait for Redis where notices are only counted
 
 
 class Notice(Record):
@@ -190,6 +191,19 @@ def from_stream(paths: WorkPaths) -> Iterator[Delivery]:
         key = f"stream/{entry_id!r}"
         notice, wrong = parse(fields.get(b"notice", fields.get("notice", b"")), claimed=key)
         yield Delivery(key, notice, partial(acknowledge, entry_id), wrong=wrong)
+
+
+def count_in_stream(paths: WorkPaths) -> int:
+    """Notices in the Redis stream that no daemon has acknowledged; 0 where Redis does not answer in a moment."""
+    import redis  # noqa: PLC0415 (as above)
+
+    from evaljobs.queue.redis_client import QueueUnavailable, connect  # noqa: PLC0415
+
+    try:
+        with connect(paths.redis_address, seconds=COUNT_SECONDS) as client:
+            return int(client.xlen(STREAM))
+    except (redis.RedisError, OSError, QueueUnavailable):
+        return 0
 
 
 class FolderWatch:

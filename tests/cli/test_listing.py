@@ -17,11 +17,12 @@ from rich.console import Console
 from coordinator.cli.screen.layout import fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
 from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
+from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_reasons import in_words
-from coordinator.intake import pending
+from coordinator.intake import pending, sources
 from evaljobs.contract.outcomes import Failed
-from evaljobs.contract.paths import EvaluationPaths
+from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 
 ID = "step-1000-of-a-training-with-a-long-name-core-1a2b3c4d"
 
@@ -256,3 +257,13 @@ def test_a_daemon_whose_job_is_queued_is_not_started_again():
     )
     assert "4 of its jobs still run" in drawn(200, row(stopped=True, jobs_left=4))
     assert "still run" not in drawn(200, row(stopped=True, jobs_left=0))
+
+
+def test_a_notice_waits_for_the_daemons_job_where_that_is_queued(tmp_path):
+    paths = WorkPaths(tmp_path)
+    sources.submit(paths, sources.Notice(checkpoint="/c", suite="core"))
+    job = JobState(job_id="125", name="evalspan-daemon", index=0, phase="pending", state="PENDING")
+    queued = read_surroundings(paths, "evalspan daemon", NOW, lambda: [job])
+    assert [w.why for w in queued.checkpoints.waiting] == ["the daemon's job 125 is queued"]
+    (none,) = read_surroundings(paths, "evalspan daemon", NOW).checkpoints.waiting
+    assert "`evalspan daemon`" in none.why

@@ -107,11 +107,8 @@ def test_a_private_folder_is_refused_in_one_line(work, monkeypatch):
 
 def test_another_users_folder_is_no_bug_for_doctor(work):
     def act() -> None:
-        with (
-            pytest.raises(OperatorError, match="another user's work folder"),
-            collect._folder(Config(work_dir=work.root)),
-        ):
-            pass
+        with pytest.raises(OperatorError, match="another user's work folder"):
+            collect.check_up(Config.model_validate({"work_dir": work.root, "trial": {"python": "python3"}}))
 
     as_user(act)
 

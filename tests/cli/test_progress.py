@@ -16,6 +16,7 @@ from coordinator.cli.screen.progress import (
     about,
     ahead_of,
     eta_seconds,
+    held_jobs,
     stage_of,
     waits_of,
 )
@@ -24,7 +25,16 @@ from coordinator.cluster import Job, JobPhase, JobState, Purpose
 from coordinator.cluster.fake import fake_node
 from coordinator.config.schema import Config
 from coordinator.evaluation.indexes import file_job
-from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, ShardState, State, Trial
+from coordinator.evaluation.state import (
+    EntryState,
+    HeldJob,
+    JobInfo,
+    MetricState,
+    NodeUse,
+    ShardState,
+    State,
+    Trial,
+)
 from evaljobs.contract.specs import FrameRef
 
 DONE = FrameRef(file="a.frames", offset=0, length=1)
@@ -141,7 +151,7 @@ def test_an_evaluation_without_a_node_waits_and_says_so():
     """With its place in the order; one that has a node is staging."""
     state = state_of(10.0)
     assert stage_of(state, NOW) == "waits"
-    assert waits_of(state, NOW) == ["no GPU or CPU slot is free for it, or [borrow] allows no more"]
+    assert waits_of(state, NOW) == [NO_SLOT]
     state.nodes.by_name["n1"] = NodeUse(name="n1", lanes=1, status="staging")
     assert stage_of(state, NOW) == "staging"
     assert waits_of(state, NOW) == []
@@ -184,3 +194,11 @@ def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more):
     other = {"waits_for": [NO_SLOT], "stopped": False}
     say_what_is_taken([other], config, tuple)
     assert other["waits_for"] == [f"no GPU or CPU slot is free for it{more}"]
+
+
+def test_a_job_that_is_kept_out_has_a_countdown_only_while_a_process_goes_on():
+    state = state_of(10.0)
+    state.jobs.held["es-1"] = HeldJob(why="QOSMaxSubmitJobPerUserLimit", due_at=NOW + 95)
+    kept = "a limit on jobs keeps it out (QOSMaxSubmitJobPerUserLimit)"
+    assert held_jobs(state, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
+    assert held_jobs(state, NOW, timed=False) == {"es-1": kept}

@@ -303,3 +303,13 @@ def test_a_lease_is_renewed_six_times_in_its_time(toml, tmp_path, monkeypatch):
     short = toml("[stage]\nlease_seconds = 6\n")
     assert wiring.coordinator_of(from_settings.load(short)).pace.lease == 1.0
     assert wiring.coordinator_of(from_settings.load(toml(""))).pace.lease == 30.0
+
+
+def test_the_work_folders_origin_is_what_load_takes_it_from(toml, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain, named = toml(""), {"EVALSPAN_WORK_DIR": "/w"}
+    assert schema.work_folder_from(None, named, Path("/x")) == "--work-dir"
+    assert schema.work_folder_from(plain, named, None) == "$EVALSPAN_WORK_DIR"
+    assert schema.work_folder_from(plain, {}, None) == "the default, below the current folder"
+    file = toml('work_dir = "/w"\n')
+    assert schema.work_folder_from(file, {}, None) == str(file)

@@ -19,7 +19,7 @@ from coordinator.cluster.fake import FakeCluster
 from coordinator.config.schema import Config
 from coordinator.intake import pending, sources
 from coordinator.intake.checkpoint import step_of
-from coordinator.intake.sources import FolderWatch, Notice, from_spool, from_stream, spool
+from coordinator.intake.sources import FolderWatch, Notice, count_in_stream, from_spool, from_stream, spool
 from coordinator.runtime.service import Service
 from evaljobs.contract.paths import WorkPaths
 from evaljobs.queue import redis_client
@@ -132,6 +132,7 @@ def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> 
         client.xadd(hook.STREAM, {"notice": b"\xff garbage"})
         client.xadd(hook.STREAM, {"other": "field"})
         client.xadd(hook.STREAM, {"notice": Notice(checkpoint="/b").model_dump_json()})
+        assert count_in_stream(served) > 0
         taken = list(from_stream(served))
         assert [d.notice.checkpoint for d in taken if not d.wrong] == ["/a", "/b"]
         assert len(taken) == 4
@@ -140,6 +141,7 @@ def test_a_stream_notice_survives_the_daemon_that_took_it(served: WorkPaths) -> 
         for delivery in again:
             delivery.acknowledge()
         assert names(from_stream(served)) == []
+        assert count_in_stream(served) == 0
         assert client.xlen(hook.STREAM) == 0
 
 

@@ -187,6 +187,13 @@ def _suite(named: str) -> str:
     return Path(named).stem if "/" in named else named
 
 
+def show_stream(count: int, width: int) -> Iterator[Text]:
+    """`count`: notices of the hook in Redis that no daemon has read."""
+    if count:
+        said = f"{count} notice{'s' if count > 1 else ''} of the hook wait{'' if count > 1 else 's'} in Redis for a daemon"
+        yield from (Text(line, style="yellow") for line in wrapped(said, width, rest="  "))
+
+
 def show_cordons(cordoned: Mapping[str, float], width: int) -> Iterator[Text]:
     """`cordoned`: node -> seconds until it may be taken again."""
     for node, left in cordoned.items():

@@ -15,7 +15,7 @@ from coordinator.evaluation.state import JobInfo, Phase, State
 from coordinator.report.render import seconds
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
-NO_SLOT = "no GPU or CPU slot is free for it, or [borrow] allows no more"
+NO_SLOT = "no GPU or CPU slot is free for it (`evalspan status` says what takes them)"
 LEAST_SECONDS = 1.0  # shown as left while a shard is to do
 IN_USE = ("offered", "staging", "ready")
 JOBS = {
@@ -105,10 +105,11 @@ def about(left: float) -> str:
     return f"about {math.ceil(left)} s" if left < 100 else f"about {seconds(left)}"
 
 
-def held_jobs(state: State, now: float) -> dict[str, str]:
-    """Job that a limit keeps out -> why, and when it is submitted again."""
+def held_jobs(state: State, now: float, *, timed: bool = True) -> dict[str, str]:
+    """Job that a limit keeps out -> why, and when it is submitted again. `timed`: a process goes on with it."""
     return {
-        name: f"a limit on jobs keeps it out ({job.why}); submitted again in {seconds(job.due_at - now)}"
+        name: f"a limit on jobs keeps it out ({job.why})"
+        + (f"; submitted again in {seconds(job.due_at - now)}" if timed else "")
         for name, job in sorted(state.jobs.held.items())
     }
 

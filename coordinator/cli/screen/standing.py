@@ -87,21 +87,19 @@ def facts_of(
     where no slot is free.
     """
     asked = cache(ask)
-    rows = _read(config, [only] if only else _folders(config), asked)
-    if not WorkLock(WorkPaths(config.work_dir).lock).held():
+    runs = WorkLock(WorkPaths(config.work_dir).lock).held()
+    rows = _read(config, [only] if only else _folders(config), asked, runs=runs)
+    if not runs:
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
             if row["stopped"] and (names := row.get("job_names")):
                 row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
-            row["held_jobs"] = {
-                n: why.partition("; submitted again")[0] for n, why in row["held_jobs"].items()
-            }
     say_what_is_taken(rows, config, ask_nodes)
     for row in rows:
         row.pop("job_names", None)
     if only and any(row["stage"] == "waits" for row in rows):
         others = [paths for paths in _folders(config) if paths.root != only.root]
-        _count_ahead(rows, _read(config, others, asked))
+        _count_ahead(rows, _read(config, others, asked, runs=runs))
     else:
         _count_ahead(rows, ())
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
@@ -112,9 +110,10 @@ def _folders(config: Config) -> list[EvaluationPaths]:
 
 
 def _read(
-    config: Config, folders: Iterable[EvaluationPaths], ask: Callable[[], Sequence[JobState]]
+    config: Config, folders: Iterable[EvaluationPaths], ask: Callable[[], Sequence[JobState]], *, runs: bool
 ) -> list[Row]:
-    return [row for paths in folders if (row := _row(config, paths, ask)) is not None]
+    """`runs`: a process holds the work folder."""
+    return [row for paths in folders if (row := _row(config, paths, ask, runs=runs)) is not None]
 
 
 def say_what_is_taken(
@@ -154,8 +153,10 @@ def with_details(row: Row) -> Row:
     return row | more
 
 
-def _row(config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]]) -> Row | None:
-    """The row of one evaluation; None where its journal is empty."""
+def _row(
+    config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]], *, runs: bool
+) -> Row | None:
+    """The row of one evaluation; None where its journal is empty. `runs`: a process goes on with it."""
     status = read_status(paths)
     if isinstance(status, Ended):
         return row_of_ended(status, paths)
@@ -165,7 +166,7 @@ def _row(config: Config, paths: EvaluationPaths, ask: Callable[[], Sequence[JobS
             return None
         if isinstance(events[0], Accepted) and events[0].record.evaluation_id != paths.root.name:
             return None  # a copy of another evaluation's folder
-        return _row_of_state(replay(events, config), status, paths, ask)
+        return _row_of_state(replay(events, config), status, paths, ask, runs=runs)
     except Exception as error:  # noqa: BLE001 (one bad row must not hide the others)
         why = status.error if status is not None else f"its journal cannot be read: {error}"
         return _row_of_record(paths, status, why)
@@ -183,7 +184,12 @@ def _blank(paths: EvaluationPaths) -> Row:
 
 
 def _row_of_state(
-    state: State, parked: Parked | None, paths: EvaluationPaths, ask: Callable[[], Sequence[JobState]]
+    state: State,
+    parked: Parked | None,
+    paths: EvaluationPaths,
+    ask: Callable[[], Sequence[JobState]],
+    *,
+    runs: bool,
 ) -> Row:
     now = time.time()
     listed = ask() if any(has_pending(state.jobs.by_name[name], now) for name in state.jobs.live) else ()
@@ -207,8 +213,10 @@ def _row_of_state(
         "ended_at": state.ended_at,
         "age_seconds": (state.ended_at or now) - state.record.accepted_at,
         "eta_seconds": None if parked is not None or state.ended_at is not None else eta_seconds(state, now),
-        "nodes_aside": {n.name: _back_off(n) for n in state.nodes.by_name.values() if n.status == "back-off"},
-        "held_jobs": held_jobs(state, now),
+        "nodes_aside": {
+            n.name: _back_off(n, timed=runs) for n in state.nodes.by_name.values() if n.status == "back-off"
+        },
+        "held_jobs": held_jobs(state, now, timed=runs),
         "waits_seconds": None if state.waits_until is None else max(0.0, state.waits_until - now),
         "waits_for": waits_of(state, now, listed) if parked is None else [],
         "stragglers": {
@@ -280,10 +288,10 @@ def _straggles(times: float, *, ended: bool) -> str:
     return f"takes {times:.1f} times as long as the others{' (it has ended)' if ended else ''}"
 
 
-def _back_off(node: NodeUse) -> str:
+def _back_off(node: NodeUse, *, timed: bool) -> str:
     left = (
         ""
-        if node.back_off_until is None
+        if node.back_off_until is None or not timed
         else f" for {seconds(max(0.0, node.back_off_until - time.time()))} more"
     )
     return f"in back-off{left} (time {node.back_offs}): {node.why}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from coordinator.allocation import cordons
-from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending
+from coordinator.cli.screen.listing import show_cordons, show_daemon, show_pending, show_stream
 from coordinator.cluster import JobState
 from coordinator.intake import pending, sources
 from coordinator.runtime.journal import WorkLock, is_daemon
@@ -28,9 +28,8 @@ class Surroundings:
     checkpoints: pending.PendingFile
     cordoned: Mapping[str, float]
     daemon_command: str  # with this call's options
-    queued: Sequence[
-        JobState
-    ] = ()  # pending jobs of the daemon's wrapper, where no process has the work folder
+    in_stream: int = 0  # notices of the hook in Redis, where another command than a daemon has the folder
+    queued: Sequence[JobState] = ()  # pending jobs of the daemon's wrapper, where none has the folder
 
     @property
     def daemon(self) -> bool:
@@ -38,6 +37,7 @@ class Surroundings:
 
     def lines(self, width: int, now: float) -> Iterator[Text]:
         yield from show_pending(self.checkpoints, width, now)
+        yield from show_stream(self.in_stream, width)
         yield from show_cordons(self.cordoned, width)
         yield from show_daemon(self.holder, self.since, width, now, self.daemon_command, self.queued)
 
@@ -47,19 +47,22 @@ def read_surroundings(
 ) -> Surroundings:
     """`daemon_command`: as it is typed, with this call's options; `now`: unix seconds; `ask`: for queued daemons."""
     holder = WorkLock(paths.lock).holder()
+    queued: Sequence[JobState] = () if holder else ask()
     checkpoints = pending.read(paths.pending)
     if not is_daemon(holder):
         unread = [*sources.from_submissions(paths), *sources.from_spool(paths)]
-        checkpoints = pending.with_unread(
-            checkpoints, unread, pending.waits_for_daemon(holder, daemon_command), now
-        )
+        why = pending.waits_for_daemon(holder, daemon_command)
+        if queued:
+            why = f"the daemon's job {queued[0].job_id} is queued"
+        checkpoints = pending.with_unread(checkpoints, unread, why, now)
     return Surroundings(
         holder=holder,
         since=_written_at(paths.lock) if holder else None,
         checkpoints=checkpoints,
         cordoned={node: until - now for node, until in sorted(cordons.read(paths.nodes, now).items())},
         daemon_command=daemon_command,
-        queued=() if holder else ask(),
+        in_stream=sources.count_in_stream(paths) if holder and not is_daemon(holder) else 0,
+        queued=queued,
     )
 
 
