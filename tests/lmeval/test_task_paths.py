@@ -251,6 +251,14 @@ def test_a_module_or_data_that_cannot_be_read_are_refused_by_file_and_line(
     assert f"{tasks}/{says}" in why
 
 
+def test_data_that_datasets_cannot_read_are_refused_with_the_cause(tasks: Path) -> None:
+    """Its own words, "An error occurred while generating the dataset", name none."""
+    (tasks / "torn.csv").write_text("x\na\nb,c,d\n")
+    write(tasks, (JSON_TASK % "torn.csv").replace("json", "csv"))
+    with pytest.raises(OperatorError, match=r"cannot be read: ParserError: .*Expected 1 fields in line 3"):
+        load(tasks)
+
+
 @pytest.mark.parametrize(
     "text", ['[\n{"x": "a\tb"},\n{"x": "b"}\n]\n', '{\n"x": "a"\n}\n{"x":\n"b"}', '\ufeff{"x": "a"}\n\n \n']
 )
