@@ -89,8 +89,18 @@ def facts_of(
     if not WorkLock(WorkPaths(config.work_dir).lock).held():
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
+            if row["stopped"]:
+                row["age_seconds"] = _until_last_sign(row)
     _count_ahead(rows)
     return sorted(rows, key=lambda row: (row["accepted_at"], row["evaluation_id"]))
+
+
+def _until_last_sign(row: Row) -> float:
+    """Seconds from its acceptance to the last line of its journal."""
+    try:
+        return max(0.0, EvaluationPaths(Path(row["folder"])).journal.stat().st_mtime - row["accepted_at"])
+    except OSError:
+        return float(row["age_seconds"])
 
 
 def _count_ahead(rows: Sequence[Row]) -> None:
