@@ -128,6 +128,7 @@ def test_data_are_the_suites_from_any_folder(
     ("lines", "says"),
     [
         ("metric_list: [{metric: acccc}]", "lm-eval has no metric 'acccc' (nearest: acc)"),
+        ("metric_list: [{metric: qqqqq}]", "no metric 'qqqqq'; one of"),
         ("metric_list: [{aggregation: mean}]", "an entry names no metric"),
         ("output_type: multiple_chois", "output_type 'multiple_chois' should be loglikelihood, "),
         ("metric_list: [{metric: wer, hf_evaluate: true}]", ""),

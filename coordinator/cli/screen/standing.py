@@ -98,9 +98,10 @@ def facts_of(
 def _until_last_sign(row: Row) -> float:
     """Seconds from its acceptance to the last line of its journal."""
     try:
-        return max(0.0, EvaluationPaths(Path(row["folder"])).journal.stat().st_mtime - row["accepted_at"])
+        last = EvaluationPaths(Path(row["folder"])).journal.stat().st_mtime
     except OSError:
         return float(row["age_seconds"])
+    return max(0.0, last - float(row["accepted_at"]))
 
 
 def _count_ahead(rows: Sequence[Row]) -> None:
