@@ -42,10 +42,13 @@ def _options(
 
 
 CONFIG = Annotated[
-    Path | None, typer.Option("--config", help="evalspan.toml (default: here, then ~/.config/evalspan).")
+    Path | None, typer.Option("--config", help="evalspan.toml (default: here, then ~/.config/evalspan.toml).")
 ]
 WORK_DIR = Annotated[
-    Path | None, typer.Option("--work-dir", help="Folder that holds everything, on shared storage.")
+    Path | None,
+    typer.Option(
+        "--work-dir", help="Folder that holds everything, on shared storage (default: evalspan-work)."
+    ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON (versioned) instead of tables.")]
 VERBOSE = Annotated[

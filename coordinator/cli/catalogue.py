@@ -84,7 +84,7 @@ def list_known(
     found = {one: catalogue.matching(pattern or "*", names[one]) for one in asked}
     if not any(found.values()):
         near = catalogue.nearest(pattern or "", [name for one in asked for name in names[one]])
-        raise OperatorError(f"none of the {', '.join(asked)} matches {pattern!r} (nearest: {near})")
+        raise OperatorError(f"none of the {', '.join(asked)} matches {pattern!r}{near}")
     held = {name: catalogue.holdings(suites[name], own) for name in found.get("suites", ())}
     if as_json:
         shown: dict[str, Any] = {

@@ -227,8 +227,9 @@ def _check_node(config: Config, node: str, used: Sequence[Use]) -> None:
     except ClusterError:
         return
     if node not in known:
-        near = ", ".join(difflib.get_close_matches(node, known, n=3, cutoff=0.5)) or "none"
-        raise OperatorError(f"the cluster has no usable node {node!r} (nearest: {near})")
+        found = difflib.get_close_matches(node, known, n=3, cutoff=0.5)
+        near = f" (nearest: {', '.join(found)})" if found else ""
+        raise OperatorError(f"the cluster has no usable node {node!r}{near}")
 
 
 def _given_back(node: str, used: Sequence[Use], minutes: float) -> str:

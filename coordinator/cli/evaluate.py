@@ -88,7 +88,7 @@ MULTITURN = Annotated[
 SEED = Annotated[str | None, typer.Option(help="One seed for all generators.", rich_help_panel=LM_EVAL)]
 STEP = Annotated[
     int | None,
-    typer.Option(help="Training step, for reports and trackers; default: by the folder's name."),
+    typer.Option(min=0, help="Training step, for reports and trackers; default: by the folder's name."),
 ]
 
 

@@ -71,8 +71,9 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """The nearest names, for a message; "none" where none is near."""
-    return ", ".join(difflib.get_close_matches(pattern.strip("*"), list(names), n=5, cutoff=0.5)) or "none"
+    """The nearest names, for a message; "" where none is near."""
+    near = difflib.get_close_matches(pattern.strip("*"), list(names), n=5, cutoff=0.5)
+    return f" (nearest: {', '.join(near)})" if near else ""
 
 
 def leaves(name: str, known: Known) -> list[str]:

@@ -103,7 +103,7 @@ def _resolved(path: str | Path) -> Path:
     except (ValueError, RuntimeError) as error:  # no UTF-8 name; links in a circle
         raise CheckpointError(f"{path}: no folder that could be named to a job ({error})") from error
     if not there:
-        raise CheckpointError(f"{path}: no folder")
+        raise CheckpointError(f"{path}: is a file, not a folder: name the checkpoint's folder")
     return folder
 
 
@@ -179,9 +179,12 @@ def _json(path: Path) -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     """The model's config, of a causal language model."""
     if not (folder / "config.json").is_file():
+        inside = sorted((one.parent.name for one in folder.glob("*/config.json")), key=lambda n: (len(n), n))
         hint = (
             "it holds an adapter: merge it into its model first"
             if (folder / "adapter_config.json").is_file()
+            else f"it holds {', '.join(inside[-5:])}: name one of them"
+            if inside
             else ""
         )
         raise CheckpointError(f"{folder}: no config.json; {hint or 'save the model with save_pretrained'}")

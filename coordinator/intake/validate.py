@@ -48,6 +48,8 @@ def make_record(
     With a `convert` command, a folder without Hugging Face format is converted. `step` None: from
     the folder's name.
     """
+    if step is not None and step < 0:
+        raise OperatorError(f"step is a training step, 0 or more, not {step}")
     spec, convert = inspected(checkpoint, allow_bin=allow_bin, convert=convert, step=step)
     if spec.step is None and not is_snapshot(spec.source):  # digits of a commit's hash are no step
         spec = spec.model_copy(update={"step": step_of(Path(spec.source).name)})
@@ -130,7 +132,10 @@ def check_tasks(suite: SuiteSpec, site: Site, prepare: str) -> Sequence[str]:
         raise OperatorError(f"suite {suite.name}: task {name}: {why}{also}")
     unknown: dict[str, list[str]] = answer["unknown"]
     if unknown:
-        lines = [f"{n!r} (nearest: {', '.join(near) or 'none'})" for n, near in sorted(unknown.items())]
+        lines = [
+            f"{name!r} (nearest: {', '.join(near)})" if near else repr(name)
+            for name, near in sorted(unknown.items())
+        ]
         raise OperatorError(f"suite {suite.name}: lm-eval knows no task {'; '.join(lines)}")
     uncached: dict[str, str] = answer["uncached"]
     if uncached and site.offline:

@@ -186,9 +186,12 @@ def show_costs(console: Console, series: Series) -> None:
         gpu = "-" if point.gpu_seconds is None else f"{point.gpu_seconds:.1f}"
         cost = "-" if point.cost is None else f"{point.cost:.2f}" if point.cost >= 1 else f"{point.cost:.4f}"
         paused = seconds(point.paused_seconds) if point.paused_seconds else ""
-        rows.append((point.label, point.status, seconds(point.makespan_seconds), paused, gpu, cost))
+        rows.append(
+            (point.label, point.suite, point.status, seconds(point.makespan_seconds), paused, gpu, cost)
+        )
     wanted = {
         "step": True,
+        "suite": len({p.suite for p in series.points}) > 1,
         "status": any(p.status != "done" for p in series.points),
         "makespan": True,
         "paused": any(p.paused_seconds for p in series.points),
@@ -240,6 +243,13 @@ def show_series(console: Console, series: Series) -> None:
                 change = f"{before.value:.4f} at {before.label} -> {point.value:.4f} at {point.label}"
                 _say(console, f"regression: {curve.name} {change}, beyond two standard errors", "red")
     _show_differences(console, series)
+    if series.superseded:
+        many = "evaluations are" if series.superseded > 1 else "evaluation is"
+        _say(
+            console,
+            f"{series.superseded} earlier {many} left out: a later one has the same checkpoint and suite",
+            "dim",
+        )
 
 
 def comparison(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -123,6 +123,7 @@ class Series(Record):
     points: tuple[Point, ...]
     curves: tuple[Curve, ...]
     gpu_hour_price: float | None = None
+    superseded: int = 0  # earlier evaluations of a checkpoint on the same suite, which are left out
 
 
 def scores_of(results: Mapping[str, Any]) -> tuple[ScoreValue, ...]:
@@ -229,7 +230,8 @@ def labels(points: Sequence[Point]) -> list[str]:
 def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) -> Series:
     """Points in training order, and their curves; of two evaluations of a checkpoint, the later."""
     latest: dict[tuple[str, str], Point] = {}
-    for point in sorted(points, key=lambda p: p.accepted_at):
+    by_time = sorted(points, key=lambda p: p.accepted_at)
+    for point in by_time:
         latest[point.suite, point.checkpoint] = point
     ordered = in_order(latest.values())
     if gpu_hour_price is not None:
@@ -247,7 +249,12 @@ def make_series(points: Iterable[Point], gpu_hour_price: float | None = None) ->
             for score in point.scores:
                 rows[score.name].append((label, point.step, score))
         curves += [_curve(suite, row) for row in rows.values()]
-    return Series(points=tuple(ordered), curves=tuple(curves), gpu_hour_price=gpu_hour_price)
+    return Series(
+        points=tuple(ordered),
+        curves=tuple(curves),
+        gpu_hour_price=gpu_hour_price,
+        superseded=len(by_time) - len(latest),
+    )
 
 
 def _curve(suite: str, row: Sequence[tuple[str, int | None, ScoreValue]]) -> Curve:

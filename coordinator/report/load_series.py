@@ -84,10 +84,17 @@ def find_series(work_dir: Path, selector: str, suite: str | None = None) -> list
     """Points of all evaluations that `selector` names; OperatorError where there is none."""
     points = [point_of(paths, record) for paths, record in records(work_dir, selector, suite)]
     if not points:
+        suites = {r.suite.name for _, r in records(work_dir, selector, None)}
+        if suites:
+            raise OperatorError(
+                f"no evaluation there is of suite {suite!r} (there are: {first_of(sorted(suites))})"
+            )
         parents = {str(Path(r.checkpoint.source).parent) for _, r in records(work_dir, "*", None)}
         known = first_of(sorted(parents))
+        below = any(in_series(parent, selector) for parent in parents)
+        hint = f"try '{selector.rstrip('/')}/*'; " if below else ""
         raise OperatorError(
-            f"no evaluation in {work_dir} is of a checkpoint in {selector!r} (checkpoints are in: {known}; "
+            f"no evaluation in {work_dir} is of a checkpoint in {selector!r} ({hint}checkpoints are in: {known}; "
             "`evalspan status` lists all evaluations)"
         )
     return points

@@ -199,7 +199,7 @@ def reuse_lines(report: Report) -> list[str]:
     ]
     if report.reused_scores:
         lines.append(
-            f"scores were used again, too, since nothing that makes them changed: {', '.join(report.reused_scores)}"
+            f"scores were used again, too, since the task and its data are as they were: {', '.join(report.reused_scores)}"
         )
     return lines
 
@@ -244,7 +244,8 @@ def brief(report: Report, gpu_hour_price: float | None = None) -> Iterator[list[
         "inference": report.stages.inference,
         "scores after it": report.stages.metric_tail,
     }
-    yield [f"{name} {seconds(taken)}" for name, taken in stages.items() if taken is not None]
+    taken = [f"{name} {seconds(its)}" for name, its in stages.items() if its is not None]
+    yield [*taken[:-1], *(f"{last} (they overlap)" for last in taken[-1:])]
 
 
 def folded(parts: Iterable[str], width: int) -> str:
@@ -300,6 +301,9 @@ def show(
         parts += [Text(""), score_table(console, results, title)]
     failed = {e.name: e.error for e in report.entries if e.status == "failed"}
     parts += [Text(f"FAILED {names}: {why}", style="bold red") for names, why in by_reason(failed).items()]
+    if failed and report.status != "cancelled":
+        said = f"`evalspan logs {report.evaluation_id} NAME` prints a job's log; mend the cause and type the same command again"
+        parts.append(Text(said))
     for entry in report.entries:
         if entry.status != "failed" and entry.unscored:
             items = "item counts" if entry.unscored == 1 else "items count"

@@ -103,6 +103,10 @@ def _explained(error: Exception, names: Any) -> Exception:
             f"the data set of task {names!r} is not on this machine ({one_line(error)}): "
             "run `evalspan prepare --suite …` on a login node"
         )
+    if type(error).__name__ == "DatasetGenerationError":  # its own words are the same whatever the data have
+        return OperatorError(
+            f"the data set of task {names!r} cannot be read: {one_line(error.__cause__ or error)}"
+        )
     if isinstance(error, FileNotFoundError | ImportError):
         return OperatorError(f"task {names!r} does not load: {one_line(error)}")
     return error
@@ -188,8 +192,8 @@ def entry_tasks(suite: SuiteSpec, entry: TaskEntry, *, model: ModelOptions, mode
     manager = task_manager(suite.include_path, entry.name, metadata)
     missing = {} if Path(entry.name).is_file() else unknown_tasks([entry.name], manager.all_tasks)
     if missing:
-        near = ", ".join(missing[entry.name]) or "none"
-        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {entry.name!r} (nearest: {near})")
+        near = f" (nearest: {', '.join(missing[entry.name])})" if missing[entry.name] else ""
+        raise OperatorError(f"suite {suite.name}: lm-eval knows no task {entry.name!r}{near}")
     return Tasks(manager)
 
 

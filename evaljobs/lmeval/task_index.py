@@ -160,9 +160,10 @@ def unscorable(config: Mapping[str, Any]) -> str:
         if isinstance(metric, Function) or each.get("hf_evaluate") is True or metric in metric_registry:
             continue
         if not registers and not _is_fetched_metric(str(metric)):
-            near = ", ".join(difflib.get_close_matches(str(metric), list(metric_registry.keys()))) or "none"
+            found = difflib.get_close_matches(str(metric), list(metric_registry.keys()))
+            near = f" (nearest: {', '.join(found)})" if found else ""
             return (
-                f"metric_list: lm-eval has no metric {metric!r} (nearest: {near}); one of Hugging Face's evaluate "
+                f"metric_list: lm-eval has no metric {metric!r}{near}; one of Hugging Face's evaluate "
                 "library needs `hf_evaluate: true`, and `evalspan prepare` fetches it"
             )
     return ""

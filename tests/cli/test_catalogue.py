@@ -73,6 +73,7 @@ def test_a_name_that_matches_nothing_gives_the_nearest(folder: Path) -> None:
     done = typed(folder, "ls", "helaswag")
     assert done.returncode == 2
     assert "(nearest: hellaswag, " in done.stderr
+    assert typed(folder, "ls", "qqqqqq").stderr.rstrip().endswith("'qqqqqq'")  # none is near
     done = typed(folder, "ls", "suite", "core")
     assert done.returncode == 2
     assert "suites, tasks, groups" in done.stderr

@@ -18,6 +18,7 @@ from support.trainings import leave
 from typer.testing import CliRunner
 
 from coordinator.cli import GROUPS, app
+from coordinator.errors import OperatorError
 
 EVALSPAN = "import sys; from coordinator.cli import main; sys.argv[0] = 'evalspan'; main()"
 COMMAND = typer.main.get_command(app)
@@ -151,6 +152,16 @@ def talks(site: Path) -> Path:
 def _suite(site: Path, text: str) -> str:
     (site / "s.toml").write_text(f'name = "s"\ninclude_path = ["tasks"]\n{text}')
     return "s.toml"
+
+
+def test_a_step_below_0_is_refused_by_command_and_call(site, tiny_model_dir):
+    import evalspan as package
+
+    done = evalspan("eval", str(tiny_model_dir), "--suite", "quickstart", "--step", "-5", folder=site)
+    assert done.returncode == 2
+    assert "greater than or equal to 0" in " ".join(done.stderr.split())
+    with pytest.raises(OperatorError, match="0 or more, not -5"):
+        package.submit(tiny_model_dir, "quickstart", step=-5, work_dir=site / "w")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])

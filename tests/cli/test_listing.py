@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coordinator.cli.screen.layout import fitted, wrapped
+from coordinator.cli.screen.layout import clock_time, fitted, wrapped
 from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pending, show_rows
 from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
 from coordinator.cli.screen.surroundings import read_surroundings
@@ -171,8 +171,8 @@ def test_a_mended_failure_is_shown_only_where_its_evaluation_is_asked_for():
 
 def test_an_evaluation_that_no_process_runs_is_called_stopped():
     """Whatever stage its journal ends in; what it waited for then does not count."""
-    text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"]))
-    assert "stopped" in text
+    text = drawn(120, row(stage="inference", stopped=True, waits_for=["no GPU is free"], age_seconds=15.0))
+    assert f"stopped since {clock_time(NOW - 60, NOW)}" in text
     assert "no process goes on with it" in text
     assert "inference" not in text
     assert "no GPU" not in text

@@ -18,7 +18,7 @@ from coordinator.cli.screen.live_screen import View, Watcher, screen
 from coordinator.cli.screen.score_lines import Scores
 from coordinator.cluster import Job, JobState
 from coordinator.evaluation.records import EvaluationRecord
-from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, ShardState, State, Trial
+from coordinator.evaluation.state import EntryState, JobInfo, NodeUse, Phase, ShardState, State, Trial
 from coordinator.report.render import by_reason
 from evaljobs.contract.specs import FrameRef
 from evaljobs.queue.work_queue import Progress, QueueSnapshot
@@ -165,6 +165,27 @@ def test_in_a_pipe_each_change_and_each_score_is_a_line(tmp_path, dumb):
     assert all("step-1000-mini-00001000" in line for line in lines)
     assert "exact_match 0.2500 ± 0.0100" in lines[0]
     assert lines[1].endswith("inference, 5/12 shards, 1/2 scored")
+
+
+def test_in_a_pipe_a_back_off_has_its_reason(tmp_path):
+    out = io.StringIO()
+    one = running(tmp_path)
+    one.state.nodes.by_name = {
+        "n1": NodeUse(name="n1", lanes=1, status="back-off", why="3 trials died", back_off_until=2.0)
+    }
+    with Watcher(Console(file=out, width=200, color_system=None)) as watcher:
+        watcher.show([one], "")
+    assert "1/2 scored: n1: in back-off: 3 trials died" in out.getvalue()
+
+
+def test_after_the_end_the_time_is_whole(tmp_path):
+    """The last frame shows the makespan, whenever it is drawn, and not a time that runs on."""
+    one = running(tmp_path)
+    one.state.ending.phase = Phase.ENDED
+    one.state.ending.ended_at = one.state.record.accepted_at + 79.1
+    text = drawn(one, width=80)
+    assert "ended  79.1 s" in text
+    assert "so far" not in text
 
 
 def test_what_ended_sixty_tasks_is_told_once(tmp_path):

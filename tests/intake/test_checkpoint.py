@@ -219,6 +219,15 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
                 look(place)
 
 
+def test_a_file_and_the_folder_above_checkpoints_say_what_to_name(tmp_path: Path) -> None:
+    for step in (200, 100, 1000):
+        make_checkpoint(tmp_path / f"step-{step}")
+    with pytest.raises(CheckpointError, match="it holds step-100, step-200, step-1000: name one of them"):
+        inspect(tmp_path)
+    with pytest.raises(CheckpointError, match="is a file, not a folder"):
+        inspect(tmp_path / "step-100" / "config.json")
+
+
 def test_a_file_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
     """A tokenizer's, here, in bytes that are no UTF-8: nothing could name it to a job."""
     folder = make_checkpoint(tmp_path / "x", shards=1, size=100)

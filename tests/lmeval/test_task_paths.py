@@ -130,6 +130,7 @@ def test_data_are_the_suites_from_any_folder(
     ("lines", "says"),
     [
         ("metric_list: [{metric: acccc}]", "lm-eval has no metric 'acccc' (nearest: acc)"),
+        ("metric_list: [{metric: qqqqq}]", "no metric 'qqqqq'; one of"),
         ("metric_list: [{aggregation: mean}]", "an entry names no metric"),
         ("output_type: multiple_chois", "output_type 'multiple_chois' should be loglikelihood, "),
         ("metric_list: [{metric: wer, hf_evaluate: true}]", ""),
@@ -272,6 +273,14 @@ def test_a_module_or_data_that_cannot_be_read_are_refused_by_file_and_line(
     write(tasks, more)
     (why,) = ask(tasks).unfit.values()
     assert f"{tasks}/{says}" in why
+
+
+def test_data_that_datasets_cannot_read_are_refused_with_the_cause(tasks: Path) -> None:
+    """Its own words, "An error occurred while generating the dataset", name none."""
+    (tasks / "torn.csv").write_text("x\na\nb,c,d\n")
+    write(tasks, (JSON_TASK % "torn.csv").replace("json", "csv"))
+    with pytest.raises(OperatorError, match=r"cannot be read: ParserError: .*Expected 1 fields in line 3"):
+        load(tasks)
 
 
 @pytest.mark.parametrize(

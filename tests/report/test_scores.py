@@ -123,6 +123,20 @@ def test_scores_come_after_the_accounting_and_only_failures_after_them(
     assert len(text[: text.index("Scores of")].splitlines()) < 10 or verbose
 
 
+def test_a_failure_says_what_to_type(report: Report) -> None:
+    text = " ".join(shown(report, 200).split())
+    assert f"`evalspan logs {report.evaluation_id} NAME`" in text
+    done = report.model_copy(update={"entries": ()})
+    assert "evalspan logs" not in shown(done, 200)
+
+
+def test_stages_are_said_to_overlap(report: Report) -> None:
+    """They do not add up to the makespan above them."""
+    stages = report.stages.model_copy(update={"build": 3.0, "load": 2.0})
+    text = shown(report.model_copy(update={"stages": stages}), 120)
+    assert "requests 3.0 s, import + load 2.0 s (they overlap)" in text
+
+
 def test_what_did_not_run_has_no_times(report: Report) -> None:
     """Scores of an earlier run are printed without its makespan and cost."""
     text = shown(report, 80, ran=False)

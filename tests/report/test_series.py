@@ -151,6 +151,33 @@ def test_a_series_is_found_in_the_work_folder(work):
         find_series(work, "/runs/c")
 
 
+def test_a_suite_or_a_folder_that_holds_none_is_told_from_one_that_does(work):
+    """A suite that was not evaluated there is not called a missing checkpoint; the folder above has its glob."""
+    with pytest.raises(OperatorError, match=r"no evaluation there is of suite 'nope' \(there are: mini\)"):
+        find_series(work, "/runs/a", "nope")
+    with pytest.raises(OperatorError, match=r"try '/runs/\*'"):
+        find_series(work, "/runs/")
+    assert len(find_series(work, "/runs/*")) == len(find_series(work, "/runs/a")) + len(
+        find_series(work, "/runs/b")
+    )
+
+
+def test_costs_of_several_suites_name_them_and_earlier_evaluations_are_counted():
+    first = point(1000, 0.2)
+    again = first.model_copy(update={"accepted_at": first.accepted_at + 1})
+    other = first.model_copy(update={"suite": "second_suite"})
+    out = io.StringIO()
+    show_series(Console(file=out, width=120, color_system=None), make_series([first, again, other]))
+    costs = out.getvalue().split("learning curves")[0]
+    assert "suite" in costs
+    assert "second_suite" in costs
+    assert "1 earlier evaluation is left out" in out.getvalue()
+    out = io.StringIO()
+    show_series(Console(file=out, width=120, color_system=None), make_series([first]))
+    assert "suite " not in out.getvalue().split("learning curves")[0]
+    assert "earlier" not in out.getvalue()
+
+
 def test_a_damaged_evaluation_does_not_hide_the_others(work):
     """Half a record is skipped."""
     (work / "broken").mkdir()

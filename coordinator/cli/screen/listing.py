@@ -106,7 +106,8 @@ def _cells(row: Row, now: float) -> dict[str, str]:
 
 def _state(row: Row, now: float) -> str:
     if row["stage"] not in OVER:
-        return "stopped" if row["stopped"] and row["fault"] is None else row["stage"]
+        since = clock_time(row["accepted_at"] + row["age_seconds"], now)
+        return f"stopped since {since}" if row["stopped"] and row["fault"] is None else row["stage"]
     missed = row["entries"] - row["scored"]
     word = row["stage"] if row["stage"] == "cancelled" or not missed else f"{missed} failed"
     return f"{word} {clock_time(row['ended_at'], now)}"

@@ -26,6 +26,7 @@ from coordinator.cli.screen.progress import (
     about,
     ahead_of,
     all_in_back_off,
+    back_offs,
     done_shards,
     eta_seconds,
     held_jobs,
@@ -151,8 +152,9 @@ def _progress(running: Watched, now: float, width: int) -> Iterator[RenderableTy
     stage, halted = _stage(running, now), any(_halt(running))
     eta = None if halted else eta_seconds(state, now)
     left = "" if eta is None else f", {about(eta)} {'left' if state.trials.live else 'of work left'}"
+    taken = seconds((state.ended_at or now) - state.record.accepted_at)
     yield Text.assemble(("  " + stage, "yellow" if halted or stage == "waits" else "cyan"),
-                        f"{GAP}{seconds(now - state.record.accepted_at)} so far{left}")  # fmt: skip
+                        f"{GAP}{taken}{' so far' if state.ended_at is None else ''}{left}")  # fmt: skip
     if not state.shards.by_name:
         return
     done, total, trials = done_shards(state), len(state.shards.by_name), len(state.trials.live)
@@ -292,7 +294,8 @@ class Watcher:
         for entry in fresh:
             if entry.status == "scored":
                 self._print(f"{age}: {entry.name}: {GAP.join(map(value_in_words, self._scores.of(entry)))}")
-        waits = _halt(running)[1] or "; ".join(waits_of(state, now, running.listed, timed=False))
+        waiting = [*waits_of(state, now, running.listed, timed=False), *back_offs(state)]
+        waits = _halt(running)[1] or "; ".join(waiting)
         line = f"{_stage(running, now)}{shards}, {scored}/{len(state.entries)} scored{f': {waits}' if waits else ''}"
         self._line(state.evaluation_id, line, now, age + ": ")
 

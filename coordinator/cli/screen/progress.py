@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from coordinator.cluster import JobState
 from coordinator.cluster.slurm_reasons import in_words
 from coordinator.evaluation.state import JobInfo, Phase, State
-from coordinator.report.render import seconds
+from coordinator.report.render import by_reason, seconds
 
 WAITS_SECONDS = 15.0  # a job that is pending for less is only starting
 NO_SLOT = "no GPU or CPU slot is free for it (`evalspan status` says what takes them)"
@@ -117,6 +117,14 @@ def held_jobs(state: State, now: float, *, timed: bool = True) -> dict[str, str]
 def all_in_back_off(left: float | None) -> str:
     """`left`: seconds until the first node returns; None where a node is in use."""
     return "" if left is None else f"all nodes are in back-off: it waits for {seconds(left)} more"
+
+
+def back_offs(state: State) -> list[str]:
+    """Why nodes are in back-off, while all of them are."""
+    if state.waits_until is None:
+        return []
+    resting = {n.name: n.why for n in state.nodes.by_name.values() if n.status == "back-off"}
+    return [f"{names}: in back-off: {why}" for names, why in by_reason(resting).items()]
 
 
 def _pending_jobs(state: State, now: float, listed: Sequence[JobState], *, timed: bool) -> Iterator[str]:

@@ -92,6 +92,8 @@ def facts_of(
     if not runs:
         for row in rows:
             row["stopped"] = row["stage"] not in OVER
+            if row["stopped"]:
+                row["age_seconds"] = _until_last_sign(row)
             if row["stopped"] and (names := row.get("job_names")):
                 row["jobs_left"] = sum(j.phase == "running" and j.name in names for j in asked())
     say_what_is_taken(rows, config, ask_nodes)
@@ -131,6 +133,15 @@ def say_what_is_taken(
         said.append("or [borrow] allows no more: " + ", ".join(f"{k} = {v}" for k, v in bounds.items()))
     for row in found:
         row["waits_for"] = [", ".join(said) if what == NO_SLOT else what for what in row["waits_for"]]
+
+
+def _until_last_sign(row: Row) -> float:
+    """Seconds from its acceptance to the last line of its journal."""
+    try:
+        last = EvaluationPaths(Path(row["folder"])).journal.stat().st_mtime
+    except OSError:
+        return float(row["age_seconds"])
+    return max(0.0, last - float(row["accepted_at"]))
 
 
 def _count_ahead(rows: Sequence[Row], others: Sequence[Row]) -> None:
