@@ -119,7 +119,10 @@ def test_init_looks_at_all_partitions_of_a_real_slurm(slurm_site: Cluster) -> No
     argv = [slurm_site.python, "-m", "coordinator", "init", str(made), "--cluster", "slurm"]
     done = slurm_site.run_as_user(argv, cwd=slurm_site.repo, check=True)
     chosen = "gpu (4 GPUs); others: spare (4 GPUs, jobs may be preempted), cpu (0 GPUs)"
-    assert done.stdout.strip() == f"wrote {made} for partition {chosen}"
+    first, *steps = done.stdout.splitlines()
+    assert first == f"wrote {made} for partition {chosen}"
+    assert "evalspan doctor" in steps[0]
+    assert "sbatch -p cpu" in steps[1]
     found = schema.load(made, {}).cluster
     assert (found.partition, found.cpu_partition) == ("gpu", "cpu")
 
