@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ UNTIMED = {
 settings.register_profile("fixed", derandomize=True, **UNTIMED)
 settings.register_profile("explore", **UNTIMED)
 settings.load_profile("fixed")
+
+# A shell starts what runs in its background with SIGINT ignored, and programs that tests start would inherit that: none
+# of them would end by Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",

@@ -98,7 +98,7 @@ def test_nothing_is_staged_for_data_that_are_not_there(command: str, local_site:
     assert done.returncode == 2, done.stderr
     said = done.stderr.replace("\n", "")
     assert "lab/rows" in said
-    prepare = f"evalspan prepare --suite '{suite}' --tokenizer {site.model} --work-dir {site.work}"
+    prepare = f"evalspan prepare --suite '{suite}' --work-dir {site.work} --tokenizer {site.model}"
     assert prepare in said
     assert not list(site.work.glob("*/journal.jsonl"))
     assert not (site.work / "spool").exists()

@@ -185,6 +185,7 @@ NOTIFY = "hook.notify('ckpt/step-5', 5, suite='core', work_dir='work')"
 @pytest.mark.parametrize("way", ["pip install --no-deps", "a copy of hook.py"])
 def test_training_needs_the_standard_library_alone(bare, tmp_path, way):
     """The hook announces from an environment that has no other package, and from a copy of its one file."""
+    (tmp_path / "work").mkdir()  # the hook makes no work folder
     code = f"from coordinator import hook; {NOTIFY}"
     if way == "a copy of hook.py":
         shutil.copyfile(ROOT / "coordinator" / "hook.py", tmp_path / "evalspan_hook.py")

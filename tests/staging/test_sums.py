@@ -25,6 +25,7 @@ print(hook.notify(sys.argv[1], 1, work_dir=sys.argv[2], sums=True), hook.flush(6
 
 
 def announce(checkpoint: Path, work: Path, *more: str, hidden: str = "") -> subprocess.CompletedProcess[str]:
+    work.mkdir(exist_ok=True)  # the hook makes no work folder
     hide = f"import sys; sys.modules[{hidden!r}] = None\n" if hidden else ""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0"}
     return subprocess.run(
