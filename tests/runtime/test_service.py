@@ -224,7 +224,6 @@ def _folder(site: Any, step: int) -> Path | None:
     return next((p.parent for p in site.work.glob(f"step-{step}-*/journal.jsonl")), None)
 
 
-@pytest.mark.xfail(strict=False, reason="seen to fail once: a trial that is frozen while requests are built may hold up prefetch")
 def test_the_next_checkpoint_waits_in_node_memory_for_its_gpu(site: Any, expected: dict[str, Any]) -> None:
     """Staged before its first offer, and the report says so; scores are lm-eval's; node memory ends empty of both."""
     site.env["EVALSPAN_CLUSTER_SLOTS"] = "1"
