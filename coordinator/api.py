@@ -51,12 +51,8 @@ __all__ = [
 ]
 
 TRACKER_SECONDS = 60.0  # longest wait for tracker exports before `evaluate` returns
-OF_CALL = {
-    "work_dir",
-    "watch",
-    "trackers",
-    "gpu_hour_price",
-}  # settings that change no evaluation of a daemon
+# settings, or sections of them, that change no evaluation of a daemon
+OF_CALL = frozenset({"work_dir", "watch", "trackers", "gpu_hour_price"})
 POLL_SECONDS = 1.0  # between two looks of `wait`
 
 
@@ -83,8 +79,8 @@ def evaluate(
 ) -> Results:
     """Evaluate a checkpoint here, wait for its scores, and return them.
 
-    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite file; `tasks`:
-    tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite` of the settings.
+    `checkpoint`: a Hugging Face folder, or a Hub id. `suite`: a shipped suite's name or a suite
+    file; `tasks`: tasks of lm-eval instead, a list or "a,b". With neither, `[watch] suite`.
     `limit`: documents of each task, or a share below 1. `limit`, `num_fewshot`, `batch_size` and
     `more` (`SuiteSettings`) replace what the suite says. `step`: training step, by default the
     number in the folder's name. `slots`: trials at once, at most. `config`, `work_dir`: as the
@@ -198,8 +194,8 @@ def prepare(
 ) -> dict[str, dict[str, str]]:
     """Build a suite's request sets here, with data sets from the internet: task of the suite -> {leaf task: folder}.
 
-    `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as of `evaluate`. OperatorError with the
-    last line of a build that failed.
+    `tokenizer`: a folder with config.json and the tokenizer, or a Hub id. Other arguments as of
+    `evaluate`. OperatorError with the last line of a build that failed.
     """
     from coordinator.intake import request_sets
 
@@ -239,9 +235,10 @@ def submit(
 ) -> Submission:
     """Hand a checkpoint to the daemon of the work folder and return at once; `wait` waits for its scores.
 
-    Arguments as of `evaluate`, but for `settings` that change the evaluation: those are the daemon's. `priority`: higher goes first. Submitting twice is one evaluation: a
-    second submission may raise the priority, and it resumes a cancelled evaluation. A suite without
-    a file of its own is written below the work folder for the daemon. OperatorError: bad input.
+    Arguments as of `evaluate`, but for `settings` that change the evaluation: those are the
+    daemon's. `priority`: higher goes first. Submitting twice is one evaluation: the second
+    submission may raise the priority, and it resumes a cancelled evaluation. A suite without a file
+    of its own is written below the work folder for the daemon. OperatorError: bad input.
     """
     chosen = one_off.suite_options(
         suite, tasks, more, limit=limit, num_fewshot=num_fewshot, batch_size=batch_size

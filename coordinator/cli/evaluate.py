@@ -30,9 +30,8 @@ SITE = "Where it runs"
 
 LM_EVAL = "As in lm_eval run (underscores work, too)"
 
-CHECKPOINT = Annotated[
-    str, typer.Argument(help="Folder with config.json, safetensors and tokenizer, or a Hub id.")
-]
+CHECKPOINT_HELP = "Folder with config.json, safetensors and tokenizer, or a Hub id."
+CHECKPOINT = Annotated[str, typer.Argument(help=CHECKPOINT_HELP)]
 SUITE = Annotated[
     str | None,
     typer.Option(
@@ -94,9 +93,7 @@ STEP = Annotated[
 
 @app.command("eval", cls=LmEvalCommand)
 def evaluate(
-    checkpoint: Annotated[
-        str | None, typer.Argument(help="Folder with config.json, safetensors and tokenizer.")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Argument(help=CHECKPOINT_HELP)] = None,
     suite: SUITE = None,
     tasks: TASKS = None,
     limit: LIMIT = None,
@@ -156,6 +153,8 @@ def evaluate(
         "cluster.qos": qos,
     }
     pretrained, trial = lm_eval_flags.trial_settings(model, model_args, device)
+    # before the evaluation: its scores are shown whatever becomes of evalspan.toml meanwhile
+    price = settings_of(config, work_dir, settings).gpu_hour_price
     found = api.evaluate(
         lm_eval_flags.the_checkpoint(checkpoint, pretrained),
         suite,
@@ -172,7 +171,6 @@ def evaluate(
         follow=Screen(Console(stderr=as_json)),
         **lm_eval_flags.suite_settings(gen_kwargs, include_path, chat, system, multiturn, seed),
     )
-    price = settings_of(config, work_dir, settings).gpu_hour_price
     _show(found, as_json=as_json, verbose=verbose, gpu_hour_price=price)
 
 

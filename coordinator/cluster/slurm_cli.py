@@ -20,6 +20,7 @@ from coordinator.cluster.sbatch_text import (
     sbatch_arguments,
     within_limits,
 )
+from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
 IDS_A_CALL = 1000  # most job ids of one `scancel`, far below the kernel's limit
 
@@ -79,7 +80,7 @@ class SlurmCli:
             walls = text.parse_walls(self._run(argv))
             if any(kind == "qos" for kind, _ in walls):
                 shown = self._run(["scontrol", "--all", "--oneliner", "show", "partition"])
-                self._partition_qos = text.parse_partition_qos(shown)
+                self._partition_qos = partition_qos(parse_partitions(shown))
         except KeyError:
             return {}
         except _FailedError as error:

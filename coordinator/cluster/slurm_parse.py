@@ -286,15 +286,6 @@ def parse_walls(text: str) -> dict[tuple[str, str], int]:
     return walls
 
 
-def parse_partition_qos(text: str) -> dict[str | None, str]:
-    """Partition -> its own QOS, from `scontrol --oneliner show partition`; None: the default one. No key: none."""
-    rows = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in text.splitlines()]
-    named = [row for row in rows if row.get("QoS", "N/A") not in ("", "N/A", "(null)")]
-    found: dict[str | None, str] = {row.get("PartitionName"): row["QoS"] for row in named}
-    default = next((row["QoS"] for row in named if row.get("Default") == "YES"), None)
-    return found if default is None else {**found, None: default}
-
-
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:
     """Is the node reachable only through partitions that may preempt a job?"""
     usable = {row.partitions[0] for row in rows if row.usable}

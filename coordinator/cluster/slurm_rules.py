@@ -107,6 +107,11 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
     return tuple(found)
 
 
+def partition_qos(partitions: Iterable[Partition]) -> dict[str | None, str]:
+    """Partition -> its own QOS; None: the default partition. No key: it has none."""
+    return {key: p.qos for p in partitions if p.qos for key in (p.name, *((None,) if p.default else ()))}
+
+
 def _positive(text: str) -> int | None:
     return int(text) if text.isdigit() and int(text) else None
 

@@ -18,7 +18,6 @@ from coordinator.cluster.slurm_parse import (
     parse_gres,
     parse_limits,
     parse_nodes,
-    parse_partition_qos,
     parse_queue,
     parse_walls,
     refused,
@@ -26,6 +25,7 @@ from coordinator.cluster.slurm_parse import (
 )
 from coordinator.cluster.slurm_pyslurm import indexes
 from coordinator.cluster.slurm_reasons import gpus_in_words, unusable
+from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
 QUEUE_HEAD = (
     "ARRAY_JOB_ID",
@@ -299,7 +299,7 @@ PartitionName=quick AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES Q
 
 def test_the_qos_of_a_partition_is_read() -> None:
     """The default partition's stands under None as well; `N/A` is none."""
-    assert parse_partition_qos(PARTITIONS) == {"quick": "short", None: "short"}
+    assert partition_qos(parse_partitions(PARTITIONS)) == {"quick": "short", None: "short"}
 
 
 def test_max_wall_is_read_of_accounts_and_qualities_of_service() -> None:
@@ -323,7 +323,9 @@ def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
     options: SlurmOptions, seconds: int
 ) -> None:
     job = Job(name="j", argv=("true",), log="/dev/null", time_limit_seconds=3600)
-    cut = within_limits(job, options, {"tiny": 60}, parse_walls(WALLS), parse_partition_qos(PARTITIONS))
+    cut = within_limits(
+        job, options, {"tiny": 60}, parse_walls(WALLS), partition_qos(parse_partitions(PARTITIONS))
+    )
     assert cut.time_limit_seconds == seconds
 
 

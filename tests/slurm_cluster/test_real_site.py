@@ -13,7 +13,7 @@ from support.sites import cluster
 
 pytestmark = pytest.mark.slurm
 
-GIB_PROGRAM = "python3 -c 'x = bytearray(400 << 20)'"
+TAKES_400_MIB = "python3 -c 'x = bytearray(400 << 20)'"
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def mixed() -> Iterator[Cluster]:
 
 def test_a_job_beyond_its_memory_is_ended_by_the_kernel(strict: Cluster) -> None:
     """With --cgroups Slurm calls that OUT_OF_MEMORY."""
-    wait_state(strict, sbatch(strict, GIB_PROGRAM, "--mem=100"), "OUT_OF_MEMORY")
-    wait_state(strict, sbatch(strict, GIB_PROGRAM, "--mem=800"), "COMPLETED")
+    wait_state(strict, sbatch(strict, TAKES_400_MIB, "--mem=100"), "OUT_OF_MEMORY")
+    wait_state(strict, sbatch(strict, TAKES_400_MIB, "--mem=800"), "COMPLETED")
 
 
 def test_a_job_opens_its_own_gpus_alone(strict: Cluster) -> None:
