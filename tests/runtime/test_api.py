@@ -340,7 +340,7 @@ def test_rows_of_a_series_are_flat_and_in_order(tmp_path, monkeypatch):
     assert (rows[0]["task"], rows[0]["value"], rows[0]["documents"]) == ("add", 0.2, 100)
     assert (rows[-1]["status"], rows[-1]["value"]) == ("running", None)
     assert evalspan.series("/runs/a", "mini") == rows
-    with pytest.raises(OperatorError, match="no evaluation in"):
+    with pytest.raises(OperatorError, match=r"no evaluation there is of suite 'other' \(there are: mini\)"):
         evalspan.series("/runs/a", "other")
 
 
