@@ -96,6 +96,16 @@ def promised_mb(states: Iterable[State]) -> dict[str, int]:
     return megabytes
 
 
+def started_since(states: Iterable[State], asked_at: float) -> set[str]:
+    """Nodes where jobs changed after `asked_at` (unix seconds): a listing that old may show their GPUs as free."""
+    return {
+        node
+        for state in states
+        for node, there in state.index.jobs_on.items()
+        if any(info.changed_at > asked_at for info in there.values())
+    }
+
+
 def _promised_lanes(state: State) -> Iterator[tuple[NodeUse, int]]:
     """(node in use, number of its lanes that were offered and run no trial)."""
     in_use = _in_use(state)

@@ -57,8 +57,8 @@ SHARD_WORDS = ("device-side assert triggered",)  # 710
 
 def not_submitted(state: State, event: JobNotSubmitted) -> list[Action]:
     info = jobs.known(state, event.job)
-    if info.phase == "ended":
-        return []
+    if info.phase == "ended" or (info.phase == "submitted" and event.maybe_done):
+        return []  # over, or a listing showed it before its submission failed
     info.changed_at = event.at
     state.jobs.held.pop(event.job, None)
     prefetch = info.job.purpose == "stage" and info.job.node in state.nodes.prefetches

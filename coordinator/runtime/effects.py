@@ -7,11 +7,9 @@ error: a later audit or listing shows what is missing, and the state machine ask
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -56,6 +54,7 @@ from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
 from coordinator.runtime import reuse
+from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
 from evaljobs.contract.storage import write_atomic
@@ -75,14 +74,18 @@ class Performer:
         lm_eval_version: Callable[[], str],
         observations: Path,
         at_once: int = 1,
+        calls: ClusterCalls | None = None,
     ) -> None:
         self.site = site
         self.cluster = cluster
+        self.calls = calls or ClusterCalls()
         self.at_once = at_once  # submissions side by side
         self.lm_eval_version = lm_eval_version
         self.observations = observations
         self._queues: dict[str, WorkQueue] = {}
         self._metric_queues: dict[str, MetricQueue] = {}
+        self._submissions: dict[str, dict[str, Call[str]]] = {}  # evaluation id -> name of a job -> its call
+        self._cancels: list[tuple[Sequence[str], Call[None]]] = []  # ids of jobs, and the call that ends them
         self._uncancelled: set[str] = set()  # job ids whose cancellation failed; it is asked for only once
         self._effects: dict[type[Action], Callable[[State, Any], list[AnyEvent]]] = {
             EnqueueMetric: self._enqueue_metric,
@@ -116,6 +119,7 @@ class Performer:
         """Close the queues of an ended evaluation; a later call opens them again."""
         self._queues.pop(evaluation_id, None)
         self._metric_queues.pop(evaluation_id, None)
+        self._submissions.pop(evaluation_id, None)
 
     def perform(self, state: State, action: Action) -> list[AnyEvent]:
         """Do it; the events that say what came of it. The runner collects SubmitJob and CancelJob itself."""
@@ -175,22 +179,34 @@ class Performer:
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
-    def submit(self, state: State, actions: Sequence[SubmitJob]) -> list[AnyEvent]:
-        """Submit these, `at_once` side by side: a controller under load takes its time for each."""
-        effect = partial(self._submit_job, state)
-        if len(actions) == 1:
-            return effect(actions[0])
-        try:
-            with ThreadPoolExecutor(self.at_once) as pool:
-                return [event for came in pool.map(effect, actions) for event in came]
-        except RuntimeError as error:  # no thread can be started; what was submitted is found by its name
-            raise OSError(errno.EAGAIN, f"submissions: {error}") from error
+    @property
+    def room(self) -> int:
+        """Submissions that may begin now."""
+        calls = [call for mine in self._submissions.values() for call in mine.values()]
+        return self.at_once - sum(not call.ended.is_set() for call in calls)
 
-    def _submit_job(self, state: State, action: SubmitJob) -> list[AnyEvent]:
+    def submitting(self, state: State) -> bool:
+        """Has the cluster still to answer a submission of this evaluation?"""
+        return bool(self._submissions.get(state.evaluation_id))
+
+    def submit(self, state: State, actions: Sequence[SubmitJob]) -> list[AnyEvent]:
+        """Begin these submissions; what came of all that have ended. A later call brings those that are late."""
+        events: list[AnyEvent] = []
+        mine = self._submissions.setdefault(state.evaluation_id, {})
+        for action in actions:
+            events += self._begin_submission(state, action, mine)
+        self.calls.wait(mine.values())
+        for name in [name for name, call in mine.items() if call.ended.is_set()]:
+            events.append(_submitted(name, mine.pop(name)))
+        return events
+
+    def _begin_submission(
+        self, state: State, action: SubmitJob, mine: dict[str, Call[str]]
+    ) -> list[AnyEvent]:
         paths = self.site.of(state)
         name = action.job.name
         info = state.jobs.by_name[name]
-        if info.phase != "intended":
+        if info.phase != "intended" or name in mine:
             return []  # it had happened after all, and was found while this waited its turn
         if info.released_at is not None:
             return [JobNotSubmitted(at=clock.now(), job=name, error="nothing needs it any more")]
@@ -198,43 +214,38 @@ class Performer:
             write_atomic(paths.spec(spec_name), spec.model_dump_json(indent=1).encode())
         if action.job.purpose == "metric":
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
-        try:
-            env = environment(self.site, action.job.purpose)
-            job_id = self.cluster.submit(replace(action.job, env=env))
-        except RefusedError as error:
-            return [
-                JobNotSubmitted(
-                    at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node
-                )
-            ]
-        except LimitError as error:
-            log.warning("submitting %s: %s", name, error)
-            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), limited=True)]
-        except ClusterError as error:
-            log.warning("submitting %s: %s", name, error)
-            return [JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)]
-        return [JobSubmitted(at=clock.now(), job=name, job_id=job_id)]
+        job = replace(action.job, env=environment(self.site, action.job.purpose))
+        mine[name] = self.calls.begin(f"the submission of {name}", partial(self.cluster.submit, job))
+        return []
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel these jobs or members ("id_index") with one command: a cluster under load takes its time for each."""
-        if not job_ids:
-            return
-        try:
-            self.cluster.cancel(job_ids)
-        except ClusterError as error:
-            log.warning("cancelling %s: %s", ", ".join(job_ids), error)
-            self._uncancelled.update(job_ids)
+        if job_ids:
+            call = self.calls.begin("a cancellation", partial(self.cluster.cancel, tuple(job_ids)))
+            self._cancels.append((job_ids, call))
+            self.calls.wait([call])
+        self._note_failed_cancels()
+
+    def _note_failed_cancels(self) -> None:
+        ended = [(ids, call) for ids, call in self._cancels if call.ended.is_set()]
+        self._cancels = [(ids, call) for ids, call in self._cancels if not call.ended.is_set()]
+        for job_ids, call in ended:
+            try:
+                call.answer()
+            except ClusterError as error:
+                log.warning("cancelling %s: %s", ", ".join(job_ids), error)
+                self._uncancelled.update(job_ids)
 
     def cancel_again(self, listing: Iterable[JobState]) -> None:
-        """Repeat cancellations that failed, of jobs that still live. ClusterError where the cluster is still away.
+        """Repeat cancellations that failed, of jobs that still live.
 
         An id that `listing` does not show is dropped: a controller that starts anew gives ids out again.
         """
+        self._note_failed_cancels()
         living = {job.job_id.partition("_")[0] for job in listing if job.phase != "ended"}
-        self._uncancelled = {i for i in self._uncancelled if i.partition("_")[0] in living}
-        if self._uncancelled:
-            self.cluster.cancel(sorted(self._uncancelled))
-            self._uncancelled.clear()
+        again = sorted(i for i in self._uncancelled if i.partition("_")[0] in living)
+        self._uncancelled.clear()
+        self.cancel(again)
 
     def remove_queues(self, evaluation_id: str) -> None:
         """Take an evaluation's keys out of Redis."""
@@ -298,3 +309,19 @@ class Performer:
 def _queued(shard: tuple[str, float, float]) -> QueuedShard:
     name, rank, seconds = shard
     return QueuedShard(shard=name, priority=rank, seconds=seconds)
+
+
+def _submitted(name: str, call: Call[str]) -> AnyEvent:
+    """What came of a submission that has ended."""
+    try:
+        return JobSubmitted(at=clock.now(), job=name, job_id=call.answer())
+    except RefusedError as error:
+        return JobNotSubmitted(
+            at=clock.now(), job=name, error=str(error), refused=True, of_node=error.of_node
+        )
+    except LimitError as error:
+        log.warning("submitting %s: %s", name, error)
+        return JobNotSubmitted(at=clock.now(), job=name, error=str(error), limited=True)
+    except ClusterError as error:
+        log.warning("submitting %s: %s", name, error)
+        return JobNotSubmitted(at=clock.now(), job=name, error=str(error), maybe_done=True)

@@ -25,6 +25,11 @@ from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
 
+JOBS, NODES = (
+    "the listing of jobs",
+    "the listing of nodes",
+)  # names of the loop's two questions to the cluster
+
 
 class Keeper(Protocol):
     """Keeps Redis running: the embedded server, or a check of the site's server."""
@@ -67,6 +72,7 @@ class Coordinator(Evaluations):
         self.limits = limits
         self.pace = pace
         self.nodes: list[NodeState] = []
+        self.calls = performer.calls
         self._throttle = Throttle()
 
     @contextmanager
@@ -135,6 +141,7 @@ class Coordinator(Evaluations):
             self._end_jobs(listing)
         self._offer(now)
         self._submit()
+        self._say_late()
         self._return_parked(now)
         for running in self.running.values():
             if running.state.ended_at is not None:
@@ -167,16 +174,28 @@ class Coordinator(Evaluations):
         ending = all(r.state.winding_down for r in self.running.values())
         every = min(self.pace.jobs, 2.0) if ending else self.pace.jobs
         left = any(parked.ending for parked in self._parked.by_id.values())
-        if not (self.running or left) or not self._throttle.due("jobs", every, now):
+        if not (self.running or left):
+            return None
+        if not self.calls.asking(JOBS) and not self._throttle.due("jobs", every, now):
+            return None
+        call = self.calls.ask(JOBS, self.cluster.jobs)
+        if call is None:
             return None
         try:
-            listing = self.cluster.jobs()
-            self.performer.cancel_again(listing)
+            listing = call.answer()
         except ClusterError as error:
             self._troubled(f"no news of jobs: {error}", error)
             return None
         self.trouble = ""
+        self.performer.cancel_again(listing)
         return listing
+
+    def _say_late(self) -> None:
+        late = self.calls.late()
+        if late is not None:
+            what, seconds = late
+            error = ClusterError(what)
+            self._troubled(f"the cluster has not answered {what} yet", error, f", for {seconds:.0f} s")
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
@@ -190,20 +209,21 @@ class Coordinator(Evaluations):
         states = self._states()
         in_use = any(state.nodes.by_name for state in states)
         demands = demand.demands(states)
-        if not (demands or in_use) or not self._throttle.due(
-            "nodes", self.pace.nodes if demands else 6 * self.pace.nodes, now
-        ):
+        every = self.pace.nodes if demands else 6 * self.pace.nodes
+        wanted = (demands or in_use) and self._throttle.due("nodes", every, now)
+        call = self.calls.ask(NODES, self.cluster.nodes) if wanted or self.calls.asking(NODES) else None
+        if call is None:
             return
         try:
-            self.nodes = self.cluster.nodes()
+            self.nodes = call.answer()
         except ClusterError as error:
             self._troubled(f"no news of nodes: {error}", error)
             return
         self._give_back(now)
         self._withdraw(self._unusable(now), now)
         states = self._states()  # without those that were parked just now
-        cordoned = self._cordoned(now)
-        free = [replace(n, usable=n.usable and n.name not in cordoned) for n in self.nodes]
+        without = self._cordoned(now) | demand.started_since(states, call.asked_at)
+        free = [replace(n, usable=n.usable and n.name not in without) for n in self.nodes]
         for evaluation_id, offers in demand.offers(states, free, demands, self.limits).items():
             if offers:
                 self._tell(evaluation_id, NodesOffered(at=now, offers=offers))

@@ -196,13 +196,15 @@ class Running:
             waiting.extend(self._logged(came))
 
     def submit(self, deadline: float) -> None:
-        """Submit waiting jobs, several at once, until `deadline` (monotonic seconds). The rest waits for the next tick, so
-        that a slow controller does not hold up the loop.
+        """Submit waiting jobs, several at once, until `deadline` (monotonic seconds) or until an answer is late. The rest
+        waits for the next tick, so that a slow controller does not hold up the loop.
         """
-        while self._submits and time.monotonic() < deadline:
-            count = min(self.performer.at_once, len(self._submits))
+        while (self._submits or self.performer.submitting(self.state)) and time.monotonic() < deadline:
+            count = max(0, min(self.performer.room, len(self._submits)))
             wave = [self._submits.popleft() for _ in range(count)]
             self.take(self.performer.submit(self.state, wave))
+            if not count or self.performer.submitting(self.state):
+                return
 
     def observe(self, listing: Sequence[JobState] | None, now: float) -> None:
         """One tick. `listing`: all jobs of the cluster, or None where there is no news of them."""

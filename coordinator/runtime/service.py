@@ -26,7 +26,7 @@ from coordinator.base.throttle import Throttle
 from coordinator.cluster import ClusterError
 from coordinator.cluster.slurm_rules import Hosting
 from coordinator.config.schema import Config
-from coordinator.errors import EvalspanError
+from coordinator.errors import EvalspanError, RetryError
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from coordinator.evaluation.state import State
 from coordinator.hook import PIN_PREFIX
@@ -52,6 +52,7 @@ STABLE_SECONDS = 2.0
 # no longer keeps `--until-idle` running.
 WAIT_SECONDS = 3600.0
 LOOK_SECONDS = 1.0  # between two looks at notices and commands
+RULES = "the question for the site's rules"
 RULES_SECONDS = 30.0  # between two questions for the site's rules, where they fail
 
 
@@ -201,9 +202,15 @@ class Service:
 
     def _rules(self) -> Hosting:
         """The site's rules, asked for once; after a failure, such as a wrong partition, again in RULES_SECONDS."""
-        if self._hosting is None and self._throttle.due("rules", RULES_SECONDS, clock.now()):
+        calls = self.coordinator.calls
+        if self._hosting is None and (
+            calls.asking(RULES) or self._throttle.due("rules", RULES_SECONDS, clock.now())
+        ):
+            call = calls.ask(RULES, lambda: wiring.hosting(self.config, self.coordinator.cluster))
             try:
-                self._hosting = wiring.hosting(self.config, self.coordinator.cluster)
+                if call is None:
+                    raise RetryError("the cluster has not answered the question for the site's rules yet")
+                self._hosting = call.answer()
             except (ClusterError, EvalspanError) as error:
                 self._no_rules = error
         if self._hosting is None:

@@ -25,6 +25,7 @@ from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.job_specs import precursor_memory_mb
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.intake.from_settings import lm_eval_version, site_of, slots
+from coordinator.runtime.cluster_calls import ClusterCalls
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.loop import Coordinator, Keeper, Pace
@@ -34,6 +35,7 @@ from evaljobs.queue.redis_client import RedisAddress
 
 NODES_PACE = 1.5  # nodes are listed so many times less often than jobs: under 0.2 requests a second at 10 s
 MOST_WORKERS = 64  # metric workers without a setting: more would fill a CPU partition that others share
+PATIENCE_SECONDS = 0.25  # that the loop waits for one Slurm command; a controller at ease answers in 0.05 s
 SUBMISSIONS_AT_ONCE = 8  # `sbatch` commands side by side, as of several users
 
 
@@ -199,6 +201,7 @@ def coordinator_of(config: Config) -> Coordinator:
         lm_eval_version=lm_eval_version(config, site),
         observations=site.paths.observations,
         at_once=SUBMISSIONS_AT_ONCE if isinstance(cluster, SlurmCli) else 1,
+        calls=ClusterCalls(PATIENCE_SECONDS if isinstance(cluster, SlurmCli) else None),
     )
     poll = config.cluster.poll_seconds
     lease = min(Pace().lease, config.stage.lease_seconds / 6)  # between two touches

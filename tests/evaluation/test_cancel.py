@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.simulated.parts import SITE, Faults
 from support.simulated.world import World, replay
 
@@ -24,8 +23,7 @@ def test_a_cancellation_that_failed_is_made_up_for(tmp_path: Path) -> None:
     cluster.advance()
     cluster.fail("cancel", ClusterError("away"), times=2)
     performer.cancel([job_id])
-    with pytest.raises(ClusterError):
-        performer.cancel_again(cluster.jobs())
+    performer.cancel_again(cluster.jobs())
     assert cluster.member(job_id).phase != "ended"
     performer.cancel_again(cluster.jobs())
     assert cluster.member(job_id).phase == "ended"

@@ -14,6 +14,7 @@ from support.simulated.parts import record
 from coordinator.cluster import Job
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.runtime import effects
+from coordinator.runtime.cluster_calls import ClusterCalls
 
 NODES = [fake_node(f"n{i}", gpus=2, memory_mb=64_000) for i in range(6)]
 
@@ -35,7 +36,7 @@ def test_a_slow_controller_is_asked_for_several_at_once(tmp_path: Path) -> None:
     """Two builds and six precursors, two side by side; each is submitted once and known by its own id."""
     cluster = _Slow(fleet=NODES)
     coordinator = coordinator_on(tmp_path, cluster)
-    coordinator.performer.at_once = 2
+    coordinator.performer.at_once, coordinator.performer.calls = 2, ClusterCalls(30.0)
     running = coordinator.accept(record())
     coordinator.tick()
     staged = [i for i in running.state.jobs.by_name.values() if i.job.purpose == "stage"]

@@ -1,0 +1,98 @@
+"""Calls of a cluster beside the loop, so that a controller that answers late holds up nothing else.
+
+Rule: the loop waits `patience` seconds for the end of a call and takes a later answer in a later tick. While one call
+is late, it waits for none. Called by `coordinator.runtime.loop` and `effects`.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Generic, TypeVar
+
+from coordinator.base import clock
+
+T = TypeVar("T")
+SAID_SECONDS = 2.0  # age of an unanswered call from which on it is named to people
+
+
+class Call(Generic[T]):
+    """One call. `asked_at`: unix seconds of its begin; its answer may be as old as that."""
+
+    def __init__(self, what: str, effect: Callable[[], T]) -> None:
+        self.what = what
+        self.asked_at = clock.now()
+        self.since = time.monotonic()
+        self.ended = threading.Event()
+        self._effect = effect
+        self._answer: T | None = None
+        self._error: BaseException | None = None
+
+    def make(self) -> None:
+        """Make the call in this thread; what it raises is kept for `answer`."""
+        try:
+            self._answer = self._effect()
+        except BaseException as error:  # noqa: BLE001 (raised again by `answer`, in the loop's thread)
+            self._error = error
+        self.ended.set()
+
+    def answer(self) -> T:
+        """What an ended call returned; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._answer  # type: ignore[return-value]  # T may be None
+
+
+class ClusterCalls:
+    """The calls under way. `patience`: most seconds to wait for one; None: each is made in the caller's thread."""
+
+    def __init__(self, patience: float | None = None) -> None:
+        self._patience = patience
+        self._asked: dict[str, Call[Any]] = {}  # by what was asked
+        self._under_way: list[Call[Any]] = []
+
+    def begin(self, what: str, effect: Callable[[], T]) -> Call[T]:
+        """Begin a call of its own. OSError where no thread can be started."""
+        call = Call(what, effect)
+        if self._patience is None:
+            call.make()
+            return call
+        try:
+            threading.Thread(target=call.make, name=what, daemon=True).start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"{what}: {error}") from error
+        self._under_way.append(call)
+        return call
+
+    def wait(self, calls: Collection[Call[Any]]) -> None:
+        """Return once all of these have ended, or as soon as one is late."""
+        self._under_way = [call for call in self._under_way if not call.ended.is_set()]
+        if self._patience is None:
+            return
+        until = min((call.since for call in self._under_way), default=0.0) + self._patience
+        for call in calls:
+            call.ended.wait(max(0.0, until - time.monotonic()))
+
+    def ask(self, what: str, effect: Callable[[], T]) -> Call[T] | None:
+        """The ended call; None while it is under way. The same question is asked once at a time."""
+        call = self._asked.get(what)
+        if call is None:
+            call = self._asked[what] = self.begin(what, effect)
+        self.wait([call])
+        if not call.ended.is_set():
+            return None
+        del self._asked[what]
+        return call
+
+    def asking(self, what: str) -> bool:
+        """Was this asked, and its answer not taken yet?"""
+        return what in self._asked
+
+    def late(self) -> tuple[str, float] | None:
+        """The call that is under way for longest, and its seconds; None where each is younger than SAID_SECONDS."""
+        open_ones = [call for call in self._under_way if not call.ended.is_set()]
+        oldest = min(open_ones, key=lambda call: call.since, default=None)
+        seconds = 0.0 if oldest is None else time.monotonic() - oldest.since
+        return (oldest.what, seconds) if oldest is not None and seconds >= SAID_SECONDS else None
