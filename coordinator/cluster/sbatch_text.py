@@ -40,7 +40,7 @@ class SlurmOptions:
     # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
     command_prefix: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # for the Slurm commands, e.g. SLURM_CONF
-    timeout_seconds: float = 30.0  # per Slurm command; a frozen slurmctld holds one for 10 s and more
+    timeout_seconds: float = 90.0  # per Slurm command; sites with thousands of jobs set MessageTimeout to 60 s
 
     def partition_of(self, job: Job) -> str | None:
         """The partitions for a job: CPU jobs not bound to a node go to the CPU partition."""

@@ -18,7 +18,7 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
 from coordinator.cluster.slurm_parse import seconds_of
 
-SCONTROL_SECONDS = 30.0  # time limit of one `scontrol`
+SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
 FEW_WORKERS = 8  # least metric workers, where the partition has the cores
 PRIVATE = "/dev/shm is private to each job"
