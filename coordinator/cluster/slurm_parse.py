@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
+from coordinator.cluster.node_choice import choose
 from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
 
 FIELD_END, RECORD_END = (
@@ -34,6 +35,7 @@ NODE_FIELDS = (
     "CPUsState",
     "Memory",
     "AllocMem",
+    "Features_act",
 )
 NODE_FORMAT = (
     ",".join(f"{name}:{FIELD_END}" for name in NODE_FIELDS[:-1]) + f",{NODE_FIELDS[-1]}:{RECORD_END}"
@@ -224,7 +226,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
 def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
     """Parse `sinfo --Node --Format=NODE_FORMAT` with its header: nodes of the set partitions, by name.
 
-    A node that only the CPU partition reaches counts as one without GPUs.
+    A node that only the CPU partition reaches counts as one without GPUs. One that the settings exclude is not usable.
     """
     seen: dict[str, list[NodeState]] = {}  # a row for each of a node's partitions
     defaults = set()
@@ -234,9 +236,9 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
             defaults.add(partition)
         row = _node(fields, partition, options)
         seen.setdefault(row.name, []).append(row)
-    certain = _names(options.partition) or defaults
+    certain = _names(options.trial_partition) or defaults
     trials = certain | _names(options.best_effort)
-    reachable = trials | _names(options.cpu_partition)
+    reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
         mine = [row for row in rows if row.partitions[0] in reachable]
@@ -250,7 +252,7 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         )
         if not trials.intersection(node.partitions):
             node = replace(node, gpus=0, gpus_free=0, gpu_type="")
-        nodes.append(node)
+        nodes.append(choose(node, options.nodes, options.gpu_request))
     return nodes
 
 
@@ -297,7 +299,7 @@ def _names(partitions: str | None) -> set[str]:
 
 
 def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState:
-    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated = fields
+    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated, features = fields
     gpus, gpu_type = parse_gres(gres)
     used, _ = parse_gres(gres_used)
     counts = cpus.split("/")  # allocated / idle / other / total
@@ -320,6 +322,7 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
         memory_mb=memory_mb,
         memory_free_mb=max(0, memory_mb - memory_used_mb),
         gpu_type=gpu_type,
+        features=() if features == "(null)" else tuple(features.split(",")),
         partitions=(partition,),
         reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )

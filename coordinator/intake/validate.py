@@ -17,7 +17,7 @@ from typing import Literal
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.slurm_parse import setting_of
-from coordinator.cluster.slurm_reasons import unusable
+from coordinator.cluster.slurm_reasons import none_left, unusable
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site, asked
@@ -161,6 +161,9 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
     staged = 0 if record.convert else record.checkpoint.bytes  # the size after a conversion is unknown
     try:
         nodes = [n for n in cluster.nodes() if n.gpus]
+        if why := none_left(nodes):
+            raise OperatorError(why)
+        nodes = [n for n in nodes if not n.excluded]
         most = max((n.gpus for n in nodes), default=0)
         if most < options.gpus_per_trial:
             raise OperatorError(

@@ -211,10 +211,12 @@ class Coordinator(Evaluations):
 
     def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
         """(evaluation id, node, why) of nodes that are to be withdrawn from an evaluation."""
-        unusable = {n.name for n in self.nodes if not n.usable}
+        unusable = {n.name: n.excluded for n in self.nodes if not n.usable}
         for use in demand.uses(self._states()):
             if use.status in demand.IN_USE and use.node in unusable:
-                yield use.evaluation_id, use.node, "the cluster says it is down or drained"
+                setting = unusable[use.node]
+                why = f"{setting} excludes it" if setting else "the cluster says it is down or drained"
+                yield use.evaluation_id, use.node, why
         cordoned = self._cordoned(now)
         may = [n for n in self.nodes if n.name not in cordoned]
         for evaluation_id, node in demand.taken(self._states(), may, now):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
+from coordinator.cluster.node_choice import NodeChoice
+from coordinator.cluster.sbatch_text import Role, SlurmOptions, within_limits
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
     PHASES,
@@ -50,6 +51,7 @@ NODE_HEAD = (
     "CPUS(A/I/O/T)",
     "MEMORY",
     "ALLOCMEM",
+    "ACTIVE_FEATURES",
 )
 
 
@@ -69,8 +71,9 @@ def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[s
         "cpus": "16/48/0/64",
         "time": "infinite",
         "reason": "none",
+        "features": "(null)",
     } | more
-    resources = (row["gres"], row["used"], row["reason"], row["cpus"], "512000", "12000")
+    resources = (row["gres"], row["used"], row["reason"], row["cpus"], "512000", "12000", row["features"])
     return (name, partition, row["avail"], row["time"], state, *resources)
 
 
@@ -160,6 +163,23 @@ def test_only_nodes_and_gpus_of_our_partitions_are_ours() -> None:
     text = table(NODE_HEAD, node("n1", "gpu*"), node("n2", "big"), node("c1", "cpu"), node("x", "other"))
     nodes = parse_nodes(text, SlurmOptions(partition="big,more", cpu_partition="cpu"))
     assert [(n.name, n.gpus, n.gpus_free) for n in nodes] == [("c1", 0, 0), ("n2", 8, 5)]
+
+
+def test_the_partitions_of_roles_decide_whose_nodes_are_listed() -> None:
+    """Trials' nodes have GPUs to offer; those of builds and metric workers count as nodes without."""
+    text = table(NODE_HEAD, node("n1", "gpu*"), node("n2", "big"), node("c1", "cpu"), node("c2", "long"))
+    roles = {"trial": Role(partition="big"), "metric": Role(partition="cpu"), "build": Role(partition="long")}
+    nodes = parse_nodes(text, SlurmOptions(partition="gpu", roles=roles))
+    assert [(n.name, n.gpus) for n in nodes] == [("c1", 0), ("c2", 0), ("n2", 8)]
+
+
+def test_a_node_has_the_features_that_are_active() -> None:
+    rows = (node("n1", "gpu*", features="rack1,nvlink"), node("n2", "gpu*"))
+    nodes = parse_nodes(table(NODE_HEAD, *rows), SlurmOptions(nodes=NodeChoice(features=("nvlink",))))
+    assert [(n.features, n.usable, n.excluded) for n in nodes] == [
+        (("rack1", "nvlink"), True, ""),
+        ((), False, "[nodes] features"),
+    ]
 
 
 def test_a_node_that_only_a_preempting_partition_gives_is_best_effort() -> None:
