@@ -39,7 +39,7 @@ class SlurmCli:
 
     def submit(self, job: Job) -> str:
         """Run `sbatch`. After a ClusterError, look for the job's name before a retry."""
-        arguments = ["sbatch", *sbatch_arguments(self.as_site_allows(job), self.options)]
+        arguments = ["sbatch", *sbatch_arguments(self.within_limits(job), self.options)]
         try:
             out = self._run(arguments, stdin=batch_script(job))
         except _FailedError as error:
@@ -67,7 +67,7 @@ class SlurmCli:
         self._nodes = text.parse_nodes(said, self.options)
         return list(self._nodes)
 
-    def as_site_allows(self, job: Job) -> Job:
+    def within_limits(self, job: Job) -> Job:
         """Cut the job's time limit to what its partition, account and QOS allow, and keep it off excluded nodes.
 
         The first call asks for them.
@@ -108,7 +108,7 @@ class SlurmCli:
         arguments = [
             "sbatch",
             "--test-only",
-            *sbatch_arguments(self.as_site_allows(job), self.options),
+            *sbatch_arguments(self.within_limits(job), self.options),
         ]
         try:
             self._run(arguments, stdin=batch_script(job))

@@ -322,7 +322,7 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
         memory_mb=memory_mb,
         memory_free_mb=max(0, memory_mb - memory_used_mb),
         gpu_type=gpu_type,
-        features=() if features == "(null)" else tuple(features.split(",")),
+        features=() if features in ("", "(null)") else tuple(features.split(",")),
         partitions=(partition,),
         reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )

@@ -22,13 +22,11 @@ from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
 from coordinator.cluster.sbatch_text import (
-    GPU_REQUEST,
     TERM_BEFORE_END_SECONDS,
     SlurmOptions,
     batch_script,
     client_environment,
     comment_of,
-    gpu_arguments,
     is_ours,
     log_pattern,
     minutes_of,
@@ -92,10 +90,10 @@ class SlurmApi:
 
     def submit(self, job: Job) -> str:
         """Submit by one RPC. After a ClusterError, look for the job's name before a retry."""
-        fields = description(self._commands.as_site_allows(job), self.options)
+        fields = description(self._commands.within_limits(job), self.options)
         request = self._pyslurm.JobSubmitDescription(**fields)
         try:
-            if options_in_script(job, self.options):
+            if self.options.extra_args:
                 request.load_sbatch_options(overwrite=True)
             return str(request.submit())
         except self._pyslurm.PyslurmError as error:
@@ -139,23 +137,15 @@ class SlurmApi:
         self._commands.check(job)
 
 
-def options_in_script(job: Job, options: SlurmOptions) -> list[str]:
-    """Arguments of sbatch without a field in JobSubmitDescription; pyslurm reads them from the script, one a line."""
-    extra = list(options.extra_args_of(job))
-    if job.gpus > 0 and options.gpu_request != GPU_REQUEST:
-        extra.insert(0, " ".join(gpu_arguments(job, options.gpu_request)))
-    return extra
-
-
 def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
     """Attributes of pyslurm's JobSubmitDescription, equal in effect to `sbatch_arguments`.
 
     Pure but for this process's environment.
     """
     script = batch_script(job)
-    if extra := options_in_script(job, options):
+    if options.extra_args:  # pyslurm reads sbatch's own options from a script
         head, _, rest = script.partition("\n")
-        script = "\n".join([head, *(f"#SBATCH {argument}" for argument in extra), rest])
+        script = "\n".join([head, *(f"#SBATCH {argument}" for argument in options.extra_args), rest])
     fields: dict[str, Any] = {
         "name": job.name,
         "comment": comment_of(job, options.token),
@@ -170,19 +160,18 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "time_limit": minutes_of(job),  # a number: it fails on text of digits
         "environment": client_environment(os.environ, options),
         "partitions": options.partition_of(job),
-        "account": options.account_of(job),
+        "account": options.account,
         "qos": options.qos_of(job),
         "nice": options.nice,
         "reservations": options.reservation,
         "working_directory": options.chdir,
         "required_nodes": job.node,
-        "excluded_nodes": ",".join(job.avoid) or None,
     }
     if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
         fields["signal"] = f"B:SIGTERM@{TERM_BEFORE_END_SECONDS}"
     if job.count > 1:
         fields["array"] = f"0-{job.count - 1}"
-    if job.gpus > 0 and options.gpu_request == GPU_REQUEST:
+    if job.gpus > 0:
         fields["gres_per_node"] = f"gpu:{job.gpus}"
     return {name: value for name, value in fields.items() if value is not None}
 

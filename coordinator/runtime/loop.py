@@ -7,7 +7,7 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,6 +21,7 @@ from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
+from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
@@ -186,6 +187,12 @@ class Coordinator(Evaluations):
         except OSError:  # storage that is away: nothing can be journalled, so nothing is taken either
             return set()
 
+    def _gpu_names(self) -> Mapping[str, str]:
+        try:
+            return gpu_names.read(self.performer.site.paths.gpu_names)
+        except OSError:  # as above
+            return {}
+
     def _offer(self, now: float) -> None:
         states = self._states()
         in_use = any(state.nodes.by_name for state in states)
@@ -195,7 +202,7 @@ class Coordinator(Evaluations):
         ):
             return
         try:
-            self.nodes = self.cluster.nodes()
+            self.nodes = gpu_names.with_types(self.cluster.nodes(), self._gpu_names())
         except ClusterError as error:
             self._troubled(f"no news of nodes: {error}", error)
             return

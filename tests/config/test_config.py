@@ -253,6 +253,30 @@ def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, tex
     assert (options.plan_policy, options.steal) == (policy, steals)
 
 
+@pytest.mark.parametrize(
+    ("trial", "refused"),
+    [
+        ("gpus_per_trial = 2", "set model_args = { parallelize = true }"),
+        ("gpus_per_trial = 2\nmodel_args = { parallelize = false }", "engine 'hf' would load the model on one GPU"),
+        ('gpus_per_trial = 4\nengine = "vllm"', "set model_args = { tensor_parallel_size = 4 }"),
+        ("gpus_per_trial = 2\nmodel_args = { parallelize = true }", ""),
+        ('gpus_per_trial = 2\nmodel_args = { device_map = "auto" }', ""),
+        ('gpus_per_trial = 4\nengine = "vllm"\nmodel_args = { tensor_parallel_size = 4 }', ""),
+        ('gpus_per_trial = 2\nengine = "an-engine-of-yours"', ""),
+        ('gpus_per_trial = 2\ndevice = "cpu"', ""),
+        ("gpus_per_trial = 1", ""),
+    ],
+)  # fmt: skip
+def test_no_trial_holds_gpus_that_its_engine_leaves_idle(toml, trial, refused):
+    settings = schema.load(toml(f'[cluster]\nkind = "slurm"\n[trial]\n{trial}\n'), {})
+    if not refused:
+        from_settings.check_device(settings)
+        return
+    with pytest.raises(OperatorError) as caught:
+        from_settings.check_device(settings)
+    assert refused in str(caught.value)
+
+
 def test_the_written_file_changes_nothing(toml):
     """As written for a local site it equals the defaults, with the current folder as work."""
     path = toml(template.default_text(template.SiteProbe()))
