@@ -99,6 +99,10 @@ REFUSALS = (
     "requested node configuration is not available",
     "requested nodes not in this partition",
     "requested reservation is invalid",
+    "access denied to requested reservation",
+    "multiple partition job request not supported",
+    "cpu count specification invalid",
+    "invalid trackable resource",
     "requested time limit is invalid",
     "requested gres option unsupported",
     "node count specification invalid",
@@ -115,24 +119,37 @@ REFUSALS = (
 )
 # What a refusal is about -> the setting that names it, and the command that lists what there is.
 SETTINGS = {
-    "invalid account": "--account, [cluster] account; `sacctmgr show associations user=$USER` lists yours",
-    "invalid qos": "--qos, [cluster] qos; `sacctmgr show associations user=$USER` lists yours",
+    "invalid account": "--account, [cluster] or [slurm.ROLE] account; `sacctmgr show associations user=$USER` lists yours",
+    "invalid qos": "--qos, [cluster] or [slurm.ROLE] qos; `sacctmgr show associations user=$USER` lists yours",
     "requested reservation is invalid": "[cluster] reservation; `scontrol show reservation` lists them",
+    "access denied to requested reservation": "[cluster] reservation; `scontrol show reservation` shows its users",
+    "invalid generic resource": "[slurm] gpu_request; `sinfo -N -O NodeList,Gres` lists what nodes have",
+    "invalid gres": "[slurm] gpu_request; `sinfo -N -O NodeList,Gres` lists what nodes have",
 }
 # Refusals that one node may cause alone: by its memory, CPUs, GPUs, or because it is gone.
 OF_A_NODE = (
     "invalid node name",
     "invalid generic resource",
     "invalid gres",
+    "invalid trackable resource",
     "requested gres option unsupported",
     "requested node configuration is not available",
     "requested nodes not in this partition",
     "more processors requested than permitted",
+    "cpu count specification invalid",
     "memory specification can not be satisfied",
     "memory required by task is not available",
 )
-# A limit of association or QOS (such as MaxSubmitJobs): a retry may succeed once other jobs ended.
-LIMITS = ("violates accounting/qos policy",)
+# Refusals that end by themselves: a limit of association or QOS (such as MaxSubmitJobs) once other jobs ended, a
+# partition that is drained, a reservation that has not begun.
+LIMITS = (
+    "violates accounting/qos policy",
+    "breached requested qos usage threshold",
+    "required partition not available",
+    "partition in down state",
+    "requested reservation not usable now",
+    "system submissions disabled",
+)
 # The controller was not reached in time; whether it has the job is unknown.
 AWAY = (
     "unable to contact slurm",

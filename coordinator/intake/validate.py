@@ -181,7 +181,11 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         for kind, refusal in refusals(cluster, jobs, nodes):
             if not setting_of(refusal) and not any(n.usable for n in nodes):
                 raise OperatorError(f"no node with GPUs can be used now: {unusable(nodes)} ({refusal})")
-            hint = "" if jobs[kind].gpus else "[cluster] cpu_partition names where jobs without GPUs go"
+            hint = "[cluster] cpu_partition names where jobs without GPUs go"
+            if jobs[kind].gpus:  # a site's own rule, as of GPUs without a type: Slurm has no words for it
+                hint = (
+                    "[slurm] gpu_request says how jobs ask for GPUs" if "Unspecified error" in refusal else ""
+                )
             hint = setting_of(refusal) or hint
             raise OperatorError(
                 f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from dev_cluster.api import Cluster
 
-from coordinator.cluster import Job, NodeState
+from coordinator.cluster import Job, LimitError, NodeState
 from coordinator.cluster.node_choice import NodeChoice, in_hostlist
 from coordinator.cluster.sbatch_text import Role, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -26,6 +26,7 @@ def slurm(site: Cluster, **more: object) -> SlurmCli:
         partition="gpu",
         cpu_partition="cpu",
         token=uuid.uuid4().hex[:8],
+        best_effort="spare",
         command_prefix=tuple(site.user_argv(["x"])[:-1]),
         env=dict(site.user_env),
     )
@@ -89,6 +90,18 @@ def test_a_setting_that_excludes_cpu_nodes_is_obeyed_too_and_a_feature_asks_none
     assert states(features)["c1"].usable
     assert run(features, job(slurm_site, "echo $SLURMD_NODENAME", purpose="metric")) == "c1"
     assert not states(slurm(slurm_site, nodes=NodeChoice(exclude=("c1",))))["c1"].usable
+
+
+def test_a_job_of_a_drained_partition_is_submitted_again_later(slurm_site: Cluster) -> None:
+    """As before a maintenance; a job on a named node, too."""
+    cluster = slurm(slurm_site)
+    slurm_site.update("partitionname=spare", "state=drain")
+    try:
+        for node in (None, "n1"):
+            with pytest.raises(LimitError, match="partition not available"):
+                cluster.submit(job(slurm_site, "true", best_effort=True, node=node))
+    finally:
+        slurm_site.update("partitionname=spare", "state=up")
 
 
 @pytest.mark.parametrize("hosts", ["n[08-12,3]", "a[1-2]b[0-1],c", "n[098-101]", "r[1-2][00-01]"])

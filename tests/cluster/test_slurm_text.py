@@ -249,8 +249,10 @@ def test_gpus_are_counted_over_all_types(text: str, count: int, kind: str) -> No
 def test_a_refusal_of_account_or_qos_names_the_setting_and_how_to_list_them() -> None:
     """By Slurm's own words; other refusals name no setting."""
     account = setting_of("allocation failure: Invalid account or account/partition combination specified")
-    assert account.startswith("--account, [cluster] account; `sacctmgr ")
-    assert setting_of("Invalid qos specification").startswith("--qos, [cluster] qos; `sacctmgr ")
+    assert account.startswith("--account, [cluster] or [slurm.ROLE] account; `sacctmgr ")
+    assert setting_of("Invalid qos specification").startswith(
+        "--qos, [cluster] or [slurm.ROLE] qos; `sacctmgr "
+    )
     assert setting_of("Requested node configuration is not available") == ""
 
 
@@ -274,6 +276,10 @@ def test_a_refusal_is_told_from_a_controller_that_is_away() -> None:
         ("Requested nodes not in this partition", True),
         ("Invalid generic resource (gres) specification", True),
         ("Memory required by task is not available", True),
+        ("CPU count specification invalid", True),
+        ("Invalid GRES specification (with and without type identification)", True),
+        ("Access denied to requested reservation", False),
+        ("User's group not permitted to use this partition", False),
         ("Invalid account or account/partition combination specified", False),
         ("Invalid qos specification", False),
         ("invalid partition specified: nope", False),
@@ -286,6 +292,21 @@ def test_what_one_node_may_be_the_reason_for_is_told_from_what_is_refused_everyw
     error = failure(words)
     assert isinstance(error, RefusedError)
     assert error.of_node is of_node
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Required partition not available (inactive or drain)",
+        "Partition in DOWN state",
+        "Requested reservation not usable now",
+        "Requested account has breached requested QOS usage threshold",
+        "System submissions disabled",
+    ],
+)
+def test_a_refusal_that_an_admin_or_time_ends_is_waited_out(words: str) -> None:
+    """Slurm has not taken the job, so it is in no doubt; and it counts against no node."""
+    assert type(failure(words)) is LimitError
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.simulated.parts import record
 
-from coordinator.cluster import RefusedError
+from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.fake import FakeCluster, fake_node
 from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.errors import OperatorError
@@ -20,6 +20,21 @@ def test_a_refusal_while_no_node_takes_jobs_names_the_nodes_and_their_states() -
     cluster.fail("check", RefusedError("Requested node configuration is not available"), times=9)
     with pytest.raises(
         OperatorError, match=r"no node with GPUs can be used now: n1, n2 are drained \(new driver\)"
+    ):
+        check_cluster(cluster, record(1))
+
+
+def test_a_sites_own_refusal_of_jobs_with_gpus_names_the_setting_of_the_request() -> None:
+    """A plug-in that wants a GPU type says so in its own words, and Slurm adds "Unspecified error"."""
+
+    class Typed(FakeCluster):
+        def check(self, job: Job) -> None:
+            if job.gpus:
+                raise RefusedError("lua: say which GPU; Batch job submission failed: Unspecified error")
+
+    cluster = Typed(fleet=[fake_node("n1")])
+    with pytest.raises(
+        OperatorError, match=r"say which GPU.* \(\[slurm\] gpu_request says how jobs ask for GPUs\)"
     ):
         check_cluster(cluster, record(1))
 
