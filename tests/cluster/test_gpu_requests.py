@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from dev_cluster.api import Cluster
 
-from coordinator.cluster import Job, LimitError, NodeState
+from coordinator.cluster import Job, LimitError, NodeState, RefusedError
 from coordinator.cluster.node_choice import NodeChoice, in_hostlist
 from coordinator.cluster.sbatch_text import Role, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
@@ -60,6 +60,12 @@ def test_a_job_gets_its_gpus_by_every_form_of_request(slurm_site: Cluster, form:
     work = job(slurm_site, "echo $CUDA_VISIBLE_DEVICES", gpus=2, node=slurm_site.gpu_nodes[1])
     cluster.check(replace(work, node=None))
     assert run(cluster, work) == "0,1"
+
+
+def test_a_request_for_gpus_that_no_node_has_is_refused_by_the_check(slurm_site: Cluster) -> None:
+    cluster = slurm(slurm_site, gpu_request="--gres=gpu:h100:{n}")
+    with pytest.raises(RefusedError):
+        cluster.check(job(slurm_site, "true", gpus=1))
 
 
 def states(cluster: SlurmCli) -> dict[str, NodeState]:
