@@ -91,8 +91,11 @@ def choose(node: NodeState, choice: NodeChoice, gpu_request: str) -> NodeState:
     setting = choice.excludes(node)
     if not setting and node.gpus and "{type}" in gpu_request and not _one_type(node):
         setting = "[slurm] gpu_request (its {type} needs a Gres with one)"
-    if not setting:
-        return node
+    return exclude(node, setting) if setting else node
+
+
+def exclude(node: NodeState, setting: str) -> NodeState:
+    """The node as one that this setting keeps evalspan off."""
     return replace(node, usable=False, excluded=setting, reason=node.reason or f"excluded by {setting}")
 
 

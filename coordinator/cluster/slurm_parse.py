@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
-from coordinator.cluster.node_choice import choose
+from coordinator.cluster.node_choice import choose, exclude
 from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
 
 FIELD_END, RECORD_END = (
@@ -255,6 +255,7 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         seen.setdefault(row.name, []).append(row)
     certain = _names(options.trial_partition) or defaults
     trials = certain | _names(options.best_effort)
+    staging = _names(options.role("stage").partition)  # a precursor stands on its trials' node
     reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
@@ -269,7 +270,10 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         )
         if not trials.intersection(node.partitions):
             node = replace(node, gpus=0, gpus_free=0, gpu_type="")
-        nodes.append(choose(node, options.nodes, options.gpu_request))
+        if staging and node.gpus and not node.best_effort and staging.isdisjoint(node.partitions):
+            nodes.append(exclude(node, "[slurm.precursor] partition"))
+        else:
+            nodes.append(choose(node, options.nodes, options.gpu_request))
     return nodes
 
 

@@ -173,6 +173,14 @@ def test_the_partitions_of_roles_decide_whose_nodes_are_listed() -> None:
     assert [(n.name, n.gpus) for n in nodes] == [("c1", 0), ("c2", 0), ("n2", 8)]
 
 
+def test_a_node_that_the_precursors_partition_lacks_is_not_offered() -> None:
+    """Nothing could be staged there. On a preemptible node the precursor goes to that partition."""
+    rows = (node("n1", "gpu*"), node("n1", "shared"), node("n2", "gpu*"), node("n3", "spare"))
+    options = SlurmOptions(best_effort="spare", roles={"precursor": Role(partition="shared")})
+    nodes = parse_nodes(table(NODE_HEAD, *rows), options)
+    assert [n.excluded for n in nodes] == ["", "[slurm.precursor] partition", ""]
+
+
 def test_a_node_has_the_features_that_are_active() -> None:
     rows = (node("n1", "gpu*", features="rack1,nvlink"), node("n2", "gpu*"))
     nodes = parse_nodes(table(NODE_HEAD, *rows), SlurmOptions(nodes=NodeChoice(features=("nvlink",))))
