@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from coordinator.cluster import NodeState
+from coordinator.cluster.sbatch_text import GPU_REQUEST
 from coordinator.config.schema import TrialConfig, seconds_of
 
 DAEMON_SECONDS = 86_400  # time limit of the daemon's own job where the partition allows it
@@ -29,6 +30,7 @@ class SiteProbe:
     summary: str = "one machine"  # a line for the reader, e.g. "4 nodes with 8 a100"
     partitions: tuple[str, ...] = ()  # each with its GPUs, e.g. "gpu (16 GPUs)", the chosen one first
     max_seconds: int | None = None  # MaxTime of `partition`; None: no limit
+    gpu_request: str | None = None  # form that the site asks for; None: the default does
     daemon_max_seconds: int | None = None  # of the partition without GPUs, else of `partition`
 
     @property
@@ -86,6 +88,7 @@ def default_text(probe: SiteProbe) -> str:
         partition=_set("partition", probe.partition, "gpu")
         + (f"   # of jobs with GPUs: {probe.choice}" if probe.choice else ""),
         cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
+        gpu_request=_set("gpu_request", probe.gpu_request, GPU_REQUEST),
         time_limit=_time_limit(probe),
         roles="\n".join(_ROLE.format(role=role, what=what) for role, what in ROLES.items()),
     )
@@ -162,7 +165,7 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # slots = 2                   # example; local: trials at once
 
 [slurm]
-# gpu_request = "--gres=gpu:{{n}}"   # how sbatch asks for GPUs: "--gres=gpu:{{type}}:{{n}}" with the node's type, "--gpus-per-node={{n}}"
+{gpu_request}   # how sbatch asks for GPUs: "--gres=gpu:{{type}}:{{n}}" with the node's type, "--gpus-per-node={{n}}"
 
 # What jobs of one role ask for in place of what [cluster] says; their extra_args follow those of [cluster].
 {roles}

@@ -321,6 +321,11 @@ def test_init_sets_what_the_probe_found(toml):
     assert (bare.partition, bare.cpu_partition) == (None, None)
 
 
+def test_init_writes_the_request_for_gpus_that_the_site_takes(toml):
+    probe = template.SiteProbe(kind="slurm", gpu_request="--gres=gpu:{type}:{n}")
+    assert schema.load(toml(template.default_text(probe)), {}).slurm.gpu_request == "--gres=gpu:{type}:{n}"
+
+
 def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):
     """More GPUs do not make up for jobs that end at any time; the line and the file say which may be preempted."""
     nodes = [_node("n1", 8, "gpu", "spare"), _node("n2", 8, "spare")]
