@@ -85,7 +85,9 @@ def allocate(
     for demand in sorted(demands, key=lambda d: d.turn):
         mine: list[Offer] = []
         wanted = demand.gpus
-        fits_somewhere = any(_holds(n, n.memory_mb, demand, new=True) for n in nodes if n.gpus)
+        fits_somewhere = any(
+            _holds(n, n.memory_mb, demand, new=True) for n in nodes if n.gpus and not n.excluded
+        )
         for node in sorted(usable, key=lambda n: n.name not in demand.in_use):
             if wanted <= 0 or (left is not None and left < demand.gpus_per_trial):
                 break

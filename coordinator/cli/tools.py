@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -381,6 +383,7 @@ def _daemon_wrapper() -> Path:
 def _probe_slurm() -> SiteProbe:
     """What init writes of this Slurm: nodes of all its partitions that are up, not of the default one alone."""
     from coordinator.cluster import Cluster, ClusterError, slurm_rules
+    from coordinator.cluster.sbatch_text import GPU_REQUEST
     from coordinator.config import template
     from coordinator.runtime.wiring import cluster_of
 
@@ -389,16 +392,24 @@ def _probe_slurm() -> SiteProbe:
         names = [p.name for p in rules.partitions if p.up and not p.hidden]
         with tempfile.TemporaryDirectory() as scratch:
 
-            def of(partition: str | None) -> Cluster:
-                asked = {"cluster.kind": "slurm", "cluster.partition": partition}
+            def of(partition: str | None, request: str | None = None) -> Cluster:
+                asked = {
+                    "cluster.kind": "slurm",
+                    "cluster.partition": partition,
+                    "slurm.gpu_request": request,
+                }
                 return cluster_of(settings_of(None, Path(scratch) / "probe", asked))
 
             nodes = of(",".join(names) or None).nodes()
             refusing = slurm_rules.refusing({name: of(name) for name in names})
+            limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
+            probe = template.probe_of("slurm", nodes, rules.preemptible, refusing, limits)
+            if probe.partition is not None:
+                form = slurm_rules.request_taken(partial(of, probe.partition))
+                probe = replace(probe, gpu_request=None if form == GPU_REQUEST else form)
     except ClusterError as error:
         raise OperatorError(
             f"the cluster cannot be asked ({error}): set SLURM_CONF or ask its administrators; "
             "`evalspan init --cluster local` writes settings for this machine alone"
         ) from error
-    limits = {p.name: p.max_seconds for p in rules.partitions if p.max_seconds is not None}
-    return template.probe_of("slurm", nodes, rules.preemptible, refusing, limits)
+    return probe

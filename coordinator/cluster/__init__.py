@@ -36,6 +36,9 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     best_effort: bool = False  # to partitions that may preempt it at any time
     purpose: Purpose = "trial"
+    # known when it is submitted
+    gpu_type: str = ""  # of its node's GPUs, in Slurm's word
+    avoid: tuple[str, ...] = ()  # nodes that it may not run on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +69,13 @@ class NodeState:
     cpus_free: int
     memory_mb: int
     memory_free_mb: int
-    gpu_type: str = ""
+    gpu_type: str = ""  # as the cluster names it; "": it names none
+    features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     best_effort: bool = False  # open only to jobs that may be preempted
     counts_memory: bool = True  # the cluster refuses a job whose memory does not fit
-    reason: str = ""  # an admin's words why it is down or drained
+    reason: str = ""  # an admin's words why it is down or drained; or the setting that excludes it
+    excluded: str = ""  # the setting that excludes it
 
 
 class ClusterError(Exception):

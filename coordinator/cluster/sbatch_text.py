@@ -7,11 +7,13 @@ place, so that Slurm's SIGTERM reaches it. bash reads back exactly the given arg
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from coordinator.cluster import Job, RefusedError
+from coordinator.cluster import Job, Purpose, RefusedError
+from coordinator.cluster.node_choice import NodeChoice
 
 INDEX = "EVALSPAN_INDEX"
 TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job gets SIGTERM
@@ -19,6 +21,29 @@ TERM_BEFORE_END_SECONDS = 60  # seconds before its time limit at which a job get
 FOREIGN_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_")
 FOREIGN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", INDEX})
 KEPT_NAMES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
+
+
+GPU_REQUEST = "--gres=gpu:{n}"  # arguments that ask for a job's GPUs, unless the settings have others
+ROLES: Mapping[Purpose, str] = {
+    "build": "build",
+    "convert": "build",
+    "stage": "precursor",
+    "host": "trial",
+    "trial": "trial",
+    "probe": "trial",
+    "metric": "metric",
+}
+"""Purpose of a job -> the table [slurm.ROLE] of the settings that it follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What jobs of one role ask for in place of what SlurmOptions says of all; None: the same."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    extra_args: tuple[str, ...] = ()  # behind those of all jobs, so they override them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +60,9 @@ class SlurmOptions:
     reservation: str | None = None
     wake: bool = False  # nodes that are powered down may be used
     extra_args: tuple[str, ...] = ()  # last, so they override the arguments above
+    roles: Mapping[str, Role] = field(default_factory=dict)  # by the names in ROLES
+    gpu_request: str = GPU_REQUEST
+    nodes: NodeChoice = field(default_factory=NodeChoice)
     chdir: str | None = None  # jobs' working directory; None: the coordinator's, if it exists
     token: str = "evalspan"  # noqa: S105 (no secret)  # begins --comment of every job: whose they are
     # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
@@ -42,16 +70,43 @@ class SlurmOptions:
     env: Mapping[str, str] = field(default_factory=dict)  # for the Slurm commands, e.g. SLURM_CONF
     timeout_seconds: float = 90.0  # per Slurm command; sites with thousands of jobs set MessageTimeout to 60 s
 
+    def role(self, purpose: Purpose) -> Role:
+        return self.roles.get(ROLES[purpose], Role())
+
+    @property
+    def trial_partition(self) -> str | None:
+        """The partitions whose nodes are offered to evaluations; None: the site's default."""
+        return self.role("trial").partition or self.partition
+
+    @property
+    def metric_partition(self) -> str | None:
+        """The partitions of metric workers; None: `partition`."""
+        return self.role("metric").partition or self.cpu_partition
+
+    @property
+    def build_partition(self) -> str | None:
+        """The partitions of builds and conversions; None: `partition`."""
+        return self.role("build").partition or self.cpu_partition
+
     def partition_of(self, job: Job) -> str | None:
-        """The partitions for a job: CPU jobs not bound to a node go to the CPU partition."""
+        """The partitions for a job: its role's; CPU jobs not bound to a node go to the CPU partition."""
         if job.best_effort:
             return self.best_effort
-        if job.gpus == 0 and job.node is None and self.cpu_partition is not None:
-            return self.cpu_partition
-        return self.partition
+        own = self.role(job.purpose).partition
+        if own is None and job.gpus == 0 and job.node is None:
+            own = self.cpu_partition
+        # a precursor stands beside its node's trials
+        return own or (self.trial_partition if job.purpose == "stage" else self.partition)
+
+    def account_of(self, job: Job) -> str | None:
+        return self.role(job.purpose).account or self.account
 
     def qos_of(self, job: Job) -> str | None:
-        return self.best_effort_qos or self.qos if job.best_effort else self.qos
+        own = self.role(job.purpose).qos or self.qos
+        return self.best_effort_qos or own if job.best_effort else own
+
+    def extra_args_of(self, job: Job) -> tuple[str, ...]:
+        return (*self.extra_args, *self.role(job.purpose).extra_args)
 
 
 def within_limits(
@@ -70,7 +125,7 @@ def within_limits(
     partitions = names.split(",") if names else (None,)
     most = [limits[n] for n in partitions if n in limits]
     qualities = [options.qos_of(job) or "", *((partition_qos or {}).get(n, "") for n in partitions)]
-    theirs = [*(("qos", name) for name in qualities), ("account", options.account or "")]
+    theirs = [*(("qos", name) for name in qualities), ("account", options.account_of(job) or "")]
     most += [walls[key] for key in theirs if walls and key in walls]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 
@@ -143,11 +198,12 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         arguments.append(f"--array=0-{job.count - 1}")
     if job.node is not None:
         arguments.append(f"--nodelist={job.node}")
-    if job.gpus > 0:
-        arguments.append(f"--gres=gpu:{job.gpus}")
+    if job.avoid:
+        arguments.append(f"--exclude={','.join(job.avoid)}")
+    arguments += gpu_arguments(job, options.gpu_request)
     for flag, value in (
         ("partition", options.partition_of(job)),
-        ("account", options.account),
+        ("account", options.account_of(job)),
         ("qos", options.qos_of(job)),
         ("nice", options.nice),
         ("reservation", options.reservation),
@@ -155,7 +211,35 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
     ):
         if value is not None:
             arguments.append(f"--{flag}={value}")
-    return [*arguments, *options.extra_args]
+    return [*arguments, *options.extra_args_of(job)]
+
+
+def check_gpu_request(template: str) -> str:
+    """Return `template`; ValueError where it makes no arguments that ask for {n} GPUs, perhaps of a {type}."""
+    try:
+        words = shlex.split(template)
+    except ValueError:  # an open quotation mark
+        words = []
+    other = re.search(r"[{}]", template.replace("{n}", "").replace("{type}", ""))
+    if not words or not words[0].startswith("-") or "{n}" not in template or other:
+        raise ValueError(
+            'arguments of sbatch with {n} and at most {type}, such as "--gres=gpu:{type}:{n}" or "--gpus-per-node={n}"'
+        )
+    return template
+
+
+def gpu_arguments(job: Job, template: str) -> list[str]:
+    """The arguments that ask for a job's GPUs. RefusedError where they name a type and the node's Gres has none."""
+    if not job.gpus:
+        return []
+    if "{type}" in template and not job.gpu_type:
+        raise RefusedError(
+            f"[slurm] gpu_request = {template!r} names a GPU type, and Gres of {job.node or 'the nodes'} has none: "
+            f'try "{GPU_REQUEST}"',
+            of_node=True,
+        )
+    filled = (w.replace("{n}", str(job.gpus)).replace("{type}", job.gpu_type) for w in shlex.split(template))
+    return list(filled)
 
 
 def log_pattern(job: Job) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
 from coordinator.cluster import slurm_parse as text
+from coordinator.cluster.node_choice import place
 from coordinator.cluster.sbatch_text import (
     SlurmOptions,
     batch_script,
@@ -30,8 +31,9 @@ class SlurmCli:
 
     def __init__(self, options: SlurmOptions) -> None:
         self.options = options
-        # MaxTime by partition, from the last listing of nodes
+        # MaxTime by partition, and nodes, from the last listing of nodes
         self._limits: dict[str | None, int] | None = None
+        self._nodes: list[NodeState] = []
         self._walls: dict[tuple[str, str], int] | None = None  # MaxWall of accounts and QOS, asked once
         self._partition_qos: dict[str | None, str] = {}  # asked with it
 
@@ -62,15 +64,20 @@ class SlurmCli:
         argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
         said = self._ask(argv)
         self._limits = text.parse_limits(said)
-        return text.parse_nodes(said, self.options)
+        self._nodes = text.parse_nodes(said, self.options)
+        return list(self._nodes)
 
     def within_limits(self, job: Job) -> Job:
-        """Cut the job's time limit to what its partition, account and QOS allow; the first call asks for them."""
+        """Cut the job's time limit to what its partition, account and QOS allow, and keep it off excluded nodes.
+
+        The first call asks for them.
+        """
         if self._limits is None:
             self.nodes()
         if self._walls is None:
             self._walls = self._ask_walls()
-        return within_limits(job, self.options, self._limits or {}, self._walls, self._partition_qos)
+        placed = place(job, self._nodes)
+        return within_limits(placed, self.options, self._limits or {}, self._walls, self._partition_qos)
 
     def _ask_walls(self) -> dict[tuple[str, str], int] | None:
         """From slurmctld, since slurmdbd may be away. Empty where the site hides them, None where it did not answer."""

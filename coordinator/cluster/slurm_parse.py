@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from coordinator.cluster import ClusterError, JobPhase, JobState, LimitError, NodeState, RefusedError
+from coordinator.cluster.node_choice import choose, exclude
 from coordinator.cluster.sbatch_text import SlurmOptions, is_ours
 
 FIELD_END, RECORD_END = (
@@ -34,6 +35,7 @@ NODE_FIELDS = (
     "CPUsState",
     "Memory",
     "AllocMem",
+    "Features_act",
 )
 NODE_FORMAT = (
     ",".join(f"{name}:{FIELD_END}" for name in NODE_FIELDS[:-1]) + f",{NODE_FIELDS[-1]}:{RECORD_END}"
@@ -97,6 +99,10 @@ REFUSALS = (
     "requested node configuration is not available",
     "requested nodes not in this partition",
     "requested reservation is invalid",
+    "access denied to requested reservation",
+    "multiple partition job request not supported",
+    "cpu count specification invalid",
+    "invalid trackable resource",
     "requested time limit is invalid",
     "requested gres option unsupported",
     "node count specification invalid",
@@ -113,24 +119,37 @@ REFUSALS = (
 )
 # What a refusal is about -> the setting that names it, and the command that lists what there is.
 SETTINGS = {
-    "invalid account": "--account, [cluster] account; `sacctmgr show associations user=$USER` lists yours",
-    "invalid qos": "--qos, [cluster] qos; `sacctmgr show associations user=$USER` lists yours",
+    "invalid account": "--account, [cluster] or [slurm.ROLE] account; `sacctmgr show associations user=$USER` lists yours",
+    "invalid qos": "--qos, [cluster] or [slurm.ROLE] qos; `sacctmgr show associations user=$USER` lists yours",
     "requested reservation is invalid": "[cluster] reservation; `scontrol show reservation` lists them",
+    "access denied to requested reservation": "[cluster] reservation; `scontrol show reservation` shows its users",
+    "invalid generic resource": "[slurm] gpu_request; `sinfo -N -O NodeList,Gres` lists what nodes have",
+    "invalid gres": "[slurm] gpu_request; `sinfo -N -O NodeList,Gres` lists what nodes have",
 }
 # Refusals that one node may cause alone: by its memory, CPUs, GPUs, or because it is gone.
 OF_A_NODE = (
     "invalid node name",
     "invalid generic resource",
     "invalid gres",
+    "invalid trackable resource",
     "requested gres option unsupported",
     "requested node configuration is not available",
     "requested nodes not in this partition",
     "more processors requested than permitted",
+    "cpu count specification invalid",
     "memory specification can not be satisfied",
     "memory required by task is not available",
 )
-# A limit of association or QOS (such as MaxSubmitJobs): a retry may succeed once other jobs ended.
-LIMITS = ("violates accounting/qos policy",)
+# Refusals that end by themselves: a limit of association or QOS (such as MaxSubmitJobs) once other jobs ended, a
+# partition that is drained, a reservation that has not begun.
+LIMITS = (
+    "violates accounting/qos policy",
+    "breached requested qos usage threshold",
+    "required partition not available",
+    "partition in down state",
+    "requested reservation not usable now",
+    "system submissions disabled",
+)
 # The controller was not reached in time; whether it has the job is unknown.
 AWAY = (
     "unable to contact slurm",
@@ -224,7 +243,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
 def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
     """Parse `sinfo --Node --Format=NODE_FORMAT` with its header: nodes of the set partitions, by name.
 
-    A node that only the CPU partition reaches counts as one without GPUs.
+    A node that only the CPU partition reaches counts as one without GPUs. One that the settings exclude is not usable.
     """
     seen: dict[str, list[NodeState]] = {}  # a row for each of a node's partitions
     defaults = set()
@@ -234,9 +253,10 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
             defaults.add(partition)
         row = _node(fields, partition, options)
         seen.setdefault(row.name, []).append(row)
-    certain = _names(options.partition) or defaults
+    certain = _names(options.trial_partition) or defaults
     trials = certain | _names(options.best_effort)
-    reachable = trials | _names(options.cpu_partition)
+    staging = _names(options.role("stage").partition)  # a precursor stands on its trials' node
+    reachable = trials | _names(options.metric_partition) | _names(options.build_partition)
     nodes = []
     for _, rows in sorted(seen.items()):
         mine = [row for row in rows if row.partitions[0] in reachable]
@@ -250,7 +270,10 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
         )
         if not trials.intersection(node.partitions):
             node = replace(node, gpus=0, gpus_free=0, gpu_type="")
-        nodes.append(node)
+        if staging and node.gpus and not node.best_effort and staging.isdisjoint(node.partitions):
+            nodes.append(exclude(node, "[slurm.precursor] partition"))
+        else:
+            nodes.append(choose(node, options.nodes, options.gpu_request))
     return nodes
 
 
@@ -297,7 +320,7 @@ def _names(partitions: str | None) -> set[str]:
 
 
 def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState:
-    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated = fields
+    name, _, available, _, state, gres, gres_used, reason, cpus, memory, allocated, features = fields
     gpus, gpu_type = parse_gres(gres)
     used, _ = parse_gres(gres_used)
     counts = cpus.split("/")  # allocated / idle / other / total
@@ -320,6 +343,7 @@ def _node(fields: list[str], partition: str, options: SlurmOptions) -> NodeState
         memory_mb=memory_mb,
         memory_free_mb=max(0, memory_mb - memory_used_mb),
         gpu_type=gpu_type,
+        features=() if features in ("", "(null)") else tuple(features.split(",")),
         partitions=(partition,),
         reason="" if reason.lower() in ("none", "(null)", "n/a") else reason.strip(),
     )

@@ -55,12 +55,25 @@ def unusable(nodes: Sequence[NodeState]) -> str:
             found.setdefault((node.state, node.reason), []).append(node.name)
     said = []
     for (state, reason), names in found.items():
-        shown = ", ".join(names[:MOST_NODES])
-        more = f" and {len(names) - MOST_NODES} more" if len(names) > MOST_NODES else ""
-        said.append(
-            f"{shown}{more} {'are' if len(names) > 1 else 'is'} {state}{f' ({reason})' if reason else ''}"
-        )
+        are = "are" if len(names) > 1 else "is"
+        said.append(f"{_listed(names)} {are} {state}{f' ({reason})' if reason else ''}")
     return "; ".join(said)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NODES} more" if len(names) > MOST_NODES else ""
+    return f"{', '.join(names[:MOST_NODES])}{more}"
+
+
+def none_left(nodes: Sequence[NodeState]) -> str:
+    """The settings that exclude every node with GPUs, and what those nodes have; "" where a node is left."""
+    nodes = [n for n in nodes if n.gpus]
+    if not nodes or not all(n.excluded for n in nodes):
+        return ""
+    settings = list(dict.fromkeys(n.excluded for n in nodes))
+    has = [f"{n.name} ({', '.join((n.gpu_type or 'a Gres without type', *n.features))})" for n in nodes]
+    verb = "leave" if len(settings) > 1 else "leaves"
+    return f"{' and '.join(settings)} {verb} no node with GPUs; the cluster has {_listed(has)}"
 
 
 def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:

@@ -10,16 +10,18 @@ slurm.conf(5) JobContainerType, NamespaceType, SelectType, OverSubscribe, MaxMem
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, RefusedError
+from coordinator.cluster.sbatch_text import GPU_REQUEST
 from coordinator.cluster.slurm_parse import seconds_of
 
 SCONTROL_SECONDS = 90.0  # time limit of one `scontrol`
 HOLDER_MEMORY_MB = 512  # MiB of the precursor in the check
+GPU_REQUESTS = (GPU_REQUEST, "--gres=gpu:{type}:{n}", "--gpus-per-node={n}", "--gpus-per-node={type}:{n}")
 FEW_WORKERS = 8  # least metric workers, where the partition has the cores
 PRIVATE = "/dev/shm is private to each job"
 ENDING = ("REQUEUE", "CANCEL")  # PreemptMode of a partition whose preempted jobs end
@@ -259,6 +261,20 @@ def refusing(clusters: Mapping[str, Cluster]) -> frozenset[str]:
         else:
             refused.add(name)
     return frozenset(refused)
+
+
+def request_taken(cluster_with: Callable[[str], Cluster]) -> str | None:
+    """The first of GPU_REQUESTS by which the cluster takes a job with a GPU; None where it takes none.
+
+    `cluster_with`: makes a cluster that asks in this form. Raises ClusterError.
+    """
+    for form in GPU_REQUESTS:
+        try:
+            cluster_with(form).check(replace(PRECURSOR, gpus=1, purpose="trial"))
+        except RefusedError:
+            continue
+        return form
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

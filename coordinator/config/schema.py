@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from coordinator.cluster.node_choice import check_hostlist
+from coordinator.cluster.sbatch_text import GPU_REQUEST, check_gpu_request
 from coordinator.config import toml
 from coordinator.errors import OperatorError
 from evaljobs.contract.specs import Record
@@ -68,6 +70,7 @@ def _no_place(model_args: dict[str, Any]) -> dict[str, Any]:
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 TimeLimit = Annotated[str, AfterValidator(_is_time)]
+HostLists = Annotated[tuple[str, ...], AfterValidator(lambda texts: tuple(map(check_hostlist, texts)))]
 # A folder or file; `load` resolves `~` and paths relative to the file that names it.
 Place = Annotated[Path, PlainSerializer(str)]
 
@@ -86,6 +89,25 @@ class ClusterConfig(Record):
     extra_args: tuple[str, ...] = ()
     poll_seconds: Annotated[float, Field(ge=1)] = 10.0
     slots: Positive | None = None  # local: trials at once; None: one per GPU, or two CPU slots
+
+
+class RoleConfig(Record):
+    """What jobs of one role ask Slurm for; None: as [cluster] says. `extra_args` follow those of [cluster]."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    extra_args: tuple[str, ...] = ()
+
+
+class SlurmConfig(Record):
+    """How jobs ask for GPUs, and what jobs of each role ask for."""
+
+    gpu_request: Annotated[str, AfterValidator(check_gpu_request)] = GPU_REQUEST
+    precursor: RoleConfig = RoleConfig()
+    trial: RoleConfig = RoleConfig()  # also a job that hosts a node's trials
+    metric: RoleConfig = RoleConfig()
+    build: RoleConfig = RoleConfig()  # also a conversion
 
 
 class TrialConfig(Record):
@@ -206,6 +228,10 @@ class BorrowConfig(Record):
 class NodesConfig(Record):
     """Which nodes evalspan may take."""
 
+    include: HostLists = ()  # for jobs with GPUs; empty: all
+    exclude: HostLists = ()
+    gpu_types: tuple[str, ...] = ()  # as Gres names them; empty: all
+    features: tuple[str, ...] = ()  # that a node for jobs with GPUs has, all of them
     wake: bool = False  # also those that Slurm has powered down to save energy
 
 
@@ -233,6 +259,7 @@ class Config(Record):
 
     work_dir: Place = Path("evalspan-work")
     cluster: ClusterConfig = ClusterConfig()
+    slurm: SlurmConfig = SlurmConfig()
     trial: TrialConfig = TrialConfig()
     plan: PlanConfig = PlanConfig()
     stage: StageConfig = StageConfig()
@@ -275,10 +302,11 @@ def load(
         if value is not None or key.startswith(f"{MODEL_ARGS}."):  # None is a model argument's value, too
             _put(data, tuple(key.split(".")), value)
             said[tuple(key.split("."))] = f"--{key.rsplit('.', 1)[-1].replace('_', '-')}"
-    named = [("cluster", key) for key in FOR_SLURM if key in data.get("cluster", {})]
+    _over_roles(data, overrides or {})
+    named = [location for location, _ in _settings() if _is_for_slurm(location) and _has(data, location)]
     if named:
         # a partition or an account means Slurm; a file that has them may yet be used with --cluster local
-        data["cluster"].setdefault("kind", "slurm")
+        data.setdefault("cluster", {}).setdefault("kind", "slurm")
     checked = toml.check(Config, data, source)
     typed: set[toml.Location] = {
         tuple(key.split(".")) for key, value in (overrides or {}).items() if value is not None
@@ -288,7 +316,7 @@ def load(
     for location in named:
         if checked.cluster.kind == "local" and location in typed:
             raise OperatorError(
-                f"{source(location)}: [cluster] {location[1]} is for Slurm, and jobs would run on this machine: "
+                f"{source(location)}: {toml.name(location[:-1])} {location[-1]} is for Slurm, and jobs would run on this machine: "
                 f'add --cluster slurm, or set kind = "slurm" in [cluster] of {FILE_NAME}'
             )
     return Config.model_validate(_absolute(checked.model_dump(), Path.cwd()))
@@ -323,13 +351,36 @@ def work_folder_from(path: Path | None, environ: Mapping[str, str], given: Path 
     return "the default, below the current folder"
 
 
-def _settings() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    for name, field in Config.model_fields.items():
+def _settings(
+    model: type[Record] = Config, table: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """(keys of its tables and its own, field) of every setting."""
+    for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
-            for key, inner in field.annotation.model_fields.items():
-                yield (name, key), inner
+            yield from _settings(field.annotation, (*table, name))
         else:
-            yield (name,), field
+            yield (*table, name), field
+
+
+def _over_roles(data: dict[str, Any], overrides: Mapping[str, object]) -> None:
+    """Let --account and --qos hold for every role, --partition for those of jobs on nodes with GPUs."""
+    for key in ("partition", "account", "qos"):
+        roles = ("precursor", "trial") if key == "partition" else ("precursor", "trial", "metric", "build")
+        if overrides.get(f"cluster.{key}") is not None:
+            for role in roles:
+                data.get("slurm", {}).get(role, {}).pop(key, None)
+
+
+def _is_for_slurm(location: tuple[str, ...]) -> bool:
+    return location[0] in ("slurm", "nodes") or (location[0] == "cluster" and location[1] in FOR_SLURM)
+
+
+def _has(data: Any, location: tuple[str, ...]) -> bool:
+    for key in location:
+        if not isinstance(data, Mapping) or key not in data:
+            return False
+        data = data[key]
+    return True
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[toml.Location, str, object]]:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from coordinator.cluster import NodeState
+from coordinator.cluster.sbatch_text import GPU_REQUEST
 from coordinator.config.schema import TrialConfig, seconds_of
 
 DAEMON_SECONDS = 86_400  # time limit of the daemon's own job where the partition allows it
@@ -29,6 +30,7 @@ class SiteProbe:
     summary: str = "one machine"  # a line for the reader, e.g. "4 nodes with 8 a100"
     partitions: tuple[str, ...] = ()  # each with its GPUs, e.g. "gpu (16 GPUs)", the chosen one first
     max_seconds: int | None = None  # MaxTime of `partition`; None: no limit
+    gpu_request: str | None = None  # form that the site asks for; None: the default does
     daemon_max_seconds: int | None = None  # of the partition without GPUs, else of `partition`
 
     @property
@@ -86,7 +88,9 @@ def default_text(probe: SiteProbe) -> str:
         partition=_set("partition", probe.partition, "gpu")
         + (f"   # of jobs with GPUs: {probe.choice}" if probe.choice else ""),
         cpu_partition=_set("cpu_partition", probe.cpu_partition, "cpu"),
+        gpu_request=_set("gpu_request", probe.gpu_request, GPU_REQUEST),
         time_limit=_time_limit(probe),
+        roles="\n".join(_ROLE.format(role=role, what=what) for role, what in ROLES.items()),
     )
 
 
@@ -122,6 +126,19 @@ def _set(key: str, value: str | None, example: str) -> str:
     return f'# {key} = "{example}"' if value is None else f'{key} = "{value}"'
 
 
+ROLES = {
+    "precursor": "jobs that stage weights on a node",
+    "trial": "jobs with GPUs",
+    "metric": "jobs that execute programs and score",
+    "build": "jobs that build request sets and convert checkpoints",
+}
+_ROLE = """\
+[slurm.{role}]   # {what}
+# partition = "gpu"           # example
+# account = "my-account"      # example
+# qos = "my-qos"              # example
+# extra_args = []             # behind those of [cluster]
+"""
 _TEXT = """\
 # evalspan.toml, written by `evalspan init` for: {summary}.
 # Read from --config, $EVALSPAN_CONFIG, ./evalspan.toml or ~/.config/evalspan.toml, the first that exists.
@@ -143,10 +160,15 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # qos = "my-qos"              # example
 # nice = 100                  # example: stand behind the site's other jobs
 # reservation = "my-res"      # example
-# extra_args = []             # for every sbatch, e.g. ["--constraint=a100"]
+# extra_args = []             # for every sbatch, e.g. ["--exclusive=user"]
 # poll_seconds = 10.0         # between two listings of the cluster's jobs; of its nodes: 1.5 times that
 # slots = 2                   # example; local: trials at once
 
+[slurm]
+{gpu_request}   # how sbatch asks for GPUs: "--gres=gpu:{{type}}:{{n}}" with the node's type, "--gpus-per-node={{n}}"
+
+# What jobs of one role ask for in place of what [cluster] says; their extra_args follow those of [cluster].
+{roles}
 [trial]
 # python = "/path/python"     # example: the interpreter that has your torch or vLLM; default: evalspan's own
 # prologue = "module load cuda"   # example: shell lines before it
@@ -223,6 +245,10 @@ kind = "{kind}"               # "local": processes on this machine; "slurm": job
 # best_effort_qos = "low"     # example: for jobs there; default: cluster.qos
 
 [nodes]
+# include = []                # for jobs with GPUs these alone, as Slurm hostlists, e.g. ["gpu[01-16]", "dgx1"]
+# exclude = []                # no job here, e.g. ["gpu[03,07]"]
+# gpu_types = []              # as Gres names them, e.g. ["a100", "h100"]; default: any
+# features = []               # a node for jobs with GPUs has them all, e.g. ["nvlink"]
 # wake = false                # true: jobs may boot nodes that Slurm has powered down (idle~)
 
 [checkpoint]

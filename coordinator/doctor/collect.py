@@ -169,7 +169,7 @@ def _ask_slurm(facts: Facts, cluster: Cluster, nodes: Sequence[NodeState]) -> No
     with contextlib.suppress(ClusterError):
         refusal = slurm_rules.precursor_refusal(cluster, [n.name for n in nodes if n.usable and n.gpus])
         facts.host_reason = slurm_rules.host_reason(
-            rules, config.cluster.partition, refusal, stage=config.stage.enabled
+            rules, wiring.slurm_options(config).trial_partition, refusal, stage=config.stage.enabled
         )
 
 
@@ -195,13 +195,15 @@ def _targets(
     """GPU nodes, and the CPU partition's nodes for metric workers: the freest `most` of each (0: all), and how many others."""
     freest = sorted((n for n in nodes if n.usable), key=lambda n: (-n.gpus_free, -n.cpus_free, n.name))
     gpu = [n.name for n in freest if n.gpus]
-    local, cpu_partition = config.cluster.kind == "local", config.cluster.cpu_partition
-    cpu = [n.name for n in freest if not n.gpus] if cpu_partition is not None else []
+    options = wiring.slurm_options(config)
+    local, cpu_partition = config.cluster.kind == "local", options.metric_partition
+    names = (cpu_partition or "").split(",")
+    cpu = [n.name for n in freest if not n.gpus and not set(n.partitions).isdisjoint(names)]
     targets = [
         Target(
             node=name,
             cluster=cluster,
-            partition="" if local else config.cluster.partition or "",
+            partition="" if local else options.trial_partition or "",
             gpus=config.trial.gpus_per_trial if hosting else 0,
             sandbox=local or cpu_partition is None,
         )
@@ -209,7 +211,8 @@ def _targets(
     ]
     if cpu_partition is not None:
         section = config.cluster.model_copy(update={"partition": cpu_partition})
-        workers = wiring.cluster_of(config.model_copy(update={"cluster": section}))
+        roles = config.slurm.model_copy(update={"trial": config.slurm.metric})  # a probe asks as trials do
+        workers = wiring.cluster_of(config.model_copy(update={"cluster": section, "slurm": roles}))
         targets += [
             Target(node=name, cluster=workers, partition=cpu_partition, stages=False)
             for name in cpu[: most or None]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coordinator.cluster import NodeState
-from coordinator.cluster.slurm_reasons import unusable
+from coordinator.cluster.slurm_reasons import none_left, unusable
 from coordinator.cluster.slurm_rules import PRIVATE, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor.node_jobs import Answer
@@ -206,18 +206,25 @@ def _rules(facts: Facts) -> Iterator[Finding]:
 
 def judge_partitions(rules: SiteRules, config: Config) -> Iterator[Finding]:
     """The configured partitions: there, up, long enough."""
-    roles = {"GPU partition": config.cluster.partition}
-    if config.cluster.cpu_partition is not None:
-        roles["CPU partition"] = config.cluster.cpu_partition
-    if config.borrow.best_effort is not None:
-        roles["preemptible partition"] = config.borrow.best_effort
+    section, slurm = config.cluster, config.slurm
+    site_default = "" if slurm.trial.partition is None else None
+    asked = [
+        ("GPU partition", "[cluster] partition", section.partition or site_default),
+        ("CPU partition", "[cluster] cpu_partition", section.cpu_partition),
+        ("preemptible partition", "[borrow] best_effort", config.borrow.best_effort),
+        ("partition of trials", "[slurm.trial] partition", slurm.trial.partition),
+        ("partition of precursors", "[slurm.precursor] partition", slurm.precursor.partition),
+        ("partition of metric workers", "[slurm.metric] partition", slurm.metric.partition),
+        ("partition of builds", "[slurm.build] partition", slurm.build.partition),
+    ]
     known = ", ".join(p.name for p in rules.partitions) or "none"
     wanted = config.trial.time_limit_seconds
-    for role, names in roles.items():
-        chosen = rules.chosen(names)
+    for role, setting, names in asked:
+        if names is None:
+            continue
+        chosen = rules.chosen(names or None)
         if not chosen:
-            asked = names if names is not None else "no default one"
-            yield fail(role, f"{asked} (there are: {known})", "name one in [cluster] partition")
+            yield fail(role, f"{names or 'no default one'} (there are: {known})", f"name one in {setting}")
         for partition in chosen:
             limit = partition.max_seconds
             text = f"{partition.name}, nodes {partition.nodes or '?'}"
@@ -262,15 +269,22 @@ def _watch(facts: Facts) -> Iterator[Finding]:
 
 def _gpu_nodes(facts: Facts) -> Iterator[Finding]:
     """How many of Slurm's nodes with GPUs take jobs now, and the states of the others."""
-    usable = sum(n.usable for n in facts.gpu_nodes)
-    found = f"{usable} of {len(facts.gpu_nodes)} usable"
-    others = unusable(facts.gpu_nodes)
-    if facts.gpu_nodes and not usable:
+    nodes = [n for n in facts.gpu_nodes if not n.excluded]
+    usable = sum(n.usable for n in nodes)
+    found = f"{usable} of {len(nodes)} usable"
+    if excluded := len(facts.gpu_nodes) - len(nodes):
+        found += f", {excluded} more excluded by the settings"
+    others = unusable(nodes)
+    if why := none_left(facts.gpu_nodes):
+        yield fail(
+            "GPU nodes", why, "change that setting: `sinfo -N -O NodeList,Gres,Features_act` shows each node"
+        )
+    elif nodes and not usable:
         todo = "wait until the site returns them, or choose another [cluster] partition"
         yield fail("GPU nodes", f"{found}: {others}", todo)
     elif others:
         yield warn("GPU nodes", f"{found}: {others}", "the others are used without them")
-    elif facts.gpu_nodes:
+    elif nodes:
         yield ok("GPU nodes", found)
 
 
@@ -280,9 +294,9 @@ def _job_kinds(facts: Facts) -> Iterator[Finding]:
         todo = {
             "ok": "",
             "warn": "ask again when the controller answers",
-            "fail": "see [trial] and [cluster]"
+            "fail": "see [trial], [cluster] and [slurm]"
             if on_gpus
-            else "see [metric], [trial] and [cluster] cpu_partition",
+            else "see [metric], [trial], [cluster] cpu_partition and [slurm]",
         }[status]
         yield Finding(what=f"{kind} jobs", status=status, found=found, todo=todo)
 

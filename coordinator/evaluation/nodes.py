@@ -57,6 +57,8 @@ def _taken(state: State, offer: Offer, lanes: int) -> NodeUse:
     """A node's GPUs become free; what was prefetched there, or is being staged, is used."""
     node = NodeUse(name=offer.node, lanes=lanes, gpu_type=offer.gpu_type, best_effort=offer.best_effort)
     ahead = state.nodes.prefetches.pop(offer.node, None)
+    if ahead is not None:
+        name_gpus(node, ahead.gpu_name)
     if ahead is not None and ahead.status in ("staging", "ready"):
         node.status = "ready" if ahead.status == "ready" else "staging"
         node.path, node.rung, node.precursor, node.why = ahead.path, ahead.rung, ahead.precursor, ahead.why
@@ -89,6 +91,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     if place is None or state.winding_down:
         return jobs.release(state, info, at) if info.live and info.job.purpose == "stage" else []
     place.path, place.why = outcome.path, outcome.why or place.why
+    name_gpus(place, outcome.gpu_name)
     if place.status != "back-off":  # a node whose back-off began meanwhile stays there
         place.status = "ready"
     if info.job.purpose == "stage":
@@ -97,6 +100,12 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     if outcome.rung == "storage":
         state.warnings.append(f"{place.name} reads the weights from storage: {outcome.why}")
     return []
+
+
+def name_gpus(place: NodeUse | Prefetch, name: str) -> None:
+    """A job says what the GPUs of its node are: news where the cluster names no type."""
+    if isinstance(place, Prefetch) or not place.gpu_type:
+        place.gpu_name = place.gpu_name or name
 
 
 def stage_failed(state: State, outcome: Failed, _at: float) -> list[Action]:

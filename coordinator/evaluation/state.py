@@ -96,7 +96,8 @@ class NodeUse:
 
     name: str
     lanes: int
-    gpu_type: str = ""
+    gpu_type: str = ""  # as the cluster names it
+    gpu_name: str = ""  # as its jobs name it; only where the cluster names no type
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
@@ -128,6 +129,7 @@ class Prefetch:
     status: Literal["offered", "staging", "ready", "over"] = "offered"
     path: str = ""
     rung: str = ""
+    gpu_name: str = ""
     precursor: str | None = None
     why: str = ""
 

@@ -25,6 +25,9 @@ def ended(state: State, outcome: TrialEnded, _at: float) -> list[Action]:
     if trial is None:
         return []
     job = state.jobs.by_name[trial.job].job
+    node = state.nodes.by_name.get(job.node or "")
+    if node is not None and outcome.gpus:
+        nodes.name_gpus(node, outcome.devices)
     if job.purpose == "host" and outcome.shards:
         nodes.hosts_trials(state, job.node)
     if outcome.reason == "queue-lost" and not state.shards.leaves:

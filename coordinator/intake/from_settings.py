@@ -150,10 +150,30 @@ def model_options(config: Config) -> ModelOptions:
     )
 
 
+SEVERAL_GPUS = {
+    **dict.fromkeys(("hf", "hf-auto", "huggingface"), ("parallelize", "device_map", "tp_plan")),
+    "vllm": ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"),
+    "sglang": ("tp_size", "dp_size", "pp_size"),
+}
+"""Engine -> the model arguments of lm-eval's class with which one process uses more than one GPU."""
+EXAMPLES = {"vllm": "tensor_parallel_size = {}", "sglang": "tp_size = {}"}  # else "parallelize = true"
+
+
 def check_device(config: Config) -> None:
-    """OperatorError where trials are to run on a GPU of this machine, and it has none."""
+    """OperatorError where trials are to run on a GPU of this machine, and it has none; or hold GPUs and use one of them."""
     device = config.trial.device or ""
-    if config.cluster.kind == "local" and device.startswith("cuda") and not gpu_names():
+    none_here = config.cluster.kind == "local" and not gpu_names()
+    gpus, engine = config.trial.gpus_per_trial, config.trial.engine
+    arguments = SEVERAL_GPUS.get(engine, ())
+    values = (config.trial.model_args.get(name) for name in arguments)
+    idle = arguments and all(str(value).lower() in ("none", "false", "0", "1", "") for value in values)
+    if gpus > 1 and idle and not none_here and not device.startswith("cpu"):
+        example = EXAMPLES.get(engine, "parallelize = true").format(gpus)
+        raise OperatorError(
+            f"[trial] gpus_per_trial is {gpus}, and engine {engine!r} would load the model on one GPU and hold the others: "
+            f"set model_args = {{ {example} }} in [trial], or gpus_per_trial = 1"
+        )
+    if none_here and device.startswith("cuda"):
         raise OperatorError(
             f"--device {device} ([trial] device), and nvidia-smi lists no GPU of this machine that may be used: "
             "leave it away for the CPU, or say --cluster slurm"

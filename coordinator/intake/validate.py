@@ -17,7 +17,7 @@ from typing import Literal
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
 from coordinator.cluster.slurm_parse import setting_of
-from coordinator.cluster.slurm_reasons import unusable
+from coordinator.cluster.slurm_reasons import none_left, unusable
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site, asked
@@ -161,6 +161,9 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
     staged = 0 if record.convert else record.checkpoint.bytes  # the size after a conversion is unknown
     try:
         nodes = [n for n in cluster.nodes() if n.gpus]
+        if why := none_left(nodes):
+            raise OperatorError(why)
+        nodes = [n for n in nodes if not n.excluded]
         most = max((n.gpus for n in nodes), default=0)
         if most < options.gpus_per_trial:
             raise OperatorError(
@@ -178,7 +181,11 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         for kind, refusal in refusals(cluster, jobs, nodes):
             if not setting_of(refusal) and not any(n.usable for n in nodes):
                 raise OperatorError(f"no node with GPUs can be used now: {unusable(nodes)} ({refusal})")
-            hint = "" if jobs[kind].gpus else "[cluster] cpu_partition names where jobs without GPUs go"
+            hint = "[cluster] cpu_partition names where jobs without GPUs go"
+            if jobs[kind].gpus:  # a site's own rule, as of GPUs without a type: Slurm has no words for it
+                hint = (
+                    "[slurm] gpu_request says how jobs ask for GPUs" if "Unspecified error" in refusal else ""
+                )
             hint = setting_of(refusal) or hint
             raise OperatorError(
                 f"the cluster refuses evalspan's jobs ({kind}): {refusal}{f' ({hint})' if hint else ''}"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
+from coordinator.evaluation.state import NodeUse
 from coordinator.planning.flow_shop import end_of
 from coordinator.planning.model import UNLIMITED, Lane, LanePlan, PlannedShard, WorkSet
 from coordinator.planning.planner import PLANNERS
@@ -66,9 +67,9 @@ def read_sets(
     return sets
 
 
-def hardware_of(gpu_types: Iterable[str]) -> str:
-    """The hardware key of priors: the first named GPU type, "cpu" where trials run on CPU slots."""
-    named = next((t for t in gpu_types if t), "cpu")
+def hardware_of(nodes: Iterable[NodeUse]) -> str:
+    """The hardware key of priors: the first GPU type, "gpu" while no node's is known, "cpu" where trials run on CPU slots."""
+    named = next((known for n in nodes if (known := n.gpu_type or n.gpu_name)), "gpu")
     return "cpu" if named == "cpu-slot" else named
 
 

@@ -53,7 +53,7 @@ from coordinator.intake import request_sets
 from coordinator.intake.checkpoint import CheckpointError, inspect
 from coordinator.intake.source_keys import inputs_of
 from coordinator.planning.make_plan import PlanningError, hardware_of, make_plan
-from coordinator.runtime import reuse
+from coordinator.runtime import gpu_names, reuse
 from coordinator.runtime.cluster_calls import Call, ClusterCalls
 from coordinator.runtime.finalize import write_results
 from coordinator.services.metric_queue import MetricQueue
@@ -163,7 +163,7 @@ class Performer:
 
     def _make_plan(self, state: State, action: MakePlan) -> list[AnyEvent]:
         try:
-            hardware = hardware_of(n.gpu_type for n in state.nodes.by_name.values())
+            hardware = hardware_of(state.nodes.by_name.values())
             planned: Planned = make_plan(state.record, action, self.observations, hardware, clock.now())
         except PlanningError as error:
             return [PlanFailed(at=clock.now(), error=str(error))]
@@ -302,6 +302,8 @@ class Performer:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _write_results(self, state: State, action: WriteResults) -> list[AnyEvent]:
+        with suppress(OSError):  # predictions alone need them
+            gpu_names.keep(self.site.paths.gpu_names, state)
         write_results(state, self.site.of(state), action.failed, self.observations)
         return [ResultsWritten(at=clock.now())]
 

@@ -118,7 +118,7 @@ def learnt(state: State, report: Report) -> list[Observation]:
                 task=task,
                 key=manifest.key,
                 model_parameters=state.record.checkpoint.bytes // BYTES_PER_PARAMETER,
-                hardware=hardware_of(n.gpu_type for n in state.nodes.by_name.values()),
+                hardware=hardware_of(state.nodes.by_name.values()),
                 engine=state.record.model.engine,
                 batch_size=state.batch_size,
                 prefill_tokens=sum(index.prefill_tokens),

@@ -7,7 +7,7 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,6 +21,7 @@ from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
+from coordinator.runtime import gpu_names
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
@@ -205,6 +206,12 @@ class Coordinator(Evaluations):
         except OSError:  # storage that is away: nothing can be journalled, so nothing is taken either
             return set()
 
+    def _gpu_names(self) -> Mapping[str, str]:
+        try:
+            return gpu_names.read(self.performer.site.paths.gpu_names)
+        except OSError:  # as above
+            return {}
+
     def _offer(self, now: float) -> None:
         states = self._states()
         in_use = any(state.nodes.by_name for state in states)
@@ -215,7 +222,7 @@ class Coordinator(Evaluations):
         if call is None:
             return
         try:
-            self.nodes = call.answer()
+            self.nodes = gpu_names.with_types(call.answer(), self._gpu_names())
         except ClusterError as error:
             self._troubled(f"no news of nodes: {error}", error)
             return
@@ -231,10 +238,12 @@ class Coordinator(Evaluations):
 
     def _unusable(self, now: float) -> Iterator[tuple[str, str, str]]:
         """(evaluation id, node, why) of nodes that are to be withdrawn from an evaluation."""
-        unusable = {n.name for n in self.nodes if not n.usable}
+        unusable = {n.name: n.excluded for n in self.nodes if not n.usable}
         for use in demand.uses(self._states()):
             if use.status in demand.IN_USE and use.node in unusable:
-                yield use.evaluation_id, use.node, "the cluster says it is down or drained"
+                setting = unusable[use.node]
+                why = f"{setting} excludes it" if setting else "the cluster says it is down or drained"
+                yield use.evaluation_id, use.node, why
         cordoned = self._cordoned(now)
         may = [n for n in self.nodes if n.name not in cordoned]
         for evaluation_id, node in demand.taken(self._states(), may, now):

@@ -16,7 +16,8 @@ from coordinator.allocation.allocate import Limits
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, RefusedError, slurm_parse
 from coordinator.cluster.local import LocalCluster, gpu_names
-from coordinator.cluster.sbatch_text import SlurmOptions
+from coordinator.cluster.node_choice import NodeChoice
+from coordinator.cluster.sbatch_text import ROLES, Role, SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_pyslurm import SlurmApi
 from coordinator.cluster.slurm_rules import Hosting, Wants, ask_hosting, unknown_partition
@@ -46,10 +47,11 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
     """
     if isinstance(cluster, LocalCluster):
         return Hosting()
+    options = slurm_options(config)
     site = ask_hosting(
         cluster,
-        config.cluster.partition,
-        config.cluster.cpu_partition,
+        options.trial_partition,
+        options.metric_partition,
         stage=config.stage.enabled,
         free=config.stage.host_trials == "auto",
     )
@@ -57,6 +59,7 @@ def hosting(config: Config, cluster: Cluster) -> Hosting:
         "--partition, [cluster] partition": config.cluster.partition,
         "[cluster] cpu_partition": config.cluster.cpu_partition,
         "[borrow] best_effort": config.borrow.best_effort,
+        **{f"[slurm.{name}] partition": role.partition for name, role in options.roles.items()},
     }
     if site.rules is not None and (wrong := unknown_partition(site.rules, named)):
         raise OperatorError(wrong)
@@ -111,7 +114,7 @@ def _digest(text: str) -> str:
 
 def slurm_options(config: Config) -> SlurmOptions:
     section = config.cluster
-    extra = section.extra_args
+    roles = {role: Role(**getattr(config.slurm, role).model_dump()) for role in set(ROLES.values())}
     return SlurmOptions(
         partition=section.partition,
         cpu_partition=section.cpu_partition,
@@ -122,7 +125,10 @@ def slurm_options(config: Config) -> SlurmOptions:
         nice=section.nice,
         reservation=section.reservation,
         wake=config.nodes.wake,
-        extra_args=extra,
+        extra_args=section.extra_args,
+        roles=roles,
+        gpu_request=config.slurm.gpu_request,
+        nodes=NodeChoice(**config.nodes.model_dump(exclude={"wake"})),
         chdir=str(config.work_dir),
         token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",
     )

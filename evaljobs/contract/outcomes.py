@@ -45,6 +45,7 @@ class Staged(Record):
     storage_bytes: int  # bytes read from shared storage: 0 when the copy existed already
     seconds: float
     why: str = ""  # why a higher rung was not used
+    gpu_name: str = ""  # of the node's GPUs, e.g. "NVIDIA A100-SXM4-80GB"; "": unknown
 
 
 class Cleared(Record):

@@ -86,6 +86,7 @@ class WorkPaths:
         self.cache = self.root / "cache"
         self.judgements = self.cache / "judgements"
         self.digests = self.cache / "digests.json"
+        self.gpu_names = self.cache / "gpu_names.json"
         self.spool = self.root / "spool"
         self.submissions = self.root / "submissions"
         self.nodes = self.root / "nodes.json"

@@ -1,13 +1,14 @@
-"""Free room for staging: the file system's, the node's memory, and the job's own memory limit.
+"""Free room for staging: the file system's, the node's memory, and the job's own memory limit; the name of its GPUs.
 
 Rule: the smallest limit counts and is named. A limit that cannot be read does not count. Reads /proc and /sys only.
 
-Called by `publish.py` before a copy, by `node_probe.py`, and by `evalspan doctor` for the file system's type.
+Called by `precursor.py`, by `publish.py` before a copy, by `node_probe.py`, and by `evalspan doctor` for the file system's type.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,17 @@ class Room:
     @property
     def rung(self) -> str:
         return "shm" if self.fs in MEMORY_FS else "disk"
+
+
+def gpu_name(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str:
+    """Name of the node's first NVIDIA GPU, which a job without GPUs can read, too; "" where there is none."""
+    for file in sorted(driver.glob("*/information")):
+        with suppress(OSError):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                key, _, value = line.partition(":")
+                if key.strip() == "Model" and value.strip():
+                    return value.strip()
+    return ""
 
 
 def fs_type(path: str | Path) -> str:

@@ -28,7 +28,7 @@ from evaljobs.contract.storage import write_outcome
 from evaljobs.errors import JobError, RetryError, one_line
 from evaljobs.staging import copy as copying
 from evaljobs.staging import owned_files, publish, store
-from evaljobs.staging.capacity import room
+from evaljobs.staging.capacity import gpu_name, room
 from evaljobs.staging.coordinator_lease import CoordinatorLease, is_there
 from evaljobs.staging.owned_files import Refused
 from evaljobs.staging.store import Slot
@@ -93,6 +93,7 @@ def stage_only(spec: StageSpec, *, stop: threading.Event | None = None) -> Holdi
         storage_bytes=copied,
         seconds=time.monotonic() - started,
         why="; ".join(why),
+        gpu_name=gpu_name(),
     )
     return Holding(spec=spec, staged=staged, slot=slot)
 

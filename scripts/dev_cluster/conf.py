@@ -81,7 +81,9 @@ def _nodes(spec: ClusterSpec, port: int) -> list[str]:
     size = f"CPUs={spec.cpus} NodeAddr=127.0.0.1 State=UNKNOWN"
     lines = []
     for offset, name in enumerate(spec.node_names):
-        gres = f" Gres=gpu:{gpu_type(spec, name)}{spec.gpus}" if name in spec.gpu_node_names else ""
+        gres = ""
+        if name in spec.gpu_node_names:
+            gres = f" Gres=gpu:{gpu_type(spec, name)}{spec.gpus} Feature=rack{offset % 2 + 1}"
         small = (spec.small_mb or (MIXED_MB if spec.mixed else 0)) if offset == 0 else 0
         memory = f"RealMemory={small or spec.memory_mb}"
         lines.append(f"NodeName={name} NodeHostname={name} Port={port + offset} {size} {memory}{gres}")

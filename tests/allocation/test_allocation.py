@@ -11,6 +11,7 @@ from coordinator.allocation.allocate import Demand, Limits, allocate
 from coordinator.allocation.backlog import Seen, stale
 from coordinator.cluster import NodeState
 from coordinator.cluster.fake import fake_node
+from coordinator.cluster.node_choice import exclude
 
 
 @st.composite
@@ -146,6 +147,11 @@ def test_a_node_too_small_is_not_offered_and_a_tight_one_gives_fewer_lanes() -> 
     )
     (offers,) = allocate([small, tight, wide], [demand], Limits(), gpus_in_use=0).values()
     assert {o.node: o.gpus for o in offers} == {"n1": 3, "n2": 8}
+    # where the settings leave only what is too small, the cluster's refusal says why
+    (offers,) = allocate(
+        [small, exclude(wide, "[nodes] include")], [demand], Limits(), gpus_in_use=0
+    ).values()
+    assert {o.node: o.gpus for o in offers} == {"n0": 8}
 
 
 @given(clusters(), demands(), st.integers(0, 30))

@@ -199,6 +199,6 @@ def test_an_evaluation_without_a_slot_names_what_is_taken(borrow, more):
 def test_a_job_that_is_kept_out_has_a_countdown_only_while_a_process_goes_on():
     state = state_of(10.0)
     state.jobs.held["es-1"] = HeldJob(why="QOSMaxSubmitJobPerUserLimit", due_at=NOW + 95)
-    kept = "a limit on jobs keeps it out (QOSMaxSubmitJobPerUserLimit)"
+    kept = "Slurm does not take it yet (QOSMaxSubmitJobPerUserLimit)"
     assert held_jobs(state, NOW) == {"es-1": f"{kept}; submitted again in 95.0 s"}
     assert held_jobs(state, NOW, timed=False) == {"es-1": kept}

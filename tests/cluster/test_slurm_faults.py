@@ -19,7 +19,7 @@ from coordinator.cluster import ClusterError, Job, JobState, LimitError, Refused
 from coordinator.cluster.sbatch_text import SlurmOptions
 from coordinator.cluster.slurm_cli import SlurmCli
 from coordinator.cluster.slurm_parse import NODE_FIELDS
-from coordinator.cluster.slurm_rules import refusing
+from coordinator.cluster.slurm_rules import refusing, request_taken
 
 # the header alone of what `sinfo` is asked for
 NO_NODES = "\\037".join(NODE_FIELDS) + "\\036\\n"
@@ -255,6 +255,27 @@ def test_a_frozen_controller_is_no_news_and_its_thaw_is_news(
             time.sleep(0.2)
     assert job_id in {s.job_id for s in states}
     slurm.cancel([s.job_id for s in states])
+
+
+def test_init_finds_the_form_of_request_that_a_site_takes(
+    slurm_site: Cluster, faulty: tuple[Path, SlurmCli, Path]
+) -> None:
+    """The default one where the site takes it; none where the user may not use the partition at all."""
+    _, slurm, _ = faulty
+
+    def asking(form: str) -> SlurmCli:
+        return SlurmCli(replace(slurm.options, partition="gpu", gpu_request=form))
+
+    def strict(form: str) -> SlurmCli:  # a site that wants a type: Slurm refuses what no node has
+        return asking(form if "{type}" in form else form.replace("gpu:", "gpu:none:"))
+
+    assert request_taken(asking) == "--gres=gpu:{n}"
+    assert request_taken(strict) == "--gres=gpu:{type}:{n}"
+    slurm_site.update("PartitionName=gpu", "AllowGroups=root")
+    try:
+        assert request_taken(asking) is None
+    finally:
+        slurm_site.update("PartitionName=gpu", "AllowGroups=ALL")
 
 
 def test_a_partition_of_another_group_is_one_that_refuses(

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.cluster import ClusterError, Job, LimitError, RefusedError
-from coordinator.cluster.sbatch_text import SlurmOptions, within_limits
+from coordinator.cluster.node_choice import NodeChoice
+from coordinator.cluster.sbatch_text import Role, SlurmOptions, within_limits
 from coordinator.cluster.slurm_parse import (
     FIELD_END,
     PHASES,
@@ -50,6 +51,7 @@ NODE_HEAD = (
     "CPUS(A/I/O/T)",
     "MEMORY",
     "ALLOCMEM",
+    "ACTIVE_FEATURES",
 )
 
 
@@ -69,8 +71,9 @@ def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[s
         "cpus": "16/48/0/64",
         "time": "infinite",
         "reason": "none",
+        "features": "(null)",
     } | more
-    resources = (row["gres"], row["used"], row["reason"], row["cpus"], "512000", "12000")
+    resources = (row["gres"], row["used"], row["reason"], row["cpus"], "512000", "12000", row["features"])
     return (name, partition, row["avail"], row["time"], state, *resources)
 
 
@@ -162,6 +165,31 @@ def test_only_nodes_and_gpus_of_our_partitions_are_ours() -> None:
     assert [(n.name, n.gpus, n.gpus_free) for n in nodes] == [("c1", 0, 0), ("n2", 8, 5)]
 
 
+def test_the_partitions_of_roles_decide_whose_nodes_are_listed() -> None:
+    """Trials' nodes have GPUs to offer; those of builds and metric workers count as nodes without."""
+    text = table(NODE_HEAD, node("n1", "gpu*"), node("n2", "big"), node("c1", "cpu"), node("c2", "long"))
+    roles = {"trial": Role(partition="big"), "metric": Role(partition="cpu"), "build": Role(partition="long")}
+    nodes = parse_nodes(text, SlurmOptions(partition="gpu", roles=roles))
+    assert [(n.name, n.gpus) for n in nodes] == [("c1", 0), ("c2", 0), ("n2", 8)]
+
+
+def test_a_node_that_the_precursors_partition_lacks_is_not_offered() -> None:
+    """Nothing could be staged there. On a preemptible node the precursor goes to that partition."""
+    rows = (node("n1", "gpu*"), node("n1", "shared"), node("n2", "gpu*"), node("n3", "spare"))
+    options = SlurmOptions(best_effort="spare", roles={"precursor": Role(partition="shared")})
+    nodes = parse_nodes(table(NODE_HEAD, *rows), options)
+    assert [n.excluded for n in nodes] == ["", "[slurm.precursor] partition", ""]
+
+
+def test_a_node_has_the_features_that_are_active() -> None:
+    rows = (node("n1", "gpu*", features="rack1,nvlink"), node("n2", "gpu*"))
+    nodes = parse_nodes(table(NODE_HEAD, *rows), SlurmOptions(nodes=NodeChoice(features=("nvlink",))))
+    assert [(n.features, n.usable, n.excluded) for n in nodes] == [
+        (("rack1", "nvlink"), True, ""),
+        ((), False, "[nodes] features"),
+    ]
+
+
 def test_a_node_that_only_a_preempting_partition_gives_is_best_effort() -> None:
     """Its GPUs are ours, but last; one that the certain partition gives as well is no such node, unless it is down there."""
     text = table(
@@ -229,8 +257,10 @@ def test_gpus_are_counted_over_all_types(text: str, count: int, kind: str) -> No
 def test_a_refusal_of_account_or_qos_names_the_setting_and_how_to_list_them() -> None:
     """By Slurm's own words; other refusals name no setting."""
     account = setting_of("allocation failure: Invalid account or account/partition combination specified")
-    assert account.startswith("--account, [cluster] account; `sacctmgr ")
-    assert setting_of("Invalid qos specification").startswith("--qos, [cluster] qos; `sacctmgr ")
+    assert account.startswith("--account, [cluster] or [slurm.ROLE] account; `sacctmgr ")
+    assert setting_of("Invalid qos specification").startswith(
+        "--qos, [cluster] or [slurm.ROLE] qos; `sacctmgr "
+    )
     assert setting_of("Requested node configuration is not available") == ""
 
 
@@ -254,6 +284,10 @@ def test_a_refusal_is_told_from_a_controller_that_is_away() -> None:
         ("Requested nodes not in this partition", True),
         ("Invalid generic resource (gres) specification", True),
         ("Memory required by task is not available", True),
+        ("CPU count specification invalid", True),
+        ("Invalid GRES specification (with and without type identification)", True),
+        ("Access denied to requested reservation", False),
+        ("User's group not permitted to use this partition", False),
         ("Invalid account or account/partition combination specified", False),
         ("Invalid qos specification", False),
         ("invalid partition specified: nope", False),
@@ -266,6 +300,21 @@ def test_what_one_node_may_be_the_reason_for_is_told_from_what_is_refused_everyw
     error = failure(words)
     assert isinstance(error, RefusedError)
     assert error.of_node is of_node
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Required partition not available (inactive or drain)",
+        "Partition in DOWN state",
+        "Requested reservation not usable now",
+        "Requested account has breached requested QOS usage threshold",
+        "System submissions disabled",
+    ],
+)
+def test_a_refusal_that_an_admin_or_time_ends_is_waited_out(words: str) -> None:
+    """Slurm has not taken the job, so it is in no doubt; and it counts against no node."""
+    assert type(failure(words)) is LimitError
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Laws of the settings: precedence, refusals, and the file that `init` writes as the reference."""
 
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,9 @@ def test_a_wrong_variable_or_option_is_named():
         ("", {}, {"cluster.partition": "gpu"}),
         ("", {"EVALSPAN_CLUSTER_QOS": "low"}, {}),
         ('[cluster]\naccount = "mine"\n', {}, {}),
+        ('[slurm.trial]\naccount = "mine"\n', {}, {}),
+        ("", {"EVALSPAN_SLURM_GPU_REQUEST": "--gpus-per-node={n}"}, {}),
+        ('[nodes]\nexclude = ["n1"]\n', {}, {}),
     ],
 )
 def test_a_setting_of_slurm_alone_means_slurm(toml, text, variables, options):
@@ -152,6 +156,45 @@ def test_a_variable_of_slurm_is_refused_where_the_file_says_local(toml):
     with pytest.raises(OperatorError, match=r"^\$EVALSPAN_CLUSTER_PARTITION: "):
         schema.load(path, variables)
     assert schema.load(path, variables, {"cluster.kind": "local"}).cluster.kind == "local"
+
+
+def test_a_variable_reaches_the_setting_of_a_role_or_is_refused(toml):
+    """EVALSPAN_SLURM_TRIAL_QOS is [slurm.trial] qos; a misspelt one is named."""
+    variables = {"EVALSPAN_SLURM_TRIAL_QOS": "high", "EVALSPAN_SLURM_METRIC_EXTRA_ARGS": '["--spread-job"]'}
+    got = schema.load(toml('[slurm.trial]\nqos = "low"\naccount = "a"\n'), variables).slurm
+    assert (got.trial.qos, got.trial.account, got.metric.extra_args) == ("high", "a", ("--spread-job",))
+    for wrong in ("EVALSPAN_SLURM_TRIAL_QUOS", "EVALSPAN_SLURM_GPU_REQUESTS", "EVALSPAN_SLURM_TRIAL"):
+        with pytest.raises(OperatorError, match=rf"\${wrong}: "):
+            schema.load(None, {wrong: "x"})
+
+
+def test_an_option_holds_for_every_role_that_the_file_sets(toml):
+    """--account and --qos for all, --partition for jobs on nodes with GPUs: no typed option is ignored."""
+    roles = ("precursor", "trial", "metric", "build")
+    text = "".join(f'[slurm.{r}]\naccount = "a"\nqos = "q"\npartition = "p"\n' for r in roles)
+    typed = {"cluster.account": "b", "cluster.qos": "r", "cluster.partition": "g"}
+    got = schema.load(toml(text), {}, typed)
+    assert all((getattr(got.slurm, r).account, getattr(got.slurm, r).qos) == (None, None) for r in roles)
+    assert [getattr(got.slurm, r).partition for r in roles] == [None, None, "p", "p"]
+    assert (got.cluster.account, got.cluster.qos, got.cluster.partition) == ("b", "r", "g")
+    assert schema.load(toml(text), {}).slurm.trial == schema.RoleConfig(account="a", qos="q", partition="p")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["--gres=gpu", "gpu:{n}", "", "--gres='gpu:{n}", "--gres=gpu:{kind}:{n}", "--gres=gpu:{n", "{n}"],
+)
+def test_a_gpu_request_that_cannot_ask_for_a_number_of_gpus_is_refused_when_loaded(toml, request_):
+    with pytest.raises(
+        OperatorError, match=r"line 2: 'gpu_request' of \[slurm\] should be arguments of sbatch"
+    ):
+        schema.load(toml(f'[slurm]\ngpu_request = "{request_}"\n'), {})
+
+
+@pytest.mark.parametrize("hosts", ["", "n1,", "n[1", "n[3-1]", "n[a]", "n1 n2", "n[]"])
+def test_what_is_no_hostlist_is_refused_when_loaded(toml, hosts):
+    with pytest.raises(OperatorError, match=r"line 2: 'exclude' of \[nodes\] should be Slurm hostlists"):
+        schema.load(toml(f'[nodes]\nexclude = ["{hosts}"]\n'), {})
 
 
 def test_a_model_argument_may_be_none(toml):
@@ -210,6 +253,30 @@ def test_trials_steal_under_evalspans_own_policy_unless_told_otherwise(toml, tex
     assert (options.plan_policy, options.steal) == (policy, steals)
 
 
+@pytest.mark.parametrize(
+    ("trial", "refused"),
+    [
+        ("gpus_per_trial = 2", "set model_args = { parallelize = true }"),
+        ("gpus_per_trial = 2\nmodel_args = { parallelize = false }", "engine 'hf' would load the model on one GPU"),
+        ('gpus_per_trial = 4\nengine = "vllm"', "set model_args = { tensor_parallel_size = 4 }"),
+        ("gpus_per_trial = 2\nmodel_args = { parallelize = true }", ""),
+        ('gpus_per_trial = 2\nmodel_args = { device_map = "auto" }', ""),
+        ('gpus_per_trial = 4\nengine = "vllm"\nmodel_args = { tensor_parallel_size = 4 }', ""),
+        ('gpus_per_trial = 2\nengine = "an-engine-of-yours"', ""),
+        ('gpus_per_trial = 2\ndevice = "cpu"', ""),
+        ("gpus_per_trial = 1", ""),
+    ],
+)  # fmt: skip
+def test_no_trial_holds_gpus_that_its_engine_leaves_idle(toml, trial, refused):
+    settings = schema.load(toml(f'[cluster]\nkind = "slurm"\n[trial]\n{trial}\n'), {})
+    if not refused:
+        from_settings.check_device(settings)
+        return
+    with pytest.raises(OperatorError) as caught:
+        from_settings.check_device(settings)
+    assert refused in str(caught.value)
+
+
 def test_the_written_file_changes_nothing(toml):
     """As written for a local site it equals the defaults, with the current folder as work."""
     path = toml(template.default_text(template.SiteProbe()))
@@ -228,11 +295,11 @@ def test_the_written_file_is_the_whole_reference(toml):
     section = None
     for line in text.splitlines():
         if line.startswith("["):
-            section = line.strip("[]")
+            section = line.partition("]")[0].strip("[")
         found = re.match(r"# ([a-z_]+) = ", line)
         if found and section and not example.search(line) and found[1] not in ("partition", "cpu_partition"):
-            table = getattr(defaults, section)
-            assert getattr(getattr(got, section), found[1]) == getattr(table, found[1]), line
+            key = attrgetter(f"{section}.{found[1]}")
+            assert key(got) == key(defaults), line
 
 
 def _node(name, gpus, *partitions):
@@ -252,6 +319,11 @@ def test_init_sets_what_the_probe_found(toml):
     assert probe.choice == "gpu (16 GPUs); others: all (8 GPUs), cpu (0 GPUs)"
     bare = template.probe_of("slurm", [_node("c1", 0, "cpu")])
     assert (bare.partition, bare.cpu_partition) == (None, None)
+
+
+def test_init_writes_the_request_for_gpus_that_the_site_takes(toml):
+    probe = template.SiteProbe(kind="slurm", gpu_request="--gres=gpu:{type}:{n}")
+    assert schema.load(toml(template.default_text(probe)), {}).slurm.gpu_request == "--gres=gpu:{type}:{n}"
 
 
 def test_init_takes_a_preemptible_partition_only_where_no_other_has_gpus(toml):

@@ -14,6 +14,8 @@ from dev_cluster.api import Cluster
 from dev_cluster.testing import unfinished, wait_until
 
 from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.cluster.node_choice import NodeChoice, choose
+from coordinator.cluster.slurm_rules import Partition, SiteRules
 from coordinator.config.schema import Config
 from coordinator.doctor import collect, findings
 from coordinator.doctor.findings import Facts, Finding
@@ -255,6 +257,58 @@ def test_gpu_nodes_that_take_no_job_are_counted_and_named() -> None:
     assert (found.status, found.found) == ("fail", "0 of 1 usable: n1 is drained (new driver)")
     assert judged(config=slurm, gpu_nodes=[drained, fake_node("n2")])["GPU nodes"].status == "warn"
     assert judged(config=slurm, gpu_nodes=[fake_node("n2")])["GPU nodes"].found == "1 of 1 usable"
+
+
+def test_nodes_that_the_settings_exclude_are_no_warning_unless_none_is_left() -> None:
+    slurm = Config.model_validate({"cluster": {"kind": "slurm"}})
+    excluded = choose(fake_node("n1"), NodeChoice(exclude=("n1",)), "--gres=gpu:{n}")
+    found = judged(config=slurm, gpu_nodes=[excluded, fake_node("n2")])["GPU nodes"]
+    assert (found.status, found.found) == ("ok", "1 of 1 usable, 1 more excluded by the settings")
+    found = judged(config=slurm, gpu_nodes=[excluded])["GPU nodes"]
+    assert (found.status, found.found) == (
+        "fail",
+        "[nodes] exclude leaves no node with GPUs; the cluster has n1 (fake)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, {"GPU partition": "ok"}),
+        ({"trial": "gpu"}, {"partition of trials": "ok"}),
+        ({"trial": "gpu", "metric": "nope"}, {"partition of trials": "ok", "partition of metric workers": "fail"}),
+        ({"precursor": "old"}, {"GPU partition": "ok", "partition of precursors": "fail"}),
+    ],
+)  # fmt: skip
+def test_each_partition_that_a_role_names_is_checked(settings: dict[str, str], found: dict[str, str]) -> None:
+    """One that is not there, or not up, fails, and the setting is named."""
+    rules = SiteRules(
+        config={},
+        partitions=(Partition(name="gpu", default=True), Partition(name="old", up=False)),
+    )
+    tables = {role: {"partition": name} for role, name in settings.items()}
+    config = Config.model_validate({"cluster": {"kind": "slurm"}, "slurm": tables})
+    told = list(findings.judge_partitions(rules, config))
+    assert {f.what: f.status for f in told} == found
+    for finding in told:
+        assert "[slurm.metric] partition" in finding.todo or finding.what != "partition of metric workers"
+
+
+@pytest.mark.slurm
+def test_a_doctor_asks_for_gpus_partitions_and_nodes_as_evaluations_do(plain_cluster: Cluster) -> None:
+    """By roles with partitions of their own, and only on nodes that the settings leave."""
+    asked = {
+        "EVALSPAN_SLURM_GPU_REQUEST": "--gpus-per-node={type}:{n}",
+        "EVALSPAN_SLURM_TRIAL_PARTITION": "gpu",
+        "EVALSPAN_SLURM_METRIC_PARTITION": "cpu",
+        "EVALSPAN_SLURM_BUILD_PARTITION": "cpu",
+        "EVALSPAN_CLUSTER_CPU_PARTITION": "",
+        "EVALSPAN_NODES_FEATURES": '["rack1"]',
+    }
+    code, told = ask(plain_cluster, **asked)
+    assert code == 0, told
+    assert {status(told)[f"{kind} jobs"] for kind in ("build", "trial", "metric")} == {"ok"}
+    assert told["nodes"].keys() == {"n1", "c1"}
 
 
 def test_a_site_without_a_place_for_the_hooks_checkpoints_is_warned() -> None:

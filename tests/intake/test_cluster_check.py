@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from support.simulated.parts import record
 
-from coordinator.cluster import RefusedError
+from coordinator.cluster import Job, RefusedError
 from coordinator.cluster.fake import FakeCluster, fake_node
+from coordinator.cluster.node_choice import NodeChoice, choose
 from coordinator.errors import OperatorError
 from coordinator.intake.validate import check_cluster
 
@@ -21,3 +22,32 @@ def test_a_refusal_while_no_node_takes_jobs_names_the_nodes_and_their_states() -
         OperatorError, match=r"no node with GPUs can be used now: n1, n2 are drained \(new driver\)"
     ):
         check_cluster(cluster, record(1))
+
+
+def test_a_sites_own_refusal_of_jobs_with_gpus_names_the_setting_of_the_request() -> None:
+    """A plug-in that wants a GPU type says so in its own words, and Slurm adds "Unspecified error"."""
+
+    class Typed(FakeCluster):
+        def check(self, job: Job) -> None:
+            if job.gpus:
+                raise RefusedError("lua: say which GPU; Batch job submission failed: Unspecified error")
+
+    cluster = Typed(fleet=[fake_node("n1")])
+    with pytest.raises(
+        OperatorError, match=r"say which GPU.* \(\[slurm\] gpu_request says how jobs ask for GPUs\)"
+    ):
+        check_cluster(cluster, record(1))
+
+
+def test_settings_that_exclude_every_node_are_named_before_anything_is_submitted() -> None:
+    nodes = [
+        choose(fake_node(n), NodeChoice(exclude=("n1",), features=("nvlink",)), "--gres=gpu:{n}")
+        for n in ("n1", "n2")
+    ]
+    cluster = FakeCluster(fleet=nodes)
+    with pytest.raises(
+        OperatorError,
+        match=r"^\[nodes\] exclude and \[nodes\] features leave no node with GPUs; the cluster has n1 \(fake\), n2",
+    ):
+        check_cluster(cluster, record(1))
+    check_cluster(FakeCluster(fleet=[*nodes, fake_node("n3")]), record(1))

@@ -29,13 +29,28 @@ SITES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "untyped-gpus": ({"untyped_gres": True}, []),
     "mixed-nodes": ({"mixed": True, "nodes": 4}, []),
     "reservation": ({"reservation": True, "nodes": 2}, []),
-    "power-saving": ({"power_save": True}, []),  # with [nodes] wake
+    "power-saving": ({"power_save": True}, []),
     "no-arrays": ({"max_array": 1}, []),
+    "requests": ({"mixed": True, "nodes": 4}, []),
 }
+REQUESTS = """
+[slurm]
+gpu_request = "--gpus-per-node={type}:{n}"
+[slurm.precursor]
+partition = "spare"
+[slurm.metric]
+extra_args = ["--nice=7"]
+[nodes]
+gpu_types = ["a100"]
+exclude = ["n1,gpu-node-of-the-very-long-named-cluster-in-building-12-n[0003]"]
+"""
+SETTINGS = {"power-saving": "[nodes]\nwake = true\n", "requests": REQUESTS}  # name -> more settings
 ALL = ({"cgroups": True, "accounting": True, "max_time": 60, "part_limits": "ALL"}, ["--qos", "short"])
 
 
-def evaluate(shape: dict[str, Any], options: list[str], make_site: Any, expected: dict[str, Any]) -> None:
+def evaluate(
+    shape: dict[str, Any], options: list[str], make_site: Any, expected: dict[str, Any], settings: str = ""
+) -> None:
     """A whole evaluation there: its scores equal `expected`, and nothing is left."""
     if shape.get("accounting"):
         try:
@@ -45,7 +60,7 @@ def evaluate(shape: dict[str, Any], options: list[str], make_site: Any, expected
     if shape.get("cgroups") and not real_site.CGROUP_V1.is_dir():
         pytest.skip("cgroup v1 is not mounted")
     with cluster(**{"nodes": 1, "gpus": 2, "cpu_nodes": 1, "cpus": 8, **shape}) as site_cluster:
-        site = make_site(site_cluster, more="[nodes]\nwake = true\n" if shape.get("power_save") else "")
+        site = make_site(site_cluster, more=settings)
         process = site.start(site.evaluate("--shards-per-task", "3", *options))
         try:
             out, err = process.communicate(timeout=240)
@@ -59,13 +74,14 @@ def evaluate(shape: dict[str, Any], options: list[str], make_site: Any, expected
         assert process.returncode == 0, f"{out}\n{err}"
         assert dict(json.loads(out)["results"]) == expected
         assert unfinished(site_cluster) == []
-    assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n*/uid_*"))
+    if shape.get("cgroups"):
+        assert not list(Path("/sys/fs/cgroup").glob("*/slurm_n*/uid_*"))
 
 
 @pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs these")
 @pytest.mark.parametrize("name", list(SITES))
 def test_each_site(name: str, make_site: Any, expected: dict[str, Any]) -> None:
-    evaluate(*SITES[name], make_site, expected)
+    evaluate(*SITES[name], make_site, expected, SETTINGS.get(name, ""))
 
 
 def test_a_site_with_cgroups_accounts_and_limits(make_site: Any, expected: dict[str, Any]) -> None:

@@ -106,9 +106,9 @@ def about(left: float) -> str:
 
 
 def held_jobs(state: State, now: float, *, timed: bool = True) -> dict[str, str]:
-    """Job that a limit keeps out -> why, and when it is submitted again. `timed`: a process goes on with it."""
+    """Job that Slurm does not take yet -> why, and when it is submitted again. `timed`: a process goes on with it."""
     return {
-        name: f"a limit on jobs keeps it out ({job.why})"
+        name: f"Slurm does not take it yet ({job.why})"
         + (f"; submitted again in {seconds(job.due_at - now)}" if timed else "")
         for name, job in sorted(state.jobs.held.items())
     }

@@ -1,0 +1,46 @@
+"""Names of nodes' GPUs where Slurm's Gres has no type: jobs on the nodes report them, the work folder keeps them.
+
+Rule: a name is only for predictions. Requests for GPUs and [nodes] gpu_types go by Gres alone. Called by the loop for
+each listing of nodes, and at an evaluation's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from coordinator.cluster import NodeState
+from coordinator.evaluation.state import State
+from evaljobs.contract.specs import Record
+from evaljobs.contract.storage import read_record, write_record
+
+
+class GpuNames(Record):
+    """`gpu_names.json`: node -> name of its GPUs, e.g. "NVIDIA A100-SXM4-80GB"."""
+
+    schema_version: int = 1
+    names: Mapping[str, str]
+
+
+def read(path: Path) -> Mapping[str, str]:
+    """Node -> name of its GPUs; none where the file is missing or of another version. OSError."""
+    try:
+        return read_record(path, GpuNames).names
+    except (FileNotFoundError, ValidationError):
+        return {}
+
+
+def keep(path: Path, state: State) -> None:
+    """Add the names that an evaluation's jobs reported. OSError where the disk refuses."""
+    known = read(path)
+    found = {n.name: n.gpu_name for n in state.nodes.by_name.values() if n.gpu_name}
+    if not found.items() <= known.items():
+        write_record(path, GpuNames(names={**known, **found}))
+
+
+def with_types(nodes: Iterable[NodeState], names: Mapping[str, str]) -> list[NodeState]:
+    """The nodes, where those whose Gres has no type have the name of their GPUs as type."""
+    return [replace(n, gpu_type=n.gpu_type or names.get(n.name, "")) if n.gpus else n for n in nodes]
