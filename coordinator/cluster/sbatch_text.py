@@ -64,13 +64,15 @@ def within_limits(
     """Cut the job's time limit to MaxTime and MaxWall.
 
     `limits`: MaxTime in seconds by partition; None: the default one. `walls`: as of
-    `slurm_parse.parse_walls`. `partition_qos`: as of `slurm_rules.partition_qos`.
+    `slurm_parse.parse_walls` and `default_walls`. `partition_qos`: as of
+    `slurm_rules.partition_qos`.
     """
     names = options.partition_of(job)
     partitions = names.split(",") if names else (None,)
     most = [limits[n] for n in partitions if n in limits]
-    qualities = [options.qos_of(job) or "", *((partition_qos or {}).get(n, "") for n in partitions)]
-    theirs = [*(("qos", name) for name in qualities), ("account", options.account or "")]
+    account, qos = options.account or "", options.qos_of(job)
+    own = ("default qos", account) if qos is None else ("qos", qos)
+    theirs = [own, ("account", account), *(("qos", (partition_qos or {}).get(n, "")) for n in partitions)]
     most += [walls[key] for key in theirs if walls and key in walls]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 

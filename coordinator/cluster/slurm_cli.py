@@ -77,15 +77,27 @@ class SlurmCli:
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
             argv = ["scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
-            walls = text.parse_walls(self._run(argv))
+            said = self._run(argv)
+            walls = text.parse_walls(said)
             if any(kind == "qos" for kind, _ in walls):
                 shown = self._run(["scontrol", "--all", "--oneliner", "show", "partition"])
                 self._partition_qos = partition_qos(parse_partitions(shown))
+                walls |= self._default_walls(user, text.cluster_of(said), walls)
         except KeyError:
             return {}
         except _FailedError as error:
             return None if error.stderr is None or text.says(error.words, text.AWAY) else {}
         return walls
+
+    def _default_walls(
+        self, user: str, cluster: str, walls: dict[tuple[str, str], int]
+    ) -> dict[tuple[str, str], int]:
+        """From slurmdbd, which alone shows which QOS is the default one. Empty where it does not answer."""
+        argv = ["sacctmgr", "-nP", "show", "user", user, "withassoc", f"cluster={cluster}"]
+        try:
+            return text.default_walls(self._run([*argv, f"format={text.DEFAULT_QOS_FORMAT}"]), walls)
+        except _FailedError:
+            return {}
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Run one `scancel` per thousand jobs; ignores ids that are gone."""

@@ -8,7 +8,7 @@ missing answer differs from "no jobs" and raises ClusterError. A job state not i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime
@@ -20,8 +20,10 @@ FIELD_END, RECORD_END = (
     "\x1f",
     "\x1e",
 )  # a name or comment of the user's other jobs may hold any printable text
-# array's id (or the job's), member, state, submitted, started, node, reason, comment, name
-QUEUE_FORMAT = FIELD_END.join(("%F", "%K", "%T", "%V", "%S", "%N", "%r", "%k", "%j")) + RECORD_END
+# array's id (or the job's), member, state, submitted, started, end by its limit, node, reason, comment, name
+QUEUE_FIELDS = ("%F", "%K", "%T", "%V", "%S", "%e", "%N", "%r", "%k", "%j")
+QUEUE_FORMAT = FIELD_END.join(QUEUE_FIELDS) + RECORD_END
+DEFAULT_QOS_FORMAT = "defaultaccount,account,partition,defaultqos"
 NODE_FIELDS = (
     "NodeList",
     "Partition",
@@ -198,7 +200,8 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
     None: all jobs, and a pending one has the start that Slurm expects.
     """
     jobs = []
-    for array, index, state, submitted, started, node, reason, comment, name in _records(text, 9, "squeue"):
+    for fields in _records(text, len(QUEUE_FIELDS), "squeue"):
+        array, index, state, submitted, started, ends, node, reason, comment, name = fields
         if token is not None and not is_ours(comment, token):
             continue
         if not array.isdigit():
@@ -216,6 +219,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
                 submitted_at=_seconds(submitted),
                 # before it has a node: Slurm's own guess
                 started_at=_seconds(started) if node or token is None else None,
+                ends_at=_seconds(ends) if phase == "running" else None,
             )
         )
     return jobs
@@ -284,6 +288,26 @@ def parse_walls(text: str) -> dict[tuple[str, str], int]:
             names += [("account", account[1]), *([("account", "")] if account[2] == "Yes" else [])]
         walls |= dict.fromkeys(names, int(limit[1]) * 60)
     return walls
+
+
+def cluster_of(text: str) -> str:
+    """The cluster's name, from the same text; "" where it shows no association."""
+    found = re.search(r"^ClusterName=(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def default_walls(text: str, walls: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """MaxWall by ("default qos", account) of jobs that name no QOS; account "": the user's default one.
+
+    `text`: of `sacctmgr -nP show user … format=DEFAULT_QOS_FORMAT`; `walls`: as of `parse_walls`.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        default, account, partition, qos, *_ = [*line.split("|"), "", "", ""]
+        if not partition and ("qos", qos) in walls:
+            names = (account, "") if account == default else (account,)
+            found |= {("default qos", name): walls["qos", qos] for name in names}
+    return found
 
 
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:

@@ -69,14 +69,15 @@ class MemoryOffered(Event):
 
 
 class BackOffOver(Event):
-    """A time is over: the back-off of these nodes, the pause between metric worker jobs (`workers`), or the pause of jobs
-    that a limit on jobs keeps out (`held`).
+    """A time is over: the back-off of these nodes, the pause between metric worker jobs (`workers`), the pause of jobs that
+    a limit on jobs keeps out (`held`), or a precursor's time, which shall be renewed (`precursors`).
     """
 
     kind: Literal["back-off-over"] = "back-off-over"
     nodes: tuple[str, ...] = ()
     workers: bool = False
     held: bool = False
+    precursors: bool = False
 
 
 class NodeWithdrawn(Event):
@@ -139,6 +140,7 @@ class JobStarted(Event):
     node: str | None = None
     started_at: float | None = None
     submitted_at: float | None = None
+    ends_at: float | None = None  # unix seconds, by its time limit; None: unknown, or in older journals
 
 
 class JobEnded(Event):

@@ -38,6 +38,10 @@ SHORTEST_LIMIT_SECONDS = 900
 """No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
 ENDING_SECONDS = 120
 """A trial gets SIGTERM a minute before its limit, and Slurm may be a minute early."""
+UNPLANNED_SECONDS = 3600
+"""What a precursor asks for before the plan, beside the staging: request sets are built in minutes, and then it is renewed."""
+STAGING_SLACK_SECONDS = 300  # of a precursor or host, beside the copy
+SLOW_STORAGE = 100e6  # bytes/s at which a checkpoint surely comes from shared storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +80,9 @@ class Asked(TypedDict):
 
 
 def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: int = 1) -> Asked:
-    """The most that a job of this purpose asks for. `checkpoint_bytes`: of what it converts or stages; `lanes`: trials that
-    a host runs. What is beyond a partition's MaxTime is left away at submission.
+    """The most that a job of this purpose asks for; where times were predicted it asks for less. `checkpoint_bytes`: of
+    what it converts or stages; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is left away at
+    submission.
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
@@ -172,27 +177,58 @@ def precursor_memory_mb(record: EvaluationRecord) -> int:
 
 
 def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:
-    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released."""
-    job = replace(_job(state, site, "stage", node.name, _asked(state, "stage")), node=node.name)
+    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released.
+
+    A prefetch, which waits for GPUs that other jobs use, asks for the most.
+    """
+    asks = _asked(state, "stage")
+    if isinstance(node, NodeUse):
+        asks["time_limit_seconds"] = precursor_limit_seconds(state, node)
+    job = replace(_job(state, site, "stage", node.name, asks), node=node.name)
     if isinstance(node, Prefetch):
         return JobIntended(at=now, job=job)
     return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
 
 
-def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
+def _staging_seconds(state: State) -> int:
+    return ceil(state.record.checkpoint.bytes / SLOW_STORAGE) + STAGING_SLACK_SECONDS
+
+
+def precursor_limit_seconds(state: State, node: NodeUse) -> int:
+    """The time limit that a node's precursor asks for: the staging, and as long as the trials that it serves.
+
+    Trials still to serve near its end get a successor (`renewals`). A precursor that ended without having staged is
+    followed by one that asks for twice as long.
+    """
+    most = _asked(state, "stage")["time_limit_seconds"]
+    lanes = [] if node.name in state.index.in_use else node.lane_names
+    serves = _work_limit_seconds(state, len(lanes)) or UNPLANNED_SECONDS
+    return min(most, (serves + _staging_seconds(state)) << min(node.attempts, 20))
+
+
+def trial_limit_seconds(state: State, lanes: Sequence[str], more: int = 0) -> int:
     """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
 
     A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
     its shard back at SIGTERM, and the next trial on its lane asks for twice as long. Never above the
-    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size).
+    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size). `more`: as of
+    `_work_limit_seconds`.
     """
     most = state.record.options.trial_time_limit_seconds
+    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
+    return min(most, (_work_limit_seconds(state, more) or most) << min(attempt, 20))
+
+
+def _work_limit_seconds(state: State, more: int = 0) -> int:
+    """Seconds in which a lane has surely loaded and done its even share; 0 before the plan.
+
+    `more`: lanes that come to those in use.
+    """
     plan = state.plan
     if not plan.work_seconds_95:
-        return most
-    asked = plan.load_seconds_95 + plan.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
-    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
-    return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
+        return 0
+    share = plan.work_seconds_95 / max(1, state.index.lanes_in_use + more)
+    return ceil(max(SHORTEST_LIMIT_SECONDS, plan.load_seconds_95 + share + ENDING_SECONDS))
 
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
@@ -213,7 +249,10 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now
 
 def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """One long job that stages into its own memory and runs the node's trials as its children."""
-    job = _job(state, site, "host", node.name, _asked(state, "host", len(lanes)))
+    asks = _asked(state, "host", len(lanes))
+    limit = trial_limit_seconds(state, lanes, len(lanes)) + _staging_seconds(state)
+    asks["time_limit_seconds"] = min(asks["time_limit_seconds"], limit)
+    job = _job(state, site, "host", node.name, asks)
     return JobIntended(
         at=now,
         job=replace(job, node=node.name, best_effort=node.best_effort),

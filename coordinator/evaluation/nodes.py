@@ -8,8 +8,8 @@ Called from: `step`; the subjects that see a node fail.
 from __future__ import annotations
 
 from coordinator.cluster import COORDINATOR_ENDED
-from coordinator.evaluation import indexes, jobs
-from coordinator.evaluation.actions import Action, ReleasePrecursor
+from coordinator.evaluation import indexes, jobs, renewals
+from coordinator.evaluation.actions import Action
 from coordinator.evaluation.events import (
     BackOffOver,
     JobIntended,
@@ -85,6 +85,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     info = state.jobs.by_name.get(outcome.name)
     if info is None:
         return []
+    actions = renewals.staged(state, info, at)
     place = _place(state, info)
     if place is None or state.winding_down:
         return jobs.release(state, info, at) if info.live and info.job.purpose == "stage" else []
@@ -96,7 +97,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     _file(state, place)
     if outcome.rung == "storage":
         state.warnings.append(f"{place.name} reads the weights from storage: {outcome.why}")
-    return []
+    return actions
 
 
 def stage_failed(state: State, outcome: Failed, _at: float) -> list[Action]:
@@ -130,6 +131,8 @@ def intended(state: State, event: JobIntended) -> list[Action]:
     place = state.nodes.by_name.get(name) or state.nodes.prefetches.get(name)
     if place is None:
         raise IllegalEventError(f"{event.job.name} is for the node {name}, which is not used")
+    if isinstance(place, NodeUse) and renewals.begin(state, place, event.job.name):
+        return []
     place.status, place.precursor = "staging", event.job.name
     if isinstance(place, NodeUse):
         place.attempts += 1
@@ -145,6 +148,8 @@ def intended(state: State, event: JobIntended) -> list[Action]:
 
 def job_over(state: State, info: JobInfo, word: str) -> None:
     """A precursor or host job has ended."""
+    if renewals.ended(state, info):
+        return
     place = _place(state, info)
     if place is None or place.status not in ("staging", "ready"):
         return
@@ -271,8 +276,7 @@ def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     info = state.jobs.by_name.get(precursor or "")
     if info is None or not info.live:
         return []
-    info.released_at = now
-    return [ReleasePrecursor(job=info.job.name)]
+    return renewals.release(state, info, now)
 
 
 # --- rules -------------------------------------------------------------------------------------------------------------------
@@ -285,6 +289,8 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     for ahead in state.nodes.prefetches.values() if submits else ():
         if ahead.status == "offered":
             actions += _submit(state, precursor_job(state, site, ahead, now))
+    for node in renewals.due(state, now) if submits else ():
+        actions += _submit(state, precursor_job(state, site, node, now))
     return [*actions, *_use_due(state, site, now, submits=submits)]
 
 
@@ -388,5 +394,5 @@ def release_due(state: State, now: float) -> list[Action]:
         elif place.status in ("staging", "ready"):
             place.status = "offered"
         _file(state, place)
-        actions += jobs.release(state, info, now)
+        actions += renewals.release(state, info, now)
     return actions

@@ -161,6 +161,7 @@ class JobInfo:
     members: dict[int, MemberPhase] = field(default_factory=dict)
     released_at: float | None = None
     refused: str = ""
+    successor: str = ""  # of a precursor: the one that holds its node's weights after it
 
     @property
     def live(self) -> bool:
@@ -238,6 +239,8 @@ class Nodes:
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
     prefetches: dict[str, Prefetch] = field(default_factory=dict)
+    # precursor that runs and has no successor -> unix seconds from which it needs one
+    renewals: dict[str, float] = field(default_factory=dict)
     # consecutive times that every node was in back-off, without a shard done in between
     all_backed_off: int = 0
 

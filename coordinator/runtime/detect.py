@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.cluster import JobState
+from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -128,6 +129,7 @@ def _one_member(
                 node=found.node,
                 started_at=found.started_at,
                 submitted_at=found.submitted_at,
+                ends_at=found.ends_at,
             )
         ]
     return []
@@ -206,7 +208,7 @@ def hung_trials(
 
 
 def waits_over(state: State, now: float) -> list[AnyEvent]:
-    """At most one event: back-offs and pauses that are over. An evaluation that waits for them alone has no other event.
+    """At most one event: back-offs, pauses and times of precursors that are over. An evaluation that waits for them alone has no other event.
     Its rules act on the event, so the next look finds nothing.
     """
     held = any(now >= h.due_at for h in state.jobs.held.values())
@@ -218,7 +220,10 @@ def waits_over(state: State, now: float) -> list[AnyEvent]:
         if n.status == "back-off" and n.back_off_until is not None and now >= n.back_off_until
     )
     workers = state.waits_for_workers and now >= state.scoring.workers_due_at
-    return [BackOffOver(at=now, nodes=over, workers=workers, held=held)] if over or workers or held else []
+    renew = bool(renewals.due(state, now)) and not state.all_terminal
+    if not (over or workers or held or renew):
+        return []
+    return [BackOffOver(at=now, nodes=over, workers=workers, held=held, precursors=renew)]
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:

@@ -331,9 +331,14 @@ class World:
                         index=index,
                         phase=member.phase,  # type: ignore[arg-type]
                         state=member.word or member.phase.upper(),
+                        ends_at=self.ends_at(job, member),
                     )
                 )
         return rows
+
+    def ends_at(self, _job: FakeJob, _member: FakeMember) -> float | None:
+        """By its time limit; None: this cluster has none."""
+        return None
 
     def tick(self) -> None:
         self.now += 5.0
