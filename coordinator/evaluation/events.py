@@ -141,6 +141,7 @@ class JobStarted(Event):
     started_at: float | None = None
     submitted_at: float | None = None
     ends_at: float | None = None  # unix seconds, by its time limit; None: unknown, or in older journals
+    waited_for: str = ""  # the cluster's last reason before it started
 
 
 class JobEnded(Event):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.cluster import JobState
+from coordinator.cluster import JobState, slurm_reasons
 from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
@@ -26,10 +26,6 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
-NEVER_STARTS = frozenset(
-    {"PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit"}
-)
-"""Slurm's reasons for a pending job that no wait mends; such a job was refused, only later than by `sbatch`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +46,7 @@ class Sightings:
     missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)  # that a pending member waits for
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
     reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
@@ -91,12 +88,12 @@ def _one_job(
         job_id = members[0].job_id
         events.append(JobSubmitted(at=now, job=name, job_id=job_id))
     by_index = {m.index: m for m in members if m.job_id == job_id}
-    never = next((m.reason for m in members if m.phase == "pending" and m.reason in NEVER_STARTS), None)
+    reasons = [m.reason for m in members if m.phase == "pending"]
+    never = next((reason for reason in reasons if slurm_reasons.never_starts(reason)), None)
     if never is not None:
-        error = (
-            f"{never}: it asks for more time than its partition, QOS or account allows, and would never start"
-        )
-        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True)]
+        error = f"it would never start: {slurm_reasons.in_words(never)}"
+        of_node = never in slurm_reasons.OF_A_NODE
+        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True, of_node=of_node)]
     for index, phase in info.members.items():
         if phase == "ended":
             continue
@@ -116,6 +113,8 @@ def _one_member(
         return []
     seen.missing_since.pop(key, None)
     seen.missing_count.pop(key, None)
+    if found.phase == "pending" and found.reason:
+        seen.reasons[key] = found.reason
     if found.phase == "ended":
         if now - seen.ended_since.setdefault(key, now) < grace.outcome:
             return []
@@ -130,6 +129,7 @@ def _one_member(
                 started_at=found.started_at,
                 submitted_at=found.submitted_at,
                 ends_at=found.ends_at,
+                waited_for=seen.reasons.pop(key, ""),
             )
         ]
     return []
