@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
@@ -58,11 +59,24 @@ class SlurmCli:
         return text.parse_queue(self._ask(argv), None)
 
     def nodes(self) -> list[NodeState]:
-        """Run one `sinfo`: the nodes of the set partitions, or of the site's default one."""
+        """Run one `sinfo`: the nodes of the set partitions, or of the site's default one.
+
+        Where no node with GPUs can be used and some are reserved, `scontrol` says until when.
+        """
         argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
         said = self._ask(argv)
         self._limits = text.parse_limits(said)
-        return text.parse_nodes(said, self.options)
+        nodes = text.parse_nodes(said, self.options)
+        return nodes if any(n.usable and n.gpus for n in nodes) else self._with_reservations(nodes)
+
+    def _with_reservations(self, nodes: list[NodeState]) -> list[NodeState]:
+        if not any(text.is_reserved(n) for n in nodes):
+            return nodes
+        try:
+            said = text.parse_reservations(self._run(["scontrol", "--oneliner", "show", "reservation"]))
+        except _FailedError:
+            return nodes
+        return [replace(n, reason=said) if said and text.is_reserved(n) else n for n in nodes]
 
     def within_limits(self, job: Job) -> Job:
         """Cut the job's time limit to what its partition, account and QOS allow; the first call asks for them."""

@@ -258,6 +258,23 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
     return nodes
 
 
+def is_reserved(node: NodeState) -> bool:
+    """Is it out of use for a reservation, and has no admin given another reason?"""
+    return not node.usable and not node.reason and node.state.startswith(("reserved", "maint"))
+
+
+def parse_reservations(text: str) -> str:
+    """The reservations that are active, with their nodes and ends, from `scontrol --oneliner show reservation`."""
+    said = []
+    for line in text.splitlines():
+        row = dict(re.findall(r"(\S+?)=(\S*)", line))
+        end = _seconds(row.get("EndTime", ""))
+        if row.get("State") == "ACTIVE" and end is not None:
+            until = datetime.fromtimestamp(end).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 (local time)
+            said.append(f"reservation {row.get('ReservationName')} of {row.get('Nodes')} until {until}")
+    return "; ".join(said)
+
+
 def parse_limits(text: str) -> dict[str | None, int]:
     """Partition -> MaxTime in seconds, from the same `sinfo`; None: the default one. No key: no limit."""
     limits: dict[str | None, int] = {}

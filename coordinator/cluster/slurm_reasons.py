@@ -75,6 +75,12 @@ def never_starts(reason: str) -> bool:
     return reason in NEVER or (found is not None and _is_of_the_job(found))
 
 
+def of_all_jobs(reason: str) -> bool:
+    """Is it a limit on all jobs of a user or group, which starts the job once others have ended?"""
+    found = _LIMIT.fullmatch(reason)
+    return found is not None and not _is_of_the_job(found) and "Minutes" not in found[4]
+
+
 def _is_of_the_job(limit: re.Match[str]) -> bool:
     """Is the limit on one job alone, so that no end of another job mends it?"""
     _, kind, _, rest = limit.groups()
@@ -111,6 +117,14 @@ def unusable(nodes: Sequence[NodeState]) -> str:
             f"{shown}{more} {'are' if len(names) > 1 else 'is'} {state}{f' ({reason})' if reason else ''}"
         )
     return "; ".join(said)
+
+
+def none_usable(nodes: Sequence[NodeState]) -> str:
+    """Why no job can start on a GPU now; "" where a node with GPUs takes jobs."""
+    gpu_nodes = [n for n in nodes if n.gpus]
+    if not gpu_nodes or any(n.usable for n in gpu_nodes):
+        return ""
+    return f"no node with GPUs can be used now: {unusable(gpu_nodes)}"
 
 
 def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:

@@ -133,6 +133,15 @@ class JobNotSubmitted(Event):
     limited: bool = False
 
 
+class LimitReached(Event):
+    """Builds or trials wait for a limit on this user's jobs (`why`: the cluster's word), which idle jobs of the evaluation
+    fill.
+    """
+
+    kind: Literal["limit-reached"] = "limit-reached"
+    why: str
+
+
 class JobStarted(Event):
     kind: Literal["job-started"] = "job-started"
     job: str
@@ -334,6 +343,7 @@ AnyEvent = (
     | ShardsDealt
     | JobSubmitted
     | JobNotSubmitted
+    | LimitReached
     | JobStarted
     | JobEnded
     | OutcomeSeen

@@ -279,6 +279,15 @@ def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     return renewals.release(state, info, now)
 
 
+def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
+    """A limit leaves no place for a precursor beside the node's trials: one job stages and hosts them."""
+    actions = withdraw(state, node.name, why, now)
+    node.status, node.hosted, node.attempts, node.why = "offered", True, 0, why
+    state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {why}")
+    indexes.file_node(state, node)
+    return actions
+
+
 # --- rules -------------------------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +319,7 @@ def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     dealt = state.shards.leaves and state.index.lanes_in_use and not state.record.options.steal
     own: set[str] | None = None
     for node in offered:
-        if not _wanted(state, node):
+        if not _wanted(state, node, now):
             break
         if dealt:
             own = state.lanes_to_do() if own is None else own
@@ -335,8 +344,10 @@ def _room(state: State, node: NodeUse) -> int:
     return node.lanes if most is None else min(node.lanes, most - state.index.lanes_in_use)
 
 
-def _wanted(state: State, node: NodeUse) -> bool:
+def _wanted(state: State, node: NodeUse, now: float) -> bool:
     in_use, most = state.index.lanes_in_use, state.record.options.max_nodes
+    if now < state.nodes.most_until and len(state.index.in_use) >= state.nodes.most:
+        return False
     if _room(state, node) <= 0 or (most is not None and len(state.index.in_use) >= most):
         return False
     return not state.shards.leaves or state.shards.todo > in_use  # else what is in use suffices

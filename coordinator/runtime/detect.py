@@ -19,6 +19,7 @@ from coordinator.evaluation.events import (
     JobNotSubmitted,
     JobStarted,
     JobSubmitted,
+    LimitReached,
     MetricJobsDied,
     MetricJobsLost,
     TrialHung,
@@ -26,6 +27,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
+WORK = ("build", "trial", "host")  # purposes of jobs that an evaluation cannot do without
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Grace:
     lost: float = 30.0  # a submitted job that listings lack
     uncertain: float = 10.0  # a submission that may have happened
     hung: float = 900.0  # a running trial without progress
+    limited: float = 60.0  # jobs that a limit keeps out, while only idle jobs of the evaluation run
     overdue: float = 60.0  # a job that was cancelled or released
     outcome: float = 0.0  # an ended job: on NFS its files may appear after the listing shows its end
 
@@ -47,6 +50,7 @@ class Sightings:
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)  # that a pending member waits for
+    limited_since: float | None = None  # unix seconds
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
     reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
@@ -137,6 +141,41 @@ def _one_member(
 
 def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
+
+
+def limit_events(
+    state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    """At most one event: builds or trials wait for a limit, and of this evaluation only idle jobs run."""
+    why = _limit(state, listing)
+    if why is None or not _only_idle_jobs_run(state):
+        seen.limited_since = None
+        return []
+    seen.limited_since = seen.limited_since or now
+    if now - seen.limited_since < grace.limited:
+        return []
+    seen.limited_since = None
+    return [LimitReached(at=now, why=why)]
+
+
+def _limit(state: State, listing: Iterable[JobState]) -> str | None:
+    """The limit that keeps a build or trial of this evaluation out; None where none does."""
+    jobs = state.jobs
+    wanted = {n for n in jobs.live if jobs.by_name[n].job.purpose in WORK and not jobs.by_name[n].released_at}
+    held = next((h.why for name, h in jobs.held.items() if name in wanted), None)
+    pending = (row for row in listing if row.phase == "pending" and row.name in wanted)
+    return held or next((row.reason for row in pending if slurm_reasons.of_all_jobs(row.reason)), None)
+
+
+def _only_idle_jobs_run(state: State) -> bool:
+    """Does a precursor or worker run, and no job that works and ends by itself?"""
+    running = {
+        info.job.purpose
+        for info in map(state.jobs.by_name.__getitem__, state.jobs.live)
+        if "running" in info.members.values() or (info.phase == "submitted" and info.released_at)
+    }
+    idle = {"stage"} if state.scoring.outstanding else {"stage", "metric"}
+    return bool(running) and running <= idle
 
 
 def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:

@@ -220,6 +220,7 @@ class Running:
             self.performer.cancel(twins)
             claims = self.snapshot.claims if self.snapshot is not None else {}
             self.take(detect.with_shards(self.state, events, claims))
+            self.take(detect.limit_events(self.state, listing, self.seen, self.grace, now))
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         progress = None
         if self.snapshot is not None:

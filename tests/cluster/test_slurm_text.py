@@ -21,12 +21,13 @@ from coordinator.cluster.slurm_parse import (
     parse_limits,
     parse_nodes,
     parse_queue,
+    parse_reservations,
     parse_walls,
     refused,
     setting_of,
 )
 from coordinator.cluster.slurm_pyslurm import indexes
-from coordinator.cluster.slurm_reasons import gpus_in_words, unusable
+from coordinator.cluster.slurm_reasons import gpus_in_words, none_usable, unusable
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
 QUEUE_HEAD = (
@@ -372,3 +373,17 @@ def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:
     assert gpus_in_words(nodes, 2) == "3 of 8 GPUs are used, 2 of them by evalspan; " + unusable(nodes)
     assert gpus_in_words(nodes[:2], 0) == unusable(nodes)
     assert gpus_in_words([], 0) == unusable([]) == ""
+    assert none_usable(nodes) == none_usable([]) == ""
+    assert none_usable(nodes[:2]) == f"no node with GPUs can be used now: {unusable(nodes)}"
+
+
+def test_active_reservations_are_named_with_their_nodes_and_ends() -> None:
+    """One that has not begun is not."""
+    text = (
+        "ReservationName=fix StartTime=1795356710 EndTime=1795362110 Nodes=n[1-2] Flags=MAINT State=ACTIVE\n"
+        "ReservationName=later StartTime=1795374710 EndTime=1795380110 Nodes=n1 Flags= State=INACTIVE\n"
+    )
+    said = parse_reservations(text)
+    assert said.startswith("reservation fix of n[1-2] until 2026-11-2")
+    assert "later" not in said
+    assert parse_reservations("No reservations in the system\n") == ""

@@ -364,6 +364,8 @@ class World:
             for twin in twins:
                 self.cancel(do.CancelJob(job_id=twin))
             self.take(detect.with_shards(self.state, events, self.claims))
+            grace = detect.Grace()
+            self.take(detect.limit_events(self.state, self.listing(), self.seen, grace, self.now))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
             self.cancel(do.CancelJob(job_id=job_id))
         self.take(detect.waits_over(self.state, self.now))
