@@ -28,6 +28,7 @@ class Job:
     log: str  # path; "%i" stands for the member's index
     count: int = 1
     node: str | None = None  # the only node it may run on
+    exclude: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
     gpus: int = 0  # per member
     cpus: int = 1
     memory_mb: int = 1024

@@ -145,6 +145,8 @@ def sbatch_arguments(job: Job, options: SlurmOptions) -> list[str]:
         arguments.append(f"--array=0-{job.count - 1}")
     if job.node is not None:
         arguments.append(f"--nodelist={job.node}")
+    elif job.exclude:
+        arguments.append(f"--exclude={','.join(job.exclude)}")
     if job.gpus > 0:
         arguments.append(f"--gres=gpu:{job.gpus}")
     for flag, value in (

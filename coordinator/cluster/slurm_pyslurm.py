@@ -166,6 +166,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "reservations": options.reservation,
         "working_directory": options.chdir,
         "required_nodes": job.node,
+        "excluded_nodes": ",".join(job.exclude) or None,
     }
     if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
         fields["signal"] = f"B:SIGTERM@{TERM_BEFORE_END_SECONDS}"

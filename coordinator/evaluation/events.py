@@ -156,7 +156,8 @@ class JobStarted(Event):
 class JobEnded(Event):
     """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing.
 
-    `shard`: the one that its trial ran, by the queue.
+    `shard`: the one that its trial ran, by the queue. `unlaunched`: the node, where it has no log: Slurm gave it to the
+    node and ended it before it began.
     """
 
     kind: Literal["job-ended"] = "job-ended"
@@ -165,6 +166,7 @@ class JobEnded(Event):
     state: str
     lost: bool = False
     shard: str | None = None
+    unlaunched: str = ""
 
 
 class OutcomeSeen(Event):

@@ -41,6 +41,7 @@ ENDING_SECONDS = 120
 UNPLANNED_SECONDS = 3600
 """What a precursor asks for before the plan, beside the staging: request sets are built in minutes, and then it is renewed."""
 STAGING_SLACK_SECONDS = 300  # of a precursor or host, beside the copy
+METRIC_SPREAD = 2.0  # times that metrics may take of what is predicted
 SLOW_STORAGE = 100e6  # bytes/s at which a checkpoint surely comes from shared storage
 
 
@@ -143,6 +144,11 @@ def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -
     )
 
 
+def _elsewhere(state: State, job: Job) -> Job:
+    """The job, kept off nodes that could not launch one."""
+    return replace(job, exclude=tuple(sorted(state.jobs.unlaunched)))
+
+
 def _source(state: State, entry: int) -> str:
     inputs = state.record.inputs
     return inputs.entries[entry].files if inputs is not None else ""
@@ -158,13 +164,13 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState], now: floa
     job = _job(state, site, "build", entries[0].name.rsplit("/", 1)[-1][:24], _asked(state, "build"))
     specs = (str(site.of(state).spec(f"{job.name}.{e.index}")) for e in entries)
     job = replace(job, argv=(*job.argv[:-1], *specs))
-    return JobIntended(at=now, job=job, entries=tuple(e.index for e in entries))
+    return JobIntended(at=now, job=_elsewhere(state, job), entries=tuple(e.index for e in entries))
 
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
     asks = asked("convert", state.record.options, _announced(state).bytes)
-    return JobIntended(at=now, job=_job(state, site, "convert", "checkpoint", asks))
+    return JobIntended(at=now, job=_elsewhere(state, _job(state, site, "convert", "checkpoint", asks)))
 
 
 def _announced(state: State) -> CheckpointSpec:
@@ -266,6 +272,20 @@ def _trials(job: str, lanes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{job}.{member}" for member in range(len(lanes)))
 
 
+def _worker_limit_seconds(state: State, count: int) -> int:
+    """As long as the trials and then the metrics are predicted to take; workers that end at their limit are replaced.
+
+    Those that follow workers with no metric job done ask for twice as long.
+    """
+    most = _asked(state, "metric")["time_limit_seconds"]
+    work = _work_limit_seconds(state)
+    if not work:
+        return most
+    metrics = [leaf.planned.metric_seconds for leaf in state.shards.leaves.values()]
+    tail = METRIC_SPREAD * (sum(metrics) / count + max(metrics, default=0.0))
+    return min(most, ceil(work + tail) << min(state.scoring.worker_attempts, 20))
+
+
 def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     """CPU jobs that score: an array of `count` RQ workers."""
     options = {
@@ -277,9 +297,12 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
         "--lease-seconds": site.lease_seconds,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
-    job = _job(state, site, "metric", "workers", _asked(state, "metric"))
+    asks = _asked(state, "metric")
+    asks["time_limit_seconds"] = _worker_limit_seconds(state, count)
+    job = _job(state, site, "metric", "workers", asks)
     argv = (*site.worker_command, "-m", "evaljobs", "worker", *words)
-    return JobIntended(at=now, job=replace(job, argv=argv, log=_member_log(job), count=count))
+    job = replace(job, argv=argv, log=_member_log(job), count=count)
+    return JobIntended(at=now, job=_elsewhere(state, job))
 
 
 # --- what the performer writes and submits for an intended job -----------------------------------------------------------

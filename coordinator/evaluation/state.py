@@ -161,6 +161,7 @@ class JobInfo:
     members: dict[int, MemberPhase] = field(default_factory=dict)
     released_at: float | None = None
     refused: str = ""
+    unlaunched: str = ""  # the node that could not launch it
     successor: str = ""  # of a precursor: the one that holds its node's weights after it
 
     @property
@@ -231,6 +232,7 @@ class Builds:
     looked_up: bool = False  # request sets on disk were looked for
     # build jobs in a row that ended without an outcome and had nothing built
     deaths_without_progress: int = 0
+    due_at: float = 0.0  # unix seconds; the next build job comes no sooner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -254,6 +256,9 @@ class Jobs:
     by_name: dict[str, JobInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)  # names of jobs not ended
     held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
+    unlaunched: set[str] = field(
+        default_factory=set
+    )  # nodes that could not launch a job: the next avoid them
     attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
 
 

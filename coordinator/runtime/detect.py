@@ -7,10 +7,10 @@ cancels it, since a restarted controller may give an id out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.cluster import JobState, slurm_reasons
+from coordinator.cluster import Job, JobState, slurm_reasons
 from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
@@ -143,6 +143,23 @@ def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
 
 
+def with_launches(
+    state: State, events: Iterable[AnyEvent], listing: Iterable[JobState], began: Callable[[Job, int], bool]
+) -> list[AnyEvent]:
+    """`events`, where the end of a job names the node that could not launch it. `began`: has this member a log?"""
+    places = {(row.name, row.index): row.node for row in listing}
+    found: list[AnyEvent] = []
+    for event in events:
+        node = places.get((event.job, event.index)) if isinstance(event, JobEnded) else None
+        if isinstance(event, JobEnded) and node is not None:
+            job = state.jobs.by_name[event.job].job
+            if job.node is None and not began(job, event.index):
+                found.append(event.model_copy(update={"unlaunched": node}))
+                continue
+        found.append(event)
+    return found
+
+
 def limit_events(
     state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
 ) -> list[AnyEvent]:
@@ -258,9 +275,10 @@ def waits_over(state: State, now: float) -> list[AnyEvent]:
         for n in state.nodes.by_name.values()
         if n.status == "back-off" and n.back_off_until is not None and now >= n.back_off_until
     )
+    builds = "unbuilt" in state.index.entries and state.builds.due_at and now >= state.builds.due_at
     workers = state.waits_for_workers and now >= state.scoring.workers_due_at
     renew = bool(renewals.due(state, now)) and not state.all_terminal
-    if not (over or workers or held or renew):
+    if not (over or workers or held or renew or builds):
         return []
     return [BackOffOver(at=now, nodes=over, workers=workers, held=held, precursors=renew)]
 
