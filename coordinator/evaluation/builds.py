@@ -220,8 +220,8 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
     first, builds = left[0], state.builds
     builds.deaths_without_progress += 1
     if info.unlaunched or info.refused:  # a node's fault alone: again, on another node
-        pause = min(jobs.HELD_SECONDS * 2 ** (builds.deaths_without_progress - 1), MAX_PAUSE_SECONDS)
-        builds.due_at = info.changed_at + pause
+        rounds = (builds.deaths_without_progress - 1) // state.record.options.build_jobs
+        builds.due_at = info.changed_at + min(jobs.HELD_SECONDS * 2**rounds, MAX_PAUSE_SECONDS)
     else:
         first.build_attempts += 1
     hopeless = builds.deaths_without_progress >= MAX_DEATHS * state.record.options.build_jobs

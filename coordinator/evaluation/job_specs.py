@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from typing import TypedDict
 
 from coordinator.cluster import Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
+from coordinator.evaluation.time_limits import (
+    host_limit_seconds,
+    precursor_limit_seconds,
+    trial_limit_seconds,
+    worker_limit_seconds,
+)
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -34,15 +39,6 @@ from evaljobs.contract.specs import (
 
 MIB = 1 << 20
 PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
-SHORTEST_LIMIT_SECONDS = 900
-"""No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
-ENDING_SECONDS = 120
-"""A trial gets SIGTERM a minute before its limit, and Slurm may be a minute early."""
-UNPLANNED_SECONDS = 3600
-"""What a precursor asks for before the plan, beside the staging: request sets are built in minutes, and then it is renewed."""
-STAGING_SLACK_SECONDS = 300  # of a precursor or host, beside the copy
-METRIC_SPREAD = 2.0  # times that metrics may take of what is predicted
-SLOW_STORAGE = 100e6  # bytes/s at which a checkpoint surely comes from shared storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,52 +185,11 @@ def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float
     """
     asks = _asked(state, "stage")
     if isinstance(node, NodeUse):
-        asks["time_limit_seconds"] = precursor_limit_seconds(state, node)
+        asks["time_limit_seconds"] = precursor_limit_seconds(state, node, asks["time_limit_seconds"])
     job = replace(_job(state, site, "stage", node.name, asks), node=node.name)
     if isinstance(node, Prefetch):
         return JobIntended(at=now, job=job)
     return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
-
-
-def _staging_seconds(state: State) -> int:
-    return ceil(state.record.checkpoint.bytes / SLOW_STORAGE) + STAGING_SLACK_SECONDS
-
-
-def precursor_limit_seconds(state: State, node: NodeUse) -> int:
-    """The time limit that a node's precursor asks for: the staging, and as long as the trials that it serves.
-
-    Trials still to serve near its end get a successor (`renewals`). A precursor that ended without having staged is
-    followed by one that asks for twice as long.
-    """
-    most = _asked(state, "stage")["time_limit_seconds"]
-    lanes = [] if node.name in state.index.in_use else node.lane_names
-    serves = _work_limit_seconds(state, len(lanes)) or UNPLANNED_SECONDS
-    return min(most, (serves + _staging_seconds(state)) << min(node.attempts, 20))
-
-
-def trial_limit_seconds(state: State, lanes: Sequence[str], more: int = 0) -> int:
-    """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
-
-    A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
-    its shard back at SIGTERM, and the next trial on its lane asks for twice as long. Never above the
-    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size). `more`: as of
-    `_work_limit_seconds`.
-    """
-    most = state.record.options.trial_time_limit_seconds
-    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
-    return min(most, (_work_limit_seconds(state, more) or most) << min(attempt, 20))
-
-
-def _work_limit_seconds(state: State, more: int = 0) -> int:
-    """Seconds in which a lane has surely loaded and done its even share; 0 before the plan.
-
-    `more`: lanes that come to those in use.
-    """
-    plan = state.plan
-    if not plan.work_seconds_95:
-        return 0
-    share = plan.work_seconds_95 / max(1, state.index.lanes_in_use + more)
-    return ceil(max(SHORTEST_LIMIT_SECONDS, plan.load_seconds_95 + share + ENDING_SECONDS))
 
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
@@ -256,8 +211,7 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now
 def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """One long job that stages into its own memory and runs the node's trials as its children."""
     asks = _asked(state, "host", len(lanes))
-    limit = trial_limit_seconds(state, lanes, len(lanes)) + _staging_seconds(state)
-    asks["time_limit_seconds"] = min(asks["time_limit_seconds"], limit)
+    asks["time_limit_seconds"] = host_limit_seconds(state, lanes)
     job = _job(state, site, "host", node.name, asks)
     return JobIntended(
         at=now,
@@ -272,20 +226,6 @@ def _trials(job: str, lanes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{job}.{member}" for member in range(len(lanes)))
 
 
-def _worker_limit_seconds(state: State, count: int) -> int:
-    """As long as the trials and then the metrics are predicted to take; workers that end at their limit are replaced.
-
-    Those that follow workers with no metric job done ask for twice as long.
-    """
-    most = _asked(state, "metric")["time_limit_seconds"]
-    work = _work_limit_seconds(state)
-    if not work:
-        return most
-    metrics = [leaf.planned.metric_seconds for leaf in state.shards.leaves.values()]
-    tail = METRIC_SPREAD * (sum(metrics) / count + max(metrics, default=0.0))
-    return min(most, ceil(work + tail) << min(state.scoring.worker_attempts, 20))
-
-
 def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     """CPU jobs that score: an array of `count` RQ workers."""
     options = {
@@ -298,7 +238,7 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
     asks = _asked(state, "metric")
-    asks["time_limit_seconds"] = _worker_limit_seconds(state, count)
+    asks["time_limit_seconds"] = worker_limit_seconds(state, count, asks["time_limit_seconds"])
     job = _job(state, site, "metric", "workers", asks)
     argv = (*site.worker_command, "-m", "evaljobs", "worker", *words)
     job = replace(job, argv=argv, log=_member_log(job), count=count)

@@ -10,8 +10,9 @@ from support.simulated.world import World
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import indexes
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds, worker_job
+from coordinator.evaluation.job_specs import worker_job
 from coordinator.evaluation.state import NodeUse, Trial
+from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
 
 DAY = 24 * 3600
 

@@ -12,7 +12,7 @@ from support.simulated.parts import SITE, FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 
 from coordinator.evaluation import nodes
-from coordinator.evaluation.job_specs import SHORTEST_LIMIT_SECONDS, UNPLANNED_SECONDS
+from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, UNPLANNED_SECONDS
 
 LIFE = 60.0  # seconds that this cluster gives a precursor
 
@@ -101,7 +101,7 @@ def test_a_precursor_asks_for_the_time_of_the_trials_that_it_serves() -> None:
     while not world.state.live_jobs("trial"):
         world.tick()
     (node, *_) = world.state.nodes.by_name.values()
-    later = nodes.precursor_job(world.state, SITE, replace(node, attempts=0), world.now)
+    later = nodes.precursor_job(world.state, SITE, replace(node), world.now)
     trial = world.state.live_jobs("trial")[0].job.time_limit_seconds
     assert UNPLANNED_SECONDS < early < UNPLANNED_SECONDS + 600
     assert SHORTEST_LIMIT_SECONDS <= trial < later.job.time_limit_seconds < trial + 600
