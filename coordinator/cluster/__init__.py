@@ -38,7 +38,7 @@ class Job:
     purpose: Purpose = "trial"
     # known when it is submitted
     gpu_type: str = ""  # of its node's GPUs, in Slurm's word
-    avoid: tuple[str, ...] = ()  # nodes that it may not run on
+    avoid: tuple[str, ...] = ()  # nodes that a job without `node` may not run on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ class JobState:
     reason: str = ""
     submitted_at: float | None = None  # unix seconds
     started_at: float | None = None
+    ends_at: float | None = None  # unix seconds at which its time limit ends it; of one that runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

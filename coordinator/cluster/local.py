@@ -355,4 +355,11 @@ def _state(entry: _Entry, member: _Member) -> JobState:
         reason=member.reason,
         submitted_at=entry.submitted_at,
         started_at=member.started_at,
+        ends_at=_ends_at(entry, member),
     )
+
+
+def _ends_at(entry: _Entry, member: _Member) -> float | None:
+    if entry.job is None or member.started_at is None or member.phase != "running":
+        return None
+    return member.started_at + entry.job.time_limit_seconds

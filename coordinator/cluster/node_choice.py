@@ -110,5 +110,5 @@ def place(job: Job, nodes: Sequence[NodeState]) -> Job:
     """
     there = [n for n in nodes if job.node in (None, n.name)]
     types = (n.gpu_type for n in there if not n.excluded and n.gpus >= job.gpus and _one_type(n))
-    avoid = tuple(n.name for n in nodes if n.excluded) if job.node is None else ()
-    return replace(job, avoid=avoid, gpu_type=next(types, "") if job.gpus else "")
+    avoid = {*job.avoid, *(n.name for n in nodes if n.excluded)} if job.node is None else set()
+    return replace(job, avoid=tuple(sorted(avoid)), gpu_type=next(types, "") if job.gpus else "")

@@ -68,7 +68,9 @@ class SlurmOptions:
     # Before every Slurm command: a program that runs its arguments, on its own stdin and stdout.
     command_prefix: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # for the Slurm commands, e.g. SLURM_CONF
-    timeout_seconds: float = 90.0  # per Slurm command; sites with thousands of jobs set MessageTimeout to 60 s
+    timeout_seconds: float = (
+        90.0  # per Slurm command; sites with thousands of jobs set MessageTimeout to 60 s
+    )
 
     def role(self, purpose: Purpose) -> Role:
         return self.roles.get(ROLES[purpose], Role())
@@ -119,13 +121,15 @@ def within_limits(
     """Cut the job's time limit to MaxTime and MaxWall.
 
     `limits`: MaxTime in seconds by partition; None: the default one. `walls`: as of
-    `slurm_parse.parse_walls`. `partition_qos`: as of `slurm_rules.partition_qos`.
+    `slurm_parse.parse_walls` and `default_walls`. `partition_qos`: as of
+    `slurm_rules.partition_qos`.
     """
     names = options.partition_of(job)
     partitions = names.split(",") if names else (None,)
     most = [limits[n] for n in partitions if n in limits]
-    qualities = [options.qos_of(job) or "", *((partition_qos or {}).get(n, "") for n in partitions)]
-    theirs = [*(("qos", name) for name in qualities), ("account", options.account_of(job) or "")]
+    account, qos = options.account_of(job) or "", options.qos_of(job)
+    own = ("default qos", account) if qos is None else ("qos", qos)
+    theirs = [own, ("account", account), *(("qos", (partition_qos or {}).get(n, "")) for n in partitions)]
     most += [walls[key] for key in theirs if walls and key in walls]
     return replace(job, time_limit_seconds=min([job.time_limit_seconds, *most]))
 

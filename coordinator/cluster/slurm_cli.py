@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import ClusterError, Job, JobState, NodeState, RefusedError
@@ -60,12 +61,26 @@ class SlurmCli:
         return text.parse_queue(self._ask(argv), None)
 
     def nodes(self) -> list[NodeState]:
-        """Run one `sinfo`: the nodes of the set partitions, or of the site's default one."""
+        """Run one `sinfo`: the nodes of the set partitions, or of the site's default one.
+
+        Where no node with GPUs can be used and some are reserved, `scontrol` says until when.
+        """
         argv = ["sinfo", "--Node", "--all", f"--Format={text.NODE_FORMAT}"]
         said = self._ask(argv)
         self._limits = text.parse_limits(said)
         self._nodes = text.parse_nodes(said, self.options)
-        return list(self._nodes)
+        if any(n.usable and n.gpus for n in self._nodes):
+            return list(self._nodes)
+        return self._with_reservations(self._nodes)
+
+    def _with_reservations(self, nodes: list[NodeState]) -> list[NodeState]:
+        if not any(text.is_reserved(n) for n in nodes):
+            return list(nodes)
+        try:
+            said = text.parse_reservations(self._run(["scontrol", "--oneliner", "show", "reservation"]))
+        except _FailedError:
+            return list(nodes)
+        return [replace(n, reason=said) if said and text.is_reserved(n) else n for n in nodes]
 
     def within_limits(self, job: Job) -> Job:
         """Cut the job's time limit to what its partition, account and QOS allow, and keep it off excluded nodes.
@@ -84,15 +99,27 @@ class SlurmCli:
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
             argv = ["scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"]
-            walls = text.parse_walls(self._run(argv))
+            said = self._run(argv)
+            walls = text.parse_walls(said)
             if any(kind == "qos" for kind, _ in walls):
                 shown = self._run(["scontrol", "--all", "--oneliner", "show", "partition"])
                 self._partition_qos = partition_qos(parse_partitions(shown))
+                walls |= self._default_walls(user, text.cluster_of(said), walls)
         except KeyError:
             return {}
         except _FailedError as error:
             return None if error.stderr is None or text.says(error.words, text.AWAY) else {}
         return walls
+
+    def _default_walls(
+        self, user: str, cluster: str, walls: dict[tuple[str, str], int]
+    ) -> dict[tuple[str, str], int]:
+        """From slurmdbd, which alone shows which QOS is the default one. Empty where it does not answer."""
+        argv = ["sacctmgr", "-nP", "show", "user", user, "withassoc", f"cluster={cluster}"]
+        try:
+            return text.default_walls(self._run([*argv, f"format={text.DEFAULT_QOS_FORMAT}"]), walls)
+        except _FailedError:
+            return {}
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Run one `scancel` per thousand jobs; ignores ids that are gone."""

@@ -8,7 +8,7 @@ missing answer differs from "no jobs" and raises ClusterError. A job state not i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime
@@ -21,8 +21,10 @@ FIELD_END, RECORD_END = (
     "\x1f",
     "\x1e",
 )  # a name or comment of the user's other jobs may hold any printable text
-# array's id (or the job's), member, state, submitted, started, node, reason, comment, name
-QUEUE_FORMAT = FIELD_END.join(("%F", "%K", "%T", "%V", "%S", "%N", "%r", "%k", "%j")) + RECORD_END
+# array's id (or the job's), member, state, submitted, started, end by its limit, node, reason, comment, name
+QUEUE_FIELDS = ("%F", "%K", "%T", "%V", "%S", "%e", "%N", "%r", "%k", "%j")
+QUEUE_FORMAT = FIELD_END.join(QUEUE_FIELDS) + RECORD_END
+DEFAULT_QOS_FORMAT = "defaultaccount,account,partition,defaultqos"
 NODE_FIELDS = (
     "NodeList",
     "Partition",
@@ -217,7 +219,8 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
     None: all jobs, and a pending one has the start that Slurm expects.
     """
     jobs = []
-    for array, index, state, submitted, started, node, reason, comment, name in _records(text, 9, "squeue"):
+    for fields in _records(text, len(QUEUE_FIELDS), "squeue"):
+        array, index, state, submitted, started, ends, node, reason, comment, name = fields
         if token is not None and not is_ours(comment, token):
             continue
         if not array.isdigit():
@@ -235,6 +238,7 @@ def parse_queue(text: str, token: str | None) -> list[JobState]:
                 submitted_at=_seconds(submitted),
                 # before it has a node: Slurm's own guess
                 started_at=_seconds(started) if node or token is None else None,
+                ends_at=_seconds(ends) if phase == "running" else None,
             )
         )
     return jobs
@@ -277,6 +281,23 @@ def parse_nodes(text: str, options: SlurmOptions) -> list[NodeState]:
     return nodes
 
 
+def is_reserved(node: NodeState) -> bool:
+    """Is it out of use for a reservation, and has no admin given another reason?"""
+    return not node.usable and not node.reason and node.state.startswith(("reserved", "maint"))
+
+
+def parse_reservations(text: str) -> str:
+    """The reservations that are active, with their nodes and ends, from `scontrol --oneliner show reservation`."""
+    said = []
+    for line in text.splitlines():
+        row = dict(re.findall(r"(\S+?)=(\S*)", line))
+        end = _seconds(row.get("EndTime", ""))
+        if row.get("State") == "ACTIVE" and end is not None:
+            until = datetime.fromtimestamp(end).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 (local time)
+            said.append(f"reservation {row.get('ReservationName')} of {row.get('Nodes')} until {until}")
+    return "; ".join(said)
+
+
 def parse_limits(text: str) -> dict[str | None, int]:
     """Partition -> MaxTime in seconds, from the same `sinfo`; None: the default one. No key: no limit."""
     limits: dict[str | None, int] = {}
@@ -307,6 +328,26 @@ def parse_walls(text: str) -> dict[tuple[str, str], int]:
             names += [("account", account[1]), *([("account", "")] if account[2] == "Yes" else [])]
         walls |= dict.fromkeys(names, int(limit[1]) * 60)
     return walls
+
+
+def cluster_of(text: str) -> str:
+    """The cluster's name, from the same text; "" where it shows no association."""
+    found = re.search(r"^ClusterName=(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def default_walls(text: str, walls: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """MaxWall by ("default qos", account) of jobs that name no QOS; account "": the user's default one.
+
+    `text`: of `sacctmgr -nP show user … format=DEFAULT_QOS_FORMAT`; `walls`: as of `parse_walls`.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        default, account, partition, qos, *_ = [*line.split("|"), "", "", ""]
+        if not partition and ("qos", qos) in walls:
+            names = (account, "") if account == default else (account,)
+            found |= {("default qos", name): walls["qos", qos] for name in names}
+    return found
 
 
 def _preemptible(rows: Sequence[NodeState], certain: AbstractSet[str], spare: AbstractSet[str]) -> bool:

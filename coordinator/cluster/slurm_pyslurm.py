@@ -166,6 +166,7 @@ def description(job: Job, options: SlurmOptions) -> dict[str, Any]:
         "reservations": options.reservation,
         "working_directory": options.chdir,
         "required_nodes": job.node,
+        "excluded_nodes": ",".join(job.avoid) or None,
     }
     if job.time_limit_seconds > 2 * TERM_BEFORE_END_SECONDS:
         fields["signal"] = f"B:SIGTERM@{TERM_BEFORE_END_SECONDS}"
@@ -201,14 +202,16 @@ def _state(job: Any, job_id: str, index: int) -> JobState:
     state = job.state or "UNKNOWN"
     node = job.allocated_nodes or None
     reason = job.state_reason or ""
+    phase = text.PHASES.get(state, "unknown")
     return JobState(
         job_id=job_id,
         name=job.name or "",
         index=index,
-        phase=text.PHASES.get(state, "unknown"),
+        phase=phase,
         state=state,
         node=node,
         reason="" if reason == "None" else reason,
         submitted_at=job.submit_time,
         started_at=job.start_time if node else None,
+        ends_at=job.end_time if phase == "running" else None,
     )

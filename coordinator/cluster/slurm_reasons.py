@@ -1,37 +1,61 @@
-"""Slurm's reasons for a pending job, and the states of its nodes, in plain words. Pure. Called by `status`, `watch` and the live screen.
+"""Slurm's reasons for a pending job, and the states of its nodes, in plain words with what to do. Pure.
 
-Rule: Slurm's own word stays in the sentence, since a site's admins ask for it; an unlisted one stands alone.
+Rule: Slurm's own word stays in the sentence, since a site's admins ask for it; an unlisted one stands alone. The words are
+those of Slurm's `job_reason_string`. Called by `status`, `watch`, `report` and the live screen; by
+`coordinator.runtime.detect`, which withdraws jobs that can never start.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from coordinator.cluster import NodeState
 
-REASONS = {
+WAITS = {
     "Resources": "no node has enough free GPUs, CPUs or memory yet",
     "Priority": "jobs of higher priority go first",
     "Dependency": "another job has to end first",
     "BeginTime": "its start is delayed, as after a requeue",
     "Licenses": "a licence is not free",
-    "Reservation": "its reservation has not begun",
+    "Reservation": "its reservation has not begun: `scontrol show reservation`",
     "JobArrayTaskLimit": "enough members of its array run",
     "JobHeldUser": "it is held: `scontrol release JOBID`",
-    "JobHeldAdmin": "an admin holds it",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs",
+    "JobHeldAdmin": "an admin holds it: ask the site",
+    "JobHoldMaxRequeue": "Slurm requeued it too often and holds it: cancel it, and evalspan submits another",
+    "Cleaning": "Slurm clears up an earlier run of it",
+    "Prolog": "its node runs the site's prolog",
+    "PartitionDown": "the partition is down: wait for the site, or set [cluster] partition",
+    "PartitionInactive": "the partition takes no jobs: wait for the site, or set [cluster] partition",
     "PartitionNodeLimit": "the partition allows fewer nodes, or they are down",
-    "PartitionTimeLimit": "the partition allows less time",
     "NodeDown": "its node is down",
     "ReqNodeNotAvail": "its node is down, drained or reserved, or its GPUs are used by another job",
+    "ReqNodeNotAvail, Reserved for maintenance": "its node is reserved for maintenance: `scontrol show reservation` says until when",
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": "its nodes are down, drained or reserved",
+    "QOSUsageThreshold": "the account has used less than the QOS demands: set another [cluster] qos",
+}
+NEVER = {
+    "PartitionTimeLimit": "the partition allows less time: lower the --time in [cluster] extra_args",
     "InvalidAccount": "the account may not be used: set [cluster] account",
     "InvalidQOS": "the QOS may not be used: set [cluster] qos",
-    "AccountNotAllowed": "the partition does not allow the account: set [cluster] account",
-    "QOSNotAllowed": "the partition does not allow the QOS: set [cluster] qos",
-    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": "its nodes are down, drained or reserved",
+    "AccountNotAllowed": "the partition does not allow the account: set [cluster] account or partition",
+    "QOSNotAllowed": "the partition does not allow the QOS: set [cluster] qos or partition",
+    "BadConstraints": "no node has what the job demands: see [cluster] extra_args",
+    "MaxMemPerLimit": "the partition allows less memory: lower [trial] memory_mb or [metric] memory_mb",
+    "DependencyNeverSatisfied": "the job that it depends on has failed: see [cluster] extra_args",
+    "ReservationDeleted": "its reservation is gone: set [cluster] reservation",
 }
-LIMITS = {"QOS": "a limit of the QOS is reached", "Assoc": "a limit of the account or user is reached"}
+"""Reasons that no wait mends."""
+OF_A_NODE = frozenset({"BadConstraints"})  # of those, what one node alone may be the reason for
+# QOSMaxGRESPerJob, AssocGrpCPURunMinutesLimit, QOSMinCpuNotSatisfied, ...
+_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max|Min)(Wall|CPU|Cpu|Mem|GRES|Node|Jobs|Submit)?(\w*)")
+_WHOSE = {"QOS": ("the QOS", "[cluster] qos"), "Assoc": ("the account or user", "[cluster] account")}
+_WHAT = {
+    "Wall": ("time", "the --time in [cluster] extra_args"),
+    "CPU": ("CPUs", "[trial] cpus or [metric] cpus"),
+    "Mem": ("memory", "[trial] memory_mb or [metric] memory_mb"),
+    "GRES": ("GPUs", "[trial] gpus_per_trial"),
+}
 MOST_NODES = 8  # named of those in one state
 
 
@@ -41,10 +65,42 @@ def in_words(reason: str) -> str:
     if reason in ("", "None"):
         return ""
     word = reason.split(",", 1)[0]  # "ReqNodeNotAvail, UnavailableNodes:n1"
-    said = REASONS.get(reason) or REASONS.get(word)
-    if said is None:
-        said = next((words for begin, words in LIMITS.items() if word.startswith(begin)), None)
+    said = WAITS.get(reason) or WAITS.get(word) or NEVER.get(word) or _limit_in_words(word)
     return f"{said} ({reason})" if said else reason
+
+
+def never_starts(reason: str) -> bool:
+    """Will a job that is pending for this reason wait for ever?"""
+    found = _LIMIT.fullmatch(reason)
+    return reason in NEVER or (found is not None and _is_of_the_job(found))
+
+
+def of_all_jobs(reason: str) -> bool:
+    """Is it a limit on all jobs of a user or group, which starts the job once others have ended?"""
+    found = _LIMIT.fullmatch(reason)
+    return found is not None and not _is_of_the_job(found) and "Minutes" not in found[4]
+
+
+def _is_of_the_job(limit: re.Match[str]) -> bool:
+    """Is the limit on one job alone, so that no end of another job mends it?"""
+    _, kind, _, rest = limit.groups()
+    return kind == "Min" or (kind == "Max" and ("PerJob" in rest or "PerNode" in rest))
+
+
+def _limit_in_words(word: str) -> str:
+    found = _LIMIT.fullmatch(word)
+    if found is None:
+        return ""
+    whose, setting = _WHOSE[found[1]]
+    what, mend = _WHAT.get((found[3] or "").replace("Cpu", "CPU"), ("", ""))
+    if _is_of_the_job(found):
+        least = found[2] == "Min"
+        mend = f"{'raise' if least else 'lower'} {mend}, or set" if mend else "set"
+        asks = f"asks for {'less' if least else 'more'}{' ' if what else ''}{what}"
+        return f"the job {asks} than {whose} {'demands' if least else 'allows'}: {mend} another {setting}"
+    if "Minutes" in found[4]:
+        return f"the budget of {whose} is used up: ask the site, or set another {setting}"
+    return f"a limit of {whose} is reached: it starts as other jobs end; [borrow] max_nodes and max_gpus keep evalspan's fewer"
 
 
 def unusable(nodes: Sequence[NodeState]) -> str:
@@ -74,6 +130,14 @@ def none_left(nodes: Sequence[NodeState]) -> str:
     has = [f"{n.name} ({', '.join((n.gpu_type or 'a Gres without type', *n.features))})" for n in nodes]
     verb = "leave" if len(settings) > 1 else "leaves"
     return f"{' and '.join(settings)} {verb} no node with GPUs; the cluster has {_listed(has)}"
+
+
+def none_usable(nodes: Sequence[NodeState]) -> str:
+    """Why no job can start on a GPU now; "" where a node with GPUs takes jobs."""
+    gpu_nodes = [n for n in nodes if n.gpus]
+    if not gpu_nodes or any(n.usable for n in gpu_nodes):
+        return ""
+    return f"no node with GPUs can be used now: {unusable(gpu_nodes)}"
 
 
 def gpus_in_words(nodes: Sequence[NodeState], own: int) -> str:

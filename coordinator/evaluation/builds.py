@@ -25,6 +25,7 @@ FEW_DOCUMENTS = 100
 FEW_A_JOB = 4  # such entries
 # build jobs in a row, for each that runs at a time, that had nothing built: then all entries fail
 MAX_DEATHS = 6
+MAX_PAUSE_SECONDS = 600.0  # longest pause after a build job that its node could not launch
 
 
 # --- the conversion of a checkpoint ----------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def found(state: State, event: RequestSetsFound) -> list[Action]:
 
 def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     unbuilt = state.index.entries.get("unbuilt")
-    if not unbuilt or not submits:
+    if not unbuilt or not submits or now < state.builds.due_at:
         return []
     waiting = [unbuilt[i] for i in sorted(unbuilt)]
     parts = min(state.record.options.build_jobs, _worth_a_job(state, waiting))
@@ -217,11 +218,17 @@ def job_over(state: State, info: JobInfo, word: str) -> None:
     if not left or word in NO_FAULT_OF_A_JOB:
         return
     first, builds = left[0], state.builds
-    first.build_attempts += 1
     builds.deaths_without_progress += 1
+    if info.unlaunched or info.refused:  # a node's fault alone: again, on another node
+        rounds = (builds.deaths_without_progress - 1) // state.record.options.build_jobs
+        builds.due_at = info.changed_at + min(jobs.HELD_SECONDS * 2**rounds, MAX_PAUSE_SECONDS)
+    else:
+        first.build_attempts += 1
     hopeless = builds.deaths_without_progress >= MAX_DEATHS * state.record.options.build_jobs
     lost = left if hopeless else left[:1]
-    if first.build_attempts >= MAX_BUILDS or len(lost) > 1:
+    if first.build_attempts >= MAX_BUILDS or hopeless:
         for entry in lost:
             why = f"its build job ended {first.build_attempts} times ({word}); see {info.job.log}"
+            if info.unlaunched:
+                why = f"no node could launch its build job; the last: {info.unlaunched} ({word})"
             shards.fail_entry(state, entry, why)

@@ -69,14 +69,15 @@ class MemoryOffered(Event):
 
 
 class BackOffOver(Event):
-    """A time is over: the back-off of these nodes, the pause between metric worker jobs (`workers`), or the pause of jobs
-    that a limit on jobs keeps out (`held`).
+    """A time is over: the back-off of these nodes, the pause between metric worker jobs (`workers`), the pause of jobs that
+    a limit on jobs keeps out (`held`), or a precursor's time, which shall be renewed (`precursors`).
     """
 
     kind: Literal["back-off-over"] = "back-off-over"
     nodes: tuple[str, ...] = ()
     workers: bool = False
     held: bool = False
+    precursors: bool = False
 
 
 class NodeWithdrawn(Event):
@@ -132,6 +133,15 @@ class JobNotSubmitted(Event):
     limited: bool = False
 
 
+class LimitReached(Event):
+    """Builds or trials wait for a limit on this user's jobs (`why`: the cluster's word), which idle jobs of the evaluation
+    fill.
+    """
+
+    kind: Literal["limit-reached"] = "limit-reached"
+    why: str
+
+
 class JobStarted(Event):
     kind: Literal["job-started"] = "job-started"
     job: str
@@ -139,12 +149,15 @@ class JobStarted(Event):
     node: str | None = None
     started_at: float | None = None
     submitted_at: float | None = None
+    ends_at: float | None = None  # unix seconds, by its time limit; None: unknown, or in older journals
+    waited_for: str = ""  # the cluster's last reason before it started
 
 
 class JobEnded(Event):
     """A member of a job is over; `state` is the cluster's word. lost: it vanished from a successful listing.
 
-    `shard`: the one that its trial ran, by the queue.
+    `shard`: the one that its trial ran, by the queue. `unlaunched`: the node, where it has no log: Slurm gave it to the
+    node and ended it before it began.
     """
 
     kind: Literal["job-ended"] = "job-ended"
@@ -153,6 +166,7 @@ class JobEnded(Event):
     state: str
     lost: bool = False
     shard: str | None = None
+    unlaunched: str = ""
 
 
 class OutcomeSeen(Event):
@@ -331,6 +345,7 @@ AnyEvent = (
     | ShardsDealt
     | JobSubmitted
     | JobNotSubmitted
+    | LimitReached
     | JobStarted
     | JobEnded
     | OutcomeSeen

@@ -92,6 +92,8 @@ def _refused(state: State, info: JobInfo, event: JobNotSubmitted) -> None:
     node = state.nodes.by_name.get(info.job.node or "")
     if event.of_node and node is not None:
         nodes.back_off(state, node, why)
+    elif event.of_node and info.job.avoid:
+        state.jobs.unlaunched.clear()  # no other node can run it
     else:
         state.ending.close(why)
 
@@ -103,6 +105,12 @@ def ended(state: State, event: JobEnded) -> list[Action]:
     if info.members[event.index] == "ended":
         return []
     info.changed_at = event.at
+    if event.unlaunched:
+        info.unlaunched = event.unlaunched
+        state.jobs.unlaunched.add(event.unlaunched)
+        state.warnings.append(
+            f"{event.unlaunched} could not launch {event.job}: Slurm ended it before it began"
+        )
     return _end_members(state, info, [event.index], event.state, event.at, shard=event.shard)
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from typing import TypedDict
 
 from coordinator.cluster import Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
+from coordinator.evaluation.time_limits import (
+    host_limit_seconds,
+    precursor_limit_seconds,
+    trial_limit_seconds,
+    worker_limit_seconds,
+)
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
 from evaljobs.contract.specs import (
     BuildSpec,
@@ -34,10 +39,6 @@ from evaljobs.contract.specs import (
 
 MIB = 1 << 20
 PRECURSOR_SLACK = 1.25  # memory of a precursor, as a multiple of the checkpoint's bytes
-SHORTEST_LIMIT_SECONDS = 900
-"""No trial asks for less: schedulers gain nothing below, and a cold prior may be off by several times."""
-ENDING_SECONDS = 120
-"""A trial gets SIGTERM a minute before its limit, and Slurm may be a minute early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +77,9 @@ class Asked(TypedDict):
 
 
 def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: int = 1) -> Asked:
-    """The most that a job of this purpose asks for. `checkpoint_bytes`: of what it converts or stages; `lanes`: trials that
-    a host runs. What is beyond a partition's MaxTime is left away at submission.
+    """The most that a job of this purpose asks for; where times were predicted it asks for less. `checkpoint_bytes`: of
+    what it converts or stages; `lanes`: trials that a host runs. What is beyond a partition's MaxTime is left away at
+    submission.
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
@@ -138,6 +140,11 @@ def _job(state: State, site: Site, purpose: Purpose, detail: str, asks: Asked) -
     )
 
 
+def _elsewhere(state: State, job: Job) -> Job:
+    """The job, kept off nodes that could not launch one."""
+    return replace(job, avoid=tuple(sorted(state.jobs.unlaunched)))
+
+
 def _source(state: State, entry: int) -> str:
     inputs = state.record.inputs
     return inputs.entries[entry].files if inputs is not None else ""
@@ -153,13 +160,13 @@ def build_job(state: State, site: Site, entries: Sequence[EntryState], now: floa
     job = _job(state, site, "build", entries[0].name.rsplit("/", 1)[-1][:24], _asked(state, "build"))
     specs = (str(site.of(state).spec(f"{job.name}.{e.index}")) for e in entries)
     job = replace(job, argv=(*job.argv[:-1], *specs))
-    return JobIntended(at=now, job=job, entries=tuple(e.index for e in entries))
+    return JobIntended(at=now, job=_elsewhere(state, job), entries=tuple(e.index for e in entries))
 
 
 def convert_job(state: State, site: Site, now: float) -> JobIntended:
     """One CPU job that makes a Hugging Face folder of the announced checkpoint."""
     asks = asked("convert", state.record.options, _announced(state).bytes)
-    return JobIntended(at=now, job=_job(state, site, "convert", "checkpoint", asks))
+    return JobIntended(at=now, job=_elsewhere(state, _job(state, site, "convert", "checkpoint", asks)))
 
 
 def _announced(state: State) -> CheckpointSpec:
@@ -172,27 +179,17 @@ def precursor_memory_mb(record: EvaluationRecord) -> int:
 
 
 def precursor_job(state: State, site: Site, node: NodeUse | Prefetch, now: float) -> JobIntended:
-    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released."""
-    job = replace(_job(state, site, "stage", node.name, _asked(state, "stage")), node=node.name)
+    """The precursor of a node: stages the weights, holds that memory with one CPU, clears it when released.
+
+    A prefetch, which waits for GPUs that other jobs use, asks for the most.
+    """
+    asks = _asked(state, "stage")
+    if isinstance(node, NodeUse):
+        asks["time_limit_seconds"] = precursor_limit_seconds(state, node, asks["time_limit_seconds"])
+    job = replace(_job(state, site, "stage", node.name, asks), node=node.name)
     if isinstance(node, Prefetch):
         return JobIntended(at=now, job=job)
     return JobIntended(at=now, job=replace(job, best_effort=node.best_effort), node_lanes=node.lanes)
-
-
-def trial_limit_seconds(state: State, lanes: Sequence[str]) -> int:
-    """The time limit that trials ask for: what load and an even share of the work take at the 95th percentile.
-
-    A short limit finds gaps that a long one does not fit into. One that proves too short costs a load: the trial hands
-    its shard back at SIGTERM, and the next trial on its lane asks for twice as long. Never above the
-    settings' limit, which stands where nothing was predicted (a trial that probes for the batch size).
-    """
-    most = state.record.options.trial_time_limit_seconds
-    plan = state.plan
-    if not plan.work_seconds_95:
-        return most
-    asked = plan.load_seconds_95 + plan.work_seconds_95 / max(1, state.index.lanes_in_use) + ENDING_SECONDS
-    attempt = max(state.index.lane_trials.get(lane, 0) for lane in lanes)
-    return min(most, ceil(max(SHORTEST_LIMIT_SECONDS, asked)) << min(attempt, 20))
 
 
 def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
@@ -213,7 +210,9 @@ def trial_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now
 
 def host_job(state: State, site: Site, node: NodeUse, lanes: Sequence[str], now: float) -> JobIntended:
     """One long job that stages into its own memory and runs the node's trials as its children."""
-    job = _job(state, site, "host", node.name, _asked(state, "host", len(lanes)))
+    asks = _asked(state, "host", len(lanes))
+    asks["time_limit_seconds"] = host_limit_seconds(state, lanes)
+    job = _job(state, site, "host", node.name, asks)
     return JobIntended(
         at=now,
         job=replace(job, node=node.name, best_effort=node.best_effort),
@@ -238,9 +237,12 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
         "--lease-seconds": site.lease_seconds,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
-    job = _job(state, site, "metric", "workers", _asked(state, "metric"))
+    asks = _asked(state, "metric")
+    asks["time_limit_seconds"] = worker_limit_seconds(state, count, asks["time_limit_seconds"])
+    job = _job(state, site, "metric", "workers", asks)
     argv = (*site.worker_command, "-m", "evaljobs", "worker", *words)
-    return JobIntended(at=now, job=replace(job, argv=argv, log=_member_log(job), count=count))
+    job = replace(job, argv=argv, log=_member_log(job), count=count)
+    return JobIntended(at=now, job=_elsewhere(state, job))
 
 
 # --- what the performer writes and submits for an intended job -----------------------------------------------------------

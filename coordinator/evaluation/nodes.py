@@ -8,8 +8,8 @@ Called from: `step`; the subjects that see a node fail.
 from __future__ import annotations
 
 from coordinator.cluster import COORDINATOR_ENDED
-from coordinator.evaluation import indexes, jobs
-from coordinator.evaluation.actions import Action, ReleasePrecursor
+from coordinator.evaluation import indexes, jobs, renewals
+from coordinator.evaluation.actions import Action
 from coordinator.evaluation.events import (
     BackOffOver,
     JobIntended,
@@ -87,6 +87,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     info = state.jobs.by_name.get(outcome.name)
     if info is None:
         return []
+    actions = renewals.staged(state, info, at)
     place = _place(state, info)
     if place is None or state.winding_down:
         return jobs.release(state, info, at) if info.live and info.job.purpose == "stage" else []
@@ -99,7 +100,7 @@ def staged(state: State, outcome: Staged, at: float) -> list[Action]:
     _file(state, place)
     if outcome.rung == "storage":
         state.warnings.append(f"{place.name} reads the weights from storage: {outcome.why}")
-    return []
+    return actions
 
 
 def name_gpus(place: NodeUse | Prefetch, name: str) -> None:
@@ -139,6 +140,8 @@ def intended(state: State, event: JobIntended) -> list[Action]:
     place = state.nodes.by_name.get(name) or state.nodes.prefetches.get(name)
     if place is None:
         raise IllegalEventError(f"{event.job.name} is for the node {name}, which is not used")
+    if isinstance(place, NodeUse) and renewals.begin(state, place, event.job.name):
+        return []
     place.status, place.precursor = "staging", event.job.name
     if isinstance(place, NodeUse):
         place.attempts += 1
@@ -154,6 +157,8 @@ def intended(state: State, event: JobIntended) -> list[Action]:
 
 def job_over(state: State, info: JobInfo, word: str) -> None:
     """A precursor or host job has ended."""
+    if renewals.ended(state, info):
+        return
     place = _place(state, info)
     if place is None or place.status not in ("staging", "ready"):
         return
@@ -280,8 +285,16 @@ def unseen(state: State, node: NodeUse, now: float) -> list[Action]:
     info = state.jobs.by_name.get(precursor or "")
     if info is None or not info.live:
         return []
-    info.released_at = now
-    return [ReleasePrecursor(job=info.job.name)]
+    return renewals.release(state, info, now)
+
+
+def host(state: State, node: NodeUse, why: str, now: float) -> list[Action]:
+    """A limit leaves no place for a precursor beside the node's trials: one job stages and hosts them."""
+    actions = withdraw(state, node.name, why, now)
+    node.status, node.hosted, node.attempts, node.why = "offered", True, 0, why
+    state.warnings.append(f"{node.name} is served by one job that holds its GPUs: {why}")
+    indexes.file_node(state, node)
+    return actions
 
 
 # --- rules -------------------------------------------------------------------------------------------------------------------
@@ -294,6 +307,8 @@ def due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     for ahead in state.nodes.prefetches.values() if submits else ():
         if ahead.status == "offered":
             actions += _submit(state, precursor_job(state, site, ahead, now))
+    for node in renewals.due(state, now) if submits else ():
+        actions += _submit(state, precursor_job(state, site, node, now))
     return [*actions, *_use_due(state, site, now, submits=submits)]
 
 
@@ -313,7 +328,7 @@ def _use_due(state: State, site: Site, now: float, *, submits: bool) -> Due:
     dealt = state.shards.leaves and state.index.lanes_in_use and not state.record.options.steal
     own: set[str] | None = None
     for node in offered:
-        if not _wanted(state, node):
+        if not _wanted(state, node, now):
             break
         if dealt:
             own = state.lanes_to_do() if own is None else own
@@ -338,8 +353,10 @@ def _room(state: State, node: NodeUse) -> int:
     return node.lanes if most is None else min(node.lanes, most - state.index.lanes_in_use)
 
 
-def _wanted(state: State, node: NodeUse) -> bool:
+def _wanted(state: State, node: NodeUse, now: float) -> bool:
     in_use, most = state.index.lanes_in_use, state.record.options.max_nodes
+    if now < state.nodes.most_until and len(state.index.in_use) >= state.nodes.most:
+        return False
     if _room(state, node) <= 0 or (most is not None and len(state.index.in_use) >= most):
         return False
     return not state.shards.leaves or state.shards.todo > in_use  # else what is in use suffices
@@ -397,5 +414,5 @@ def release_due(state: State, now: float) -> list[Action]:
         elif place.status in ("staging", "ready"):
             place.status = "offered"
         _file(state, place)
-        actions += jobs.release(state, info, now)
+        actions += renewals.release(state, info, now)
     return actions

@@ -163,6 +163,8 @@ class JobInfo:
     members: dict[int, MemberPhase] = field(default_factory=dict)
     released_at: float | None = None
     refused: str = ""
+    unlaunched: str = ""  # the node that could not launch it
+    successor: str = ""  # of a precursor: the one that holds its node's weights after it
 
     @property
     def live(self) -> bool:
@@ -232,6 +234,7 @@ class Builds:
     looked_up: bool = False  # request sets on disk were looked for
     # build jobs in a row that ended without an outcome and had nothing built
     deaths_without_progress: int = 0
+    due_at: float = 0.0  # unix seconds; the next build job comes no sooner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,6 +243,10 @@ class Nodes:
 
     by_name: dict[str, NodeUse] = field(default_factory=dict)
     prefetches: dict[str, Prefetch] = field(default_factory=dict)
+    most: int = 0  # nodes in use at once until `most_until`, after a limit on jobs was reached
+    most_until: float = 0.0  # unix seconds
+    # precursor that runs and has no successor -> unix seconds from which it needs one
+    renewals: dict[str, float] = field(default_factory=dict)
     # consecutive times that every node was in back-off, without a shard done in between
     all_backed_off: int = 0
 
@@ -251,6 +258,9 @@ class Jobs:
     by_name: dict[str, JobInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)  # names of jobs not ended
     held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
+    unlaunched: set[str] = field(
+        default_factory=set
+    )  # nodes that could not launch a job: the next avoid them
     attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
 
 

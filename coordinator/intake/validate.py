@@ -16,8 +16,8 @@ from typing import Literal
 
 from coordinator.base.run_command import CommandError, run_command
 from coordinator.cluster import Cluster, ClusterError, Job, NodeState, Purpose, RefusedError
-from coordinator.cluster.slurm_parse import setting_of
-from coordinator.cluster.slurm_reasons import none_left, unusable
+from coordinator.cluster.slurm_parse import OF_A_NODE, says, setting_of
+from coordinator.cluster.slurm_reasons import none_left
 from coordinator.cluster.slurm_rules import precursor_refusal
 from coordinator.errors import OperatorError
 from coordinator.evaluation.job_specs import Site, asked
@@ -179,8 +179,8 @@ def check_cluster(cluster: Cluster, record: EvaluationRecord) -> None:
         if record.options.host_trials or not record.options.stage:
             del jobs["stage"]
         for kind, refusal in refusals(cluster, jobs, nodes):
-            if not setting_of(refusal) and not any(n.usable for n in nodes):
-                raise OperatorError(f"no node with GPUs can be used now: {unusable(nodes)} ({refusal})")
+            if says(refusal, OF_A_NODE) and not any(n.usable for n in nodes):
+                continue  # it waits for its nodes; they refuse, too, where they cannot hold the job
             hint = "[cluster] cpu_partition names where jobs without GPUs go"
             if jobs[kind].gpus:  # a site's own rule, as of GPUs without a type: Slurm has no words for it
                 hint = (

@@ -67,6 +67,7 @@ class Stages(Record):
     build: float | None = None
     staging: float | None = None
     queue_wait: float | None = None  # of trials: from submission to start, the longest
+    waited_for: str = ""  # the cluster's reason for that wait, in its own word; "": none was seen
     load: float | None = None  # import + load + warm-up, mean over trials that loaded; its three parts follow
     load_import: float | None = None
     load_weights: float | None = None
@@ -167,6 +168,7 @@ class _Gathered:
         self.entries: list[str] = []
         self.submitted: dict[str, float] = {}
         self.started: dict[tuple[str, int], float] = {}
+        self.reasons: dict[tuple[str, int], str] = {}
         self.built: list[tuple[float, float]] = []
         self.staged: list[Staged] = []
         self.staged_at: list[tuple[float, float]] = []
@@ -204,6 +206,7 @@ class _Gathered:
                 self.submitted.setdefault(event.job, event.at)
             case JobStarted():
                 self.started.setdefault((event.job, event.index), event.started_at or event.at)
+                self.reasons.setdefault((event.job, event.index), event.waited_for)
             case NodesOffered():
                 for offer in event.offers:
                     self.offered_at.setdefault(offer.node, event.at)
@@ -238,10 +241,11 @@ class _Gathered:
 
 def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[Span]) -> Stages:
     waits = [
-        at - gathered.submitted[job]
-        for (job, _), at in gathered.started.items()
-        if "-trial-" in job and job in gathered.submitted
+        (at - gathered.submitted[key[0]], gathered.reasons[key])
+        for key, at in gathered.started.items()
+        if "-trial-" in key[0] and key[0] in gathered.submitted
     ]
+    longest, reason = max(waits, default=(None, ""))
     tail = None
     if shards and gathered.scored_at is not None:
         last = max(s.started_at + s.seconds for s in shards)
@@ -249,7 +253,8 @@ def _stages(gathered: _Gathered, shards: Sequence[ShardSpan], pauses: Sequence[S
     return Stages(
         build=covered(gathered.built),
         staging=covered(gathered.staged_at),
-        queue_wait=max(waits) if waits else None,
+        queue_wait=longest,
+        waited_for=reason,
         load=_mean(t.import_seconds + t.load_seconds + t.warm_seconds for t in gathered.loaded),
         load_import=_mean(t.import_seconds for t in gathered.loaded),
         load_weights=_mean(t.load_seconds for t in gathered.loaded),

@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.cluster.slurm_reasons import in_words
 from coordinator.report.judge_cost import JudgeTask, JudgeUse
 from coordinator.report.measurements import GpuUse, Report
 from coordinator.report.scores import fits, plain_table, score_table
@@ -94,7 +95,8 @@ def _summary(report: Report, gpu_hour_price: float | None) -> Iterator[tuple[str
         waited = ", ".join(f"{n}: {seconds(s)}" for n, s in list(report.staged_ahead.items())[:4])
         more = " ..." if len(report.staged_ahead) > 4 else ""
         yield "  ahead", "", f"staged before GPUs came free, {waited}{more}"
-    yield "queue wait", seconds(stages.queue_wait), "longest of the trials"
+    why = in_words(stages.waited_for)
+    yield "queue wait", seconds(stages.queue_wait), "longest of the trials" + (f": {why}" if why else "")
     parts = (stages.load_import, stages.load_weights, stages.load_warm_up)
     split = "import {}, load {}, warm-up {}".format(*map(seconds, parts))
     yield "import + load", seconds(stages.load), f"mean of the trials: {split}" if stages.load else ""

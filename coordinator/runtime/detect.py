@@ -7,10 +7,11 @@ cancels it, since a restarted controller may give an id out twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.cluster import JobState
+from coordinator.cluster import Job, JobState, slurm_reasons
+from coordinator.evaluation import renewals
 from coordinator.evaluation.events import (
     AnyEvent,
     BackOffOver,
@@ -18,6 +19,7 @@ from coordinator.evaluation.events import (
     JobNotSubmitted,
     JobStarted,
     JobSubmitted,
+    LimitReached,
     MetricJobsDied,
     MetricJobsLost,
     TrialHung,
@@ -25,10 +27,7 @@ from coordinator.evaluation.events import (
 from coordinator.evaluation.state import JobInfo, Phase, State
 
 MAX_GRACE_SECONDS = 600.0
-NEVER_STARTS = frozenset(
-    {"PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit"}
-)
-"""Slurm's reasons for a pending job that no wait mends; such a job was refused, only later than by `sbatch`."""
+WORK = ("build", "trial", "host")  # purposes of jobs that an evaluation cannot do without
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +37,7 @@ class Grace:
     lost: float = 30.0  # a submitted job that listings lack
     uncertain: float = 10.0  # a submission that may have happened
     hung: float = 900.0  # a running trial without progress
+    limited: float = 60.0  # jobs that a limit keeps out, while only idle jobs of the evaluation run
     overdue: float = 60.0  # a job that was cancelled or released
     outcome: float = 0.0  # an ended job: on NFS its files may appear after the listing shows its end
 
@@ -49,6 +49,8 @@ class Sightings:
     missing_since: dict[tuple[str, int], float] = field(default_factory=dict)
     missing_count: dict[tuple[str, int], int] = field(default_factory=dict)
     ended_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)  # that a pending member waits for
+    limited_since: float | None = None  # unix seconds
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)  # trial -> (its progress, since when)
     reported: dict[str, float] = field(default_factory=dict)  # hung trial -> when it was last an event
     cancelled: dict[str, float] = field(default_factory=dict)  # overdue job -> when its id was last named
@@ -90,12 +92,12 @@ def _one_job(
         job_id = members[0].job_id
         events.append(JobSubmitted(at=now, job=name, job_id=job_id))
     by_index = {m.index: m for m in members if m.job_id == job_id}
-    never = next((m.reason for m in members if m.phase == "pending" and m.reason in NEVER_STARTS), None)
+    reasons = [m.reason for m in members if m.phase == "pending"]
+    never = next((reason for reason in reasons if slurm_reasons.never_starts(reason)), None)
     if never is not None:
-        error = (
-            f"{never}: it asks for more time than its partition, QOS or account allows, and would never start"
-        )
-        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True)]
+        error = f"it would never start: {slurm_reasons.in_words(never)}"
+        of_node = never in slurm_reasons.OF_A_NODE
+        return [*events, JobNotSubmitted(at=now, job=name, error=error, refused=True, of_node=of_node)]
     for index, phase in info.members.items():
         if phase == "ended":
             continue
@@ -115,6 +117,8 @@ def _one_member(
         return []
     seen.missing_since.pop(key, None)
     seen.missing_count.pop(key, None)
+    if found.phase == "pending" and found.reason:
+        seen.reasons[key] = found.reason
     if found.phase == "ended":
         if now - seen.ended_since.setdefault(key, now) < grace.outcome:
             return []
@@ -128,6 +132,8 @@ def _one_member(
                 node=found.node,
                 started_at=found.started_at,
                 submitted_at=found.submitted_at,
+                ends_at=found.ends_at,
+                waited_for=seen.reasons.pop(key, ""),
             )
         ]
     return []
@@ -135,6 +141,58 @@ def _one_member(
 
 def _first_missing(seen: Sightings, key: tuple[str, int], now: float) -> float:
     return seen.missing_since.setdefault(key, now)
+
+
+def with_launches(
+    state: State, events: Iterable[AnyEvent], listing: Iterable[JobState], began: Callable[[Job, int], bool]
+) -> list[AnyEvent]:
+    """`events`, where the end of a job names the node that could not launch it. `began`: has this member a log?"""
+    places = {(row.name, row.index): row.node for row in listing}
+    found: list[AnyEvent] = []
+    for event in events:
+        node = places.get((event.job, event.index)) if isinstance(event, JobEnded) else None
+        if isinstance(event, JobEnded) and node is not None:
+            job = state.jobs.by_name[event.job].job
+            if job.node is None and not began(job, event.index):
+                found.append(event.model_copy(update={"unlaunched": node}))
+                continue
+        found.append(event)
+    return found
+
+
+def limit_events(
+    state: State, listing: Iterable[JobState], seen: Sightings, grace: Grace, now: float
+) -> list[AnyEvent]:
+    """At most one event: builds or trials wait for a limit, and of this evaluation only idle jobs run."""
+    why = _limit(state, listing)
+    if why is None or not _only_idle_jobs_run(state):
+        seen.limited_since = None
+        return []
+    seen.limited_since = seen.limited_since or now
+    if now - seen.limited_since < grace.limited:
+        return []
+    seen.limited_since = None
+    return [LimitReached(at=now, why=why)]
+
+
+def _limit(state: State, listing: Iterable[JobState]) -> str | None:
+    """The limit that keeps a build or trial of this evaluation out; None where none does."""
+    jobs = state.jobs
+    wanted = {n for n in jobs.live if jobs.by_name[n].job.purpose in WORK and not jobs.by_name[n].released_at}
+    held = next((h.why for name, h in jobs.held.items() if name in wanted), None)
+    pending = (row for row in listing if row.phase == "pending" and row.name in wanted)
+    return held or next((row.reason for row in pending if slurm_reasons.of_all_jobs(row.reason)), None)
+
+
+def _only_idle_jobs_run(state: State) -> bool:
+    """Does a precursor or worker run, and no job that works and ends by itself?"""
+    running = {
+        info.job.purpose
+        for info in map(state.jobs.by_name.__getitem__, state.jobs.live)
+        if "running" in info.members.values() or (info.phase == "submitted" and info.released_at)
+    }
+    idle = {"stage"} if state.scoring.outstanding else {"stage", "metric"}
+    return bool(running) and running <= idle
 
 
 def with_shards(state: State, events: Iterable[AnyEvent], claims: Mapping[str, str]) -> list[AnyEvent]:
@@ -206,7 +264,7 @@ def hung_trials(
 
 
 def waits_over(state: State, now: float) -> list[AnyEvent]:
-    """At most one event: back-offs and pauses that are over. An evaluation that waits for them alone has no other event.
+    """At most one event: back-offs, pauses and times of precursors that are over. An evaluation that waits for them alone has no other event.
     Its rules act on the event, so the next look finds nothing.
     """
     held = any(now >= h.due_at for h in state.jobs.held.values())
@@ -217,8 +275,12 @@ def waits_over(state: State, now: float) -> list[AnyEvent]:
         for n in state.nodes.by_name.values()
         if n.status == "back-off" and n.back_off_until is not None and now >= n.back_off_until
     )
+    builds = "unbuilt" in state.index.entries and state.builds.due_at and now >= state.builds.due_at
     workers = state.waits_for_workers and now >= state.scoring.workers_due_at
-    return [BackOffOver(at=now, nodes=over, workers=workers, held=held)] if over or workers or held else []
+    renew = bool(renewals.due(state, now)) and not state.all_terminal
+    if not (over or workers or held or renew or builds):
+        return []
+    return [BackOffOver(at=now, nodes=over, workers=workers, held=held, precursors=renew)]
 
 
 def stray_shards(state: State, unclaimed: Iterable[str], claims: Mapping[str, str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from coordinator.base.disk_space import shortage
 from coordinator.base.isolate import isolated
 from coordinator.base.throttle import Throttle
 from coordinator.cluster import Cluster, ClusterError, JobState, NodeState
+from coordinator.cluster.slurm_reasons import none_usable
 from coordinator.errors import OperatorError, RetryError
 from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithdrawn
 from coordinator.runtime import gpu_names
@@ -188,6 +189,8 @@ class Coordinator(Evaluations):
             self._troubled(f"no news of jobs: {error}", error)
             return None
         self.trouble = ""
+        if (why := none_usable(self.nodes)) and demand.demands(self._states()):
+            self._troubled(why, ClusterError(why), "; it waits")
         self.performer.cancel_again(listing)
         return listing
 

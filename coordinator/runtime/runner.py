@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from coordinator.allocation import stragglers
 from coordinator.base import clock
 from coordinator.base.throttle import Throttle
-from coordinator.cluster import JobState
+from coordinator.cluster import Job, JobState
+from coordinator.cluster.sbatch_text import log_file
 from coordinator.evaluation import shards
 from coordinator.evaluation import step as machine
 from coordinator.evaluation.actions import Action, CancelJob, ReleaseClaims, SubmitJob
@@ -221,7 +222,9 @@ class Running:
             events, twins = detect.job_events(self.state, listing, self.seen, self.grace, now)
             self.performer.cancel(twins)
             claims = self.snapshot.claims if self.snapshot is not None else {}
+            events = detect.with_launches(self.state, events, listing, _began)
             self.take(detect.with_shards(self.state, events, claims))
+            self.take(detect.limit_events(self.state, listing, self.seen, self.grace, now))
         self.performer.cancel(detect.overdue_jobs(self.state, self.seen, self.grace, now))
         progress = None
         if self.snapshot is not None:
@@ -407,3 +410,8 @@ class Running:
                 self.take([*self._corrupted(outcomes, now), *outcomes])
                 left = [name for name in missing if name in self.state.scoring.outstanding]
                 self.take(detect.metric_events(left, failed, now))
+
+
+def _began(job: Job, index: int) -> bool:
+    """Has the member a log? Slurm opens it before it runs the job's script."""
+    return Path(log_file(job, index)).exists()

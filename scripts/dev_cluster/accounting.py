@@ -45,6 +45,11 @@ def make_accounts(record: Record) -> None:
         _sacctmgr(record, command)
 
 
+def set_default_qos(record: Record, name: str) -> None:
+    """The QOS of the user's jobs that name none."""
+    _sacctmgr(record, ["modify", "user", record.user, "set", f"defaultqos={name}"])
+
+
 def _start_database(record: Record, port: int) -> None:
     layout = record.layout
     layout.database.mkdir(mode=0o755, exist_ok=True)

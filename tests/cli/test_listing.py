@@ -19,7 +19,7 @@ from coordinator.cli.screen.listing import show_daemon, show_left_out, show_pend
 from coordinator.cli.screen.standing import OVER, Choice, failed, failed_jobs
 from coordinator.cli.screen.surroundings import read_surroundings
 from coordinator.cluster import JobState
-from coordinator.cluster.slurm_reasons import in_words
+from coordinator.cluster.slurm_reasons import NEVER, WAITS, in_words, never_starts
 from coordinator.intake import pending, sources
 from evaljobs.contract.outcomes import Failed
 from evaljobs.contract.paths import EvaluationPaths, WorkPaths
@@ -228,8 +228,11 @@ def test_pending_and_refused_checkpoints_stand_below_their_reason():
     ("reason", "says"),
     [
         ("Priority", "jobs of higher priority go first (Priority)"),
-        ("QOSMaxJobsPerUserLimit", "a limit of the QOS is reached (QOSMaxJobsPerUserLimit)"),
-        ("AssocGrpGRES", "a limit of the account or user is reached (AssocGrpGRES)"),
+        ("QOSMaxJobsPerUserLimit", "a limit of the QOS is reached: it starts as other jobs end; [borrow] max_nodes and max_gpus keep evalspan's fewer (QOSMaxJobsPerUserLimit)"),
+        ("AssocGrpGRES", "a limit of the account or user is reached: it starts as other jobs end; [borrow] max_nodes and max_gpus keep evalspan's fewer (AssocGrpGRES)"),
+        ("AssocGrpCPURunMinutesLimit", "the budget of the account or user is used up: ask the site, or set another [cluster] account (AssocGrpCPURunMinutesLimit)"),
+        ("QOSMaxGRESPerJob", "the job asks for more GPUs than the QOS allows: lower [trial] gpus_per_trial, or set another [cluster] qos (QOSMaxGRESPerJob)"),
+        ("ReqNodeNotAvail, Reserved for maintenance", "its node is reserved for maintenance: `scontrol show reservation` says until when (ReqNodeNotAvail, Reserved for maintenance)"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "its node is down, drained or reserved, or its GPUs are used by another job (ReqNodeNotAvail, UnavailableNodes:n1)"),
         ("NewInSlurm27", "NewInSlurm27"),
         ("None", ""),
@@ -237,6 +240,23 @@ def test_pending_and_refused_checkpoints_stand_below_their_reason():
 )  # fmt: skip
 def test_a_reason_of_slurm_is_put_in_words_and_keeps_its_own(reason, says):
     assert in_words(reason) == says
+
+
+@pytest.mark.parametrize("whose", ["QOS", "Assoc"])
+@pytest.mark.parametrize("limit", ["MaxWallDurationPerJobLimit", "MaxCpuPerJobLimit", "MaxMemPerJob", "MaxGRESPerNode", "MinGRES"])  # fmt: skip
+def test_a_limit_on_one_job_alone_is_one_that_no_wait_mends(whose, limit):
+    """And the words say which setting does. A limit on all jobs of a user or group is met again as they end."""
+    assert never_starts(whose + limit)
+    assert re.search(r"(lower|raise|set).*\[cluster\] (qos|account)", in_words(whose + limit))
+    for waits in ("GrpCpuLimit", "MaxJobsPerUserLimit", "MaxGRESPerUser", "GrpSubmitJobsLimit"):
+        assert not never_starts(whose + waits)
+
+
+def test_every_reason_that_no_wait_mends_says_what_to_do():
+    for reason, words in NEVER.items():
+        assert never_starts(reason)
+        assert re.search(r"\[(cluster|trial)\] \w+", words), reason
+    assert not any(never_starts(reason) for reason in WAITS)
 
 
 def test_a_daemon_whose_job_is_queued_is_not_started_again():

@@ -45,7 +45,7 @@ def test_an_array_that_waits_as_a_whole_is_all_of_its_members() -> None:
     """And a member that was split off is one."""
     fields = {
         "id": 7, "name": "es-a", "state": "PENDING", "allocated_nodes": None, "state_reason": "Priority",
-        "submit_time": 5, "start_time": 9, "array_id": 7, "array_task_id": None, "array_tasks_waiting": "1-2",
+        "submit_time": 5, "start_time": 9, "end_time": 99, "array_id": 7, "array_task_id": None, "array_tasks_waiting": "1-2",
     }  # fmt: skip
     waiting = states_of(SimpleNamespace(**fields))
     assert [(s.job_id, s.index, s.phase, s.started_at) for s in waiting] == [
@@ -53,7 +53,9 @@ def test_an_array_that_waits_as_a_whole_is_all_of_its_members() -> None:
         ("7", 2, "pending", None),
     ]
     split = fields | {"id": 8, "array_task_id": 0, "state": "RUNNING", "allocated_nodes": "n1"}
-    assert [(s.job_id, s.index, s.node) for s in states_of(SimpleNamespace(**split))] == [("7", 0, "n1")]
+    assert [(s.job_id, s.index, s.node, s.ends_at) for s in states_of(SimpleNamespace(**split))] == [
+        ("7", 0, "n1", 99)
+    ]
     alone = fields | {"array_id": None}
     assert [(s.job_id, s.index) for s in states_of(SimpleNamespace(**alone))] == [("7", 0)]
 

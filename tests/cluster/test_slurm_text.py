@@ -13,6 +13,8 @@ from coordinator.cluster.slurm_parse import (
     FIELD_END,
     PHASES,
     RECORD_END,
+    cluster_of,
+    default_walls,
     failure,
     not_cancelled,
     own_words,
@@ -20,12 +22,13 @@ from coordinator.cluster.slurm_parse import (
     parse_limits,
     parse_nodes,
     parse_queue,
+    parse_reservations,
     parse_walls,
     refused,
     setting_of,
 )
 from coordinator.cluster.slurm_pyslurm import indexes
-from coordinator.cluster.slurm_reasons import gpus_in_words, unusable
+from coordinator.cluster.slurm_reasons import gpus_in_words, none_usable, unusable
 from coordinator.cluster.slurm_rules import parse_partitions, partition_qos
 
 QUEUE_HEAD = (
@@ -34,6 +37,7 @@ QUEUE_HEAD = (
     "STATE",
     "SUBMIT_TIME",
     "START_TIME",
+    "END_TIME",
     "NODELIST",
     "REASON",
     "COMMENT",
@@ -79,8 +83,8 @@ def node(name: str, partition: str, state: str = "idle", **more: str) -> tuple[s
 
 def test_members_are_read_with_their_times_and_nodes() -> None:
     text = queue(
-        ("12", "3", "RUNNING", "1700000000", "1700000060", "n1", "None", "t/ev", "es-a"),
-        ("13", "N/A", "PENDING", "2023-11-14T22:13:20", "1700009999", "", "Priority", "t", "es-b"),
+        ("12", "3", "RUNNING", "1700000000", "1700000060", "1700003660", "n1", "None", "t/ev", "es-a"),
+        ("13", "N/A", "PENDING", "2023-11-14T22:13:20", "1700009999", "N/A", "", "Priority", "t", "es-b"),
     )
     a, b = parse_queue(text, "t")
     assert (a.job_id, a.index, a.phase, a.node, a.submitted_at, a.started_at, a.reason) == (
@@ -95,14 +99,15 @@ def test_members_are_read_with_their_times_and_nodes() -> None:
         "Priority",
     )
     assert b.submitted_at is not None
+    assert (a.ends_at, b.ends_at) == (1.7e9 + 3660, None)
 
 
 def test_other_jobs_of_the_user_are_not_ours_whatever_they_are_called() -> None:
     """Names and comments with line breaks and separators of other tools do not disturb the listing."""
     text = queue(
-        ("1", "N/A", "RUNNING", "1", "1", "n1", "None", "(null)", "a\nb|c\td"),
-        ("2", "N/A", "RUNNING", "1", "1", "n1", "None", "t2/ev\n", "es-x"),
-        ("3", "N/A", "RUNNING", "1", "1", "n1", "None", "t", "es-y"),
+        ("1", "N/A", "RUNNING", "1", "1", "9", "n1", "None", "(null)", "a\nb|c\td"),
+        ("2", "N/A", "RUNNING", "1", "1", "9", "n1", "None", "t2/ev\n", "es-x"),
+        ("3", "N/A", "RUNNING", "1", "1", "9", "n1", "None", "t", "es-y"),
     )
     assert [j.job_id for j in parse_queue(text, "t")] == ["3"]
 
@@ -117,7 +122,7 @@ def test_garbage_is_no_news(text: str) -> None:
 @given(st.integers(min_value=0, max_value=200))
 def test_an_answer_that_is_cut_off_is_never_read_as_fewer_fields(cut: int) -> None:
     """It is no news, unless the cut is between two records."""
-    row = ("12", "3", "RUNNING", "1700000000", "1700000060", "n1", "None", "t/ev", "es-a")
+    row = ("12", "3", "RUNNING", "1700000000", "1700000060", "1700003660", "n1", "None", "t/ev", "es-a")
     whole = queue(row, row)
     text = whole[: min(cut, len(whole))]
     if text.rstrip("\n").endswith(RECORD_END):
@@ -136,7 +141,7 @@ def test_no_answer_and_no_jobs_are_two_things() -> None:
 
 def test_a_state_outside_the_table_is_unknown() -> None:
     """And every way to end that Slurm has is an end."""
-    (job,) = parse_queue(queue(("1", "N/A", "HIBERNATING", "1", "1", "n1", "None", "t", "a")), "t")
+    (job,) = parse_queue(queue(("1", "N/A", "HIBERNATING", "1", "1", "9", "n1", "None", "t", "a")), "t")
     assert (job.phase, job.state) == ("unknown", "HIBERNATING")
     for word in (
         "COMPLETING",
@@ -356,6 +361,21 @@ def test_max_wall_is_read_of_accounts_and_qualities_of_service() -> None:
     assert parse_walls(WALLS) == {("account", "lab"): 2700, ("account", ""): 2700, ("qos", "short"): 1800}
 
 
+# default account, account, partition, default QOS
+DEFAULTS = "lab|lab||normal\nlab|other||short\nlab|lab|debug|short\n"
+
+
+def test_the_default_qos_of_an_account_is_read() -> None:
+    """An association with one partition alone does not count."""
+    walls = {("qos", "short"): 1800, ("qos", "normal"): 7200}
+    assert default_walls(DEFAULTS, walls) == {
+        ("default qos", "lab"): 7200,
+        ("default qos", ""): 7200,
+        ("default qos", "other"): 1800,
+    }
+    assert cluster_of(WALLS) == "c"
+
+
 @pytest.mark.parametrize(
     ("options", "seconds"),
     [
@@ -364,7 +384,9 @@ def test_max_wall_is_read_of_accounts_and_qualities_of_service() -> None:
         (SlurmOptions(qos="short"), 1800),
         (SlurmOptions(qos="normal", account="other", partition="gpu"), 3600),
         (SlurmOptions(account="lab", partition="tiny"), 60),
-        (SlurmOptions(account="other", partition="gpu"), 3600),
+        (SlurmOptions(account="other", partition="gpu"), 1800),  # its default QOS
+        (SlurmOptions(account="other", qos="normal", partition="gpu"), 3600),
+        (SlurmOptions(account="third", partition="gpu"), 3600),
         (SlurmOptions(account="other", partition="gpu,quick"), 1800),
     ],
 )
@@ -372,9 +394,9 @@ def test_no_job_asks_for_more_time_than_partition_account_and_qos_allow(
     options: SlurmOptions, seconds: int
 ) -> None:
     job = Job(name="j", argv=("true",), log="/dev/null", time_limit_seconds=3600)
-    cut = within_limits(
-        job, options, {"tiny": 60}, parse_walls(WALLS), partition_qos(parse_partitions(PARTITIONS))
-    )
+    walls = parse_walls(WALLS)
+    walls |= default_walls(DEFAULTS, walls)
+    cut = within_limits(job, options, {"tiny": 60}, walls, partition_qos(parse_partitions(PARTITIONS)))
     assert cut.time_limit_seconds == seconds
 
 
@@ -400,3 +422,17 @@ def test_nodes_that_take_no_job_are_named_with_state_and_reason() -> None:
     assert gpus_in_words(nodes, 2) == "3 of 8 GPUs are used, 2 of them by evalspan; " + unusable(nodes)
     assert gpus_in_words(nodes[:2], 0) == unusable(nodes)
     assert gpus_in_words([], 0) == unusable([]) == ""
+    assert none_usable(nodes) == none_usable([]) == ""
+    assert none_usable(nodes[:2]) == f"no node with GPUs can be used now: {unusable(nodes)}"
+
+
+def test_active_reservations_are_named_with_their_nodes_and_ends() -> None:
+    """One that has not begun is not."""
+    text = (
+        "ReservationName=fix StartTime=1795356710 EndTime=1795362110 Nodes=n[1-2] Flags=MAINT State=ACTIVE\n"
+        "ReservationName=later StartTime=1795374710 EndTime=1795380110 Nodes=n1 Flags= State=INACTIVE\n"
+    )
+    said = parse_reservations(text)
+    assert said.startswith("reservation fix of n[1-2] until 2026-11-2")
+    assert "later" not in said
+    assert parse_reservations("No reservations in the system\n") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from support.simulated.parts import FakeJob, FakeMember, Faults, ended, record
 from support.simulated.world import World
 
+from coordinator.cluster import Job, JobState
 from coordinator.evaluation.nodes import MAX_FAILURES
 from coordinator.evaluation.records import EvaluationRecord, Inputs
 from evaljobs.contract.names import LaneId
@@ -109,3 +111,50 @@ def test_early_trials_lose_no_work(seed: int, entries: int, steal: bool) -> None
     world.run()
     assert all(e.status == "scored" or e.error for e in world.state.entries)
     world.assert_nothing_left()
+
+
+def test_a_build_that_its_node_cannot_launch_is_made_on_another_after_a_pause() -> None:
+    """It costs no attempt of its tasks, names no log, and the next job avoids the node."""
+    world = Bad(1, Faults(), record(entries=3))
+    world.bad = {"c1", "c2", "c3", "c4"}
+    world.run_to_scores()
+    builds = [j.job for j in world.jobs.values() if j.job.purpose == "build"]
+    assert world.bad <= set(builds[-1].avoid) or not builds[-1].avoid
+    assert world.paused == sorted(world.paused)
+    assert any("could not launch" in w for w in world.state.warnings)
+
+
+def test_where_no_node_can_launch_builds_the_tasks_fail_with_that_reason() -> None:
+    world = Bad(1, Faults(), record(entries=3))
+    world.bad = {f"c{i}" for i in range(60)}
+    world.run()
+    assert all("no node could launch its build job" in e.error for e in world.state.entries), world.summary()
+    assert not any("log" in e.error for e in world.state.entries)
+    assert world.now > 600.0
+
+
+class Bad(World):
+    """CPU nodes that cannot launch a job: Slurm ends it at once, and it has no log."""
+
+    bad: frozenset[str] | set[str] = frozenset()
+
+    def __init__(self, *arguments: Any) -> None:
+        self.ends: dict[str, str] = {}
+        self.paused: list[float] = []
+        super().__init__(*arguments)
+
+    def run_build(self, job: FakeJob, index: int, member: FakeMember) -> None:
+        left = sorted(self.bad - set(job.job.avoid))
+        if not left:
+            super().run_build(job, index, member)
+            return
+        self.ends[job.job.name] = left[0]
+        self.paused.append(self.state.builds.due_at)
+        member.word = "CANCELLED"
+        self.end_member(job, index, member)
+
+    def listing(self) -> list[JobState]:
+        return [replace(row, node=self.ends.get(row.name)) for row in super().listing()]
+
+    def began(self, job: Job, _index: int) -> bool:
+        return job.name not in self.ends

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World, replay
 
+from coordinator.cluster import JobState
 from evaljobs.contract.outcomes import Cleared, Failed, Staged
 from evaljobs.contract.specs import HostSpec
 
@@ -171,3 +173,33 @@ def test_hosts_that_never_stage_end_with_a_reason(seed: int) -> None:
     world = HostWorld(seed, Faults(stage_fails=1.0))
     world.run()
     assert all(e.status == "failed" and e.error for e in world.state.entries), world.summary()
+
+
+class OneJob(HostWorld):
+    """A site that runs one job of this user at a time."""
+
+    def __init__(self, seed: int, faults: Faults) -> None:
+        super().__init__(seed, faults, 1, hosting=False)
+
+    def run_stage(self, *job: Any) -> None:
+        World.run_stage(self, *job)
+
+    def starts(self, job: FakeJob, member: FakeMember) -> bool:
+        running = (m.phase == "running" for j in self.jobs.values() for m in j.members.values())
+        return not any(running) and super().starts(job, member)
+
+    def listing(self) -> list[JobState]:
+        rows = super().listing()
+        return [
+            dataclasses.replace(r, reason="AssocMaxJobsLimit") if r.phase == "pending" else r for r in rows
+        ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_one_job_may_run_at_a_time_it_hosts_the_trials(seed: int) -> None:
+    """The precursor of the only node leaves no place for a build or a trial, and gives way."""
+    world = OneJob(seed, Faults(restart=0.01))
+    world.run_to_scores()
+    (node,) = world.state.nodes.by_name.values()
+    assert node.hosted
+    assert any("AssocMaxJobsLimit" in warning for warning in world.state.warnings)

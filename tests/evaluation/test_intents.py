@@ -12,7 +12,7 @@ from support.simulated.parts import SITE, Faults
 from support.simulated.world import World, replay
 
 from coordinator.evaluation import events as ev
-from coordinator.evaluation import job_specs, nodes, step
+from coordinator.evaluation import job_specs, nodes, step, time_limits
 from coordinator.evaluation.records import JobName
 from coordinator.evaluation.state import IllegalEventError
 from evaljobs.contract.names import LaneId, ShardId
@@ -30,7 +30,8 @@ def test_a_journal_gives_the_same_jobs_under_other_rules(seed: int, ticks: int) 
         if world.state.ended_at is None:
             world.tick()
     with (
-        mock.patch.multiple(job_specs, SHORTEST_LIMIT_SECONDS=7, ENDING_SECONDS=1, MIB=1),
+        mock.patch.multiple(job_specs, MIB=1),
+        mock.patch.multiple(time_limits, SHORTEST_LIMIT_SECONDS=7, ENDING_SECONDS=1),
         mock.patch.object(nodes, "MAX_PRECURSORS", 1),
     ):
         again = replay(world.journal)

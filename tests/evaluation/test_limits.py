@@ -1,16 +1,18 @@
-"""The time limit that trials ask for."""
+"""The time limits that trials and metric workers ask for."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulated.parts import record
+from support.simulated.parts import SITE, Faults, record
+from support.simulated.world import World
 
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import indexes
 from coordinator.evaluation import step as machine
-from coordinator.evaluation.job_specs import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
+from coordinator.evaluation.job_specs import worker_job
 from coordinator.evaluation.state import NodeUse, Trial
+from coordinator.evaluation.time_limits import SHORTEST_LIMIT_SECONDS, trial_limit_seconds
 
 DAY = 24 * 3600
 
@@ -45,3 +47,17 @@ def test_more_gpus_make_limits_shorter():
     few, many = (trial_limit_seconds(state_of(80_000.0, 30.0, lanes, DAY), ["n1/0"]) for lanes in (8, 64))
     assert few == 10_150
     assert many == 1_400
+
+
+def test_workers_ask_for_the_time_of_trials_and_metrics() -> None:
+    """Less than the settings' limit and an hour; twice as long after workers that had no metric job done."""
+    world = World(1, Faults(), record(entries=4, trial_time_limit_seconds=DAY))
+    while not world.state.live_jobs("metric"):
+        world.tick()
+    limit = world.state.live_jobs("metric")[0].job.time_limit_seconds
+    trial = world.state.live_jobs("trial")[0].job.time_limit_seconds
+    assert trial <= limit < DAY
+    world.state.scoring.worker_attempts = 1
+    again = worker_job(world.state, SITE, 1, world.now).job.time_limit_seconds
+    world.state.scoring.worker_attempts = 0
+    assert again == 2 * worker_job(world.state, SITE, 1, world.now).job.time_limit_seconds

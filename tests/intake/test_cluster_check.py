@@ -14,13 +14,14 @@ from coordinator.errors import OperatorError
 from coordinator.intake.validate import check_cluster
 
 
-def test_a_refusal_while_no_node_takes_jobs_names_the_nodes_and_their_states() -> None:
+def test_an_evaluation_is_accepted_while_no_node_takes_jobs() -> None:
+    """It waits, as `sbatch` would; a refusal that no node is the reason for is one all the same."""
     nodes = [replace(fake_node(n), usable=False, state="drained", reason="new driver") for n in ("n1", "n2")]
     cluster = FakeCluster(fleet=nodes)
     cluster.fail("check", RefusedError("Requested node configuration is not available"), times=9)
-    with pytest.raises(
-        OperatorError, match=r"no node with GPUs can be used now: n1, n2 are drained \(new driver\)"
-    ):
+    check_cluster(cluster, record(1))
+    cluster.fail("check", RefusedError("invalid partition specified: nope"), times=9)
+    with pytest.raises(OperatorError, match="invalid partition"):
         check_cluster(cluster, record(1))
 
 

@@ -86,3 +86,21 @@ def test_each_site(name: str, make_site: Any, expected: dict[str, Any]) -> None:
 
 def test_a_site_with_cgroups_accounts_and_limits(make_site: Any, expected: dict[str, Any]) -> None:
     evaluate(*ALL, make_site, expected)
+
+
+@pytest.mark.skipif(not os.environ.get("EVALSPAN_LONG"), reason="scripts/try-sites runs this")
+def test_each_site_of_short_jobs_keeps_staged_weights(make_site: Any, expected: dict[str, Any]) -> None:
+    """Jobs end after two minutes, and a trial stands still for longer: the checkpoint leaves storage once."""
+    with cluster(nodes=1, gpus=1, cpu_nodes=1, cpus=8, max_time=2) as site_cluster:
+        site = make_site(site_cluster)
+        site.pause_a_trial(after=1)
+        process = site.start(site.evaluate("--shards-per-task", "3"))
+        out, err = process.communicate(timeout=420)
+        assert process.returncode == 0, f"{out}\n{err}"
+        assert dict(json.loads(out)["results"]) == expected
+        assert unfinished(site_cluster) == []
+        outcomes = [json.loads(p.read_text()) for p in (site.root() / "outcomes").glob("*-stage-*.json")]
+        staged = [o for o in outcomes if o["kind"] == "staged"]
+        assert len(staged) > 1
+        assert sum(o["storage_bytes"] > 0 for o in staged) == 1, outcomes
+        assert sum(o["kind"] == "cleared" and o["freed_bytes"] > 0 for o in outcomes) == 1, outcomes

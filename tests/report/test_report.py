@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from support.simulated.parts import Faults, record
+from support.simulated.parts import FakeJob, FakeMember, Faults, record
 from support.simulated.world import World
 
+from coordinator.cluster import JobState
 from coordinator.report.measurements import make_report
 
 
@@ -19,3 +22,21 @@ def test_programs_count_every_core_of_their_worker(cpus: int) -> None:
     assert executes
     assert report.metric_seconds == {"t0": 1.0, "t1": 1.0 + cpus * executes, "t2": 1.0}
     assert world.state.cpu_slots == cpus  # the plan was worth one worker
+
+
+def test_a_report_says_what_its_trials_waited_for() -> None:
+    """The cluster's reason for the longest wait."""
+
+    class Busy(World):
+        def starts(self, job: FakeJob, member: FakeMember) -> bool:
+            return self.dice.random() < 0.5 and super().starts(job, member)
+
+        def listing(self) -> list[JobState]:
+            rows = super().listing()
+            return [replace(r, reason="Priority") if r.phase == "pending" else r for r in rows]
+
+    world = Busy(3, Faults(), record())
+    world.run()
+    report = make_report(world.state, world.journal, [], world.now)
+    assert report.stages.waited_for == "Priority"
+    assert report.stages.queue_wait

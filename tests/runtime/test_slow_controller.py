@@ -119,7 +119,7 @@ def test_a_cancellation_that_has_no_answer_holds_up_nothing(tmp_path: Path) -> N
 
 def test_a_listing_of_nodes_from_before_a_trial_began_does_not_offer_its_gpus(tmp_path: Path) -> None:
     """It may show them as free, and the loop knows that they are used: they would be offered twice."""
-    coordinator, cluster = slow(tmp_path)
+    coordinator, _cluster = slow(tmp_path)
     running = coordinator.accept(record())
     until(coordinator, lambda: running.state.nodes.by_name.keys() >= {"n0"})
     job = next(i for i in running.state.jobs.by_name.values() if i.job.node == "n0")

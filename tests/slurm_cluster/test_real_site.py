@@ -15,6 +15,13 @@ pytestmark = pytest.mark.slurm
 
 TAKES_400_MIB = "python3 -c 'x = bytearray(400 << 20)'"
 
+ASKS_FOR_4_HOURS = """
+from coordinator.cluster import Job
+from coordinator.cluster.slurm_cli import SlurmCli, SlurmOptions
+job = Job(name="es-long", argv=("true",), log="/dev/null", time_limit_seconds=4 * 3600)
+print(SlurmCli(SlurmOptions()).within_limits(job).time_limit_seconds)
+"""
+
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Cluster]:
@@ -70,6 +77,16 @@ def test_a_quality_of_service_limits_jobs(strict: Cluster) -> None:
 def test_an_unknown_account_is_refused(strict: Cluster) -> None:
     done = strict.run_as_user(["sbatch", "--account=nope", "--wrap", "true"])
     assert "Invalid account" in done.stderr
+
+
+def test_a_job_that_names_no_qos_asks_for_no_more_time_than_the_default_one_allows(strict: Cluster) -> None:
+    """slurmctld does not show which QOS is the default one; slurmdbd does."""
+    accounting.set_default_qos(strict.record, "short")
+    try:
+        done = strict.run_as_user([strict.python, "-c", ASKS_FOR_4_HOURS], check=True)
+        assert done.stdout.split() == ["1800"]
+    finally:
+        accounting.set_default_qos(strict.record, "normal")
 
 
 def test_a_time_beyond_the_partition_is_refused(strict: Cluster) -> None:

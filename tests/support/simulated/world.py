@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from coordinator.cluster import JobState
+from coordinator.cluster import Job, JobState
 from coordinator.evaluation import actions as do
 from coordinator.evaluation import events as ev
 from coordinator.evaluation import step as machine
@@ -331,9 +331,18 @@ class World:
                         index=index,
                         phase=member.phase,  # type: ignore[arg-type]
                         state=member.word or member.phase.upper(),
+                        ends_at=self.ends_at(job, member),
                     )
                 )
         return rows
+
+    def ends_at(self, _job: FakeJob, _member: FakeMember) -> float | None:
+        """By its time limit; None: this cluster has none."""
+        return None
+
+    def began(self, _job: Job, _index: int) -> bool:
+        """Has this member a log?"""
+        return True
 
     def tick(self) -> None:
         self.now += 5.0
@@ -358,7 +367,10 @@ class World:
             events, twins = detect.job_events(self.state, self.listing(), self.seen, detect.Grace(), self.now)
             for twin in twins:
                 self.cancel(do.CancelJob(job_id=twin))
+            events = detect.with_launches(self.state, events, self.listing(), self.began)
             self.take(detect.with_shards(self.state, events, self.claims))
+            grace = detect.Grace()
+            self.take(detect.limit_events(self.state, self.listing(), self.seen, grace, self.now))
         for job_id in detect.overdue_jobs(self.state, self.seen, detect.Grace(), self.now):
             self.cancel(do.CancelJob(job_id=job_id))
         self.take(detect.waits_over(self.state, self.now))

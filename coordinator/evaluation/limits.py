@@ -1,0 +1,39 @@
+"""Limits on this user's jobs that an evaluation's own idle jobs fill: what it gives up then, so that work goes on.
+
+Rule: precursors and idle metric workers hold places of a limit (MaxJobs, GrpTRES, MaxSubmit) that builds and trials need.
+Where nothing that works is left to end, the evaluation gives up one node; of its last node it gives up the precursor, and
+one job there stages and hosts the trials. Called from: `step`.
+"""
+
+from __future__ import annotations
+
+from coordinator.evaluation import jobs, nodes
+from coordinator.evaluation.actions import Action, StopWorkers
+from coordinator.evaluation.events import LimitReached
+from coordinator.evaluation.state import NodeUse, State
+
+FEWER_SECONDS = 1800.0  # for which an evaluation that a limit kept out uses fewer nodes
+
+
+def reached(state: State, event: LimitReached) -> list[Action]:
+    """Jobs wait for a limit, and no job of this evaluation that would end by itself runs."""
+    if not state.can_work:
+        return []
+    idle = idle_nodes(state)
+    if idle and len(state.index.in_use) > 1:
+        node = min(idle, key=lambda n: (n.status == "ready", n.name))
+        actions = nodes.withdraw(state, node.name, f"a limit on jobs is reached: {event.why}", event.at)
+        state.nodes.most, state.nodes.most_until = len(state.index.in_use), event.at + FEWER_SECONDS
+        state.warnings.append(f"{node.name} is given up for a while, so that other jobs start: {event.why}")
+        return actions
+    if "metric" in state.index.jobs and not state.scoring.outstanding:
+        workers = [info for info in state.live_jobs("metric") if info.released_at is None]
+        released = [action for info in workers for action in jobs.release(state, info, event.at)]
+        return [StopWorkers(), *released] if workers else []
+    return nodes.host(state, idle[0], event.why, event.at) if idle else []
+
+
+def idle_nodes(state: State) -> list[NodeUse]:
+    """Nodes in use that hold a place of the limit by their precursor alone."""
+    staged = (node for name, node in state.index.staged.items() if name in state.index.in_use)
+    return [n for n in staged if not n.hosted and n.rung != "host" and not state.running_lanes(n.name)]
