@@ -34,6 +34,7 @@ class Job:
     time_limit_seconds: int = 3600
     comment: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()  # names of the coordinator's secret variables that this job gets
     best_effort: bool = False  # to partitions that may preempt it at any time
     purpose: Purpose = "trial"
 

@@ -36,7 +36,7 @@ from coordinator.cluster import (
     RefusedError,
     local_guardian,
 )
-from coordinator.cluster.sbatch_text import INDEX, log_file
+from coordinator.cluster.sbatch_text import INDEX, log_file, without_secrets
 from evaljobs.staging.capacity import memory_available
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class LocalCluster:
     """The Cluster protocol on this machine. One coordinator at a time uses `state_dir`.
 
     `slots`: jobs with one GPU that run at once. `gpus`: as `gpu_names` gives them; [] for CPU
-    slots. `kill_seconds`: between SIGTERM and SIGKILL.
+    slots. `kill_seconds`: between SIGTERM and SIGKILL. `secrets`: as of `SlurmOptions`.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class LocalCluster:
         slots: int | None = None,
         gpus: Sequence[str] | None = None,
         kill_seconds: float = KILL_SECONDS,
+        secrets: Sequence[str] = (),
     ) -> None:
         self.gpus = list(gpu_names() if gpus is None else gpus)
         self.cpus = len(os.sched_getaffinity(0))
@@ -125,6 +126,7 @@ class LocalCluster:
         if self.gpus and self.slots > len(self.gpus):
             raise RefusedError(f"{self.slots} slots are more than this machine's {len(self.gpus)} GPUs")
         self.kill_seconds = kill_seconds
+        self.secrets = tuple(secrets)
         self._folder = state_dir.absolute()
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
@@ -315,7 +317,7 @@ class LocalCluster:
         if self.gpus:  # a job without a slot must see no GPU
             own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's order
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[s].partition(",")[0] for s in slots)
-        return {**os.environ, **job.env, **own}
+        return {**without_secrets(os.environ, self.secrets, job.secrets), **job.env, **own}
 
     def _stop(self, entry: _Entry, member: _Member, why: str) -> None:
         """End a member: at once where it waits, by SIGTERM where it runs."""

@@ -46,8 +46,9 @@ class Site:
 
     work_dir: str
     trial_command: tuple[str, ...]  # interpreter of builds, precursors and trials, e.g. (".../python",)
-    worker_command: tuple[str, ...]  # interpreter of metric workers: ours
+    worker_command: tuple[str, ...]  # interpreter of metric workers: the coordinator's
     trial_env: dict[str, str] = field(default_factory=dict)
+    worker_env: dict[str, str] = field(default_factory=dict)  # of metric workers
     stage_roots: tuple[str, ...] = ("/dev/shm",)
     redis_patience_seconds: float = 600.0  # that trials wait for a Redis that is away
     lease_seconds: float = 900.0
@@ -248,7 +249,14 @@ def worker_job(state: State, site: Site, count: int, now: float) -> JobIntended:
 
 def environment(site: Site, purpose: Purpose) -> Mapping[str, str]:
     """Environment of a job. It stands in no journal: it may hold tokens."""
-    return {} if purpose == "metric" else site.trial_env
+    return site.worker_env if purpose == "metric" else site.trial_env
+
+
+def secrets_for(record: EvaluationRecord, purpose: Purpose) -> tuple[str, ...]:
+    """Names of secret variables that a job gets: the judge's key where it may ask the judge."""
+    judge = record.judge
+    asks = purpose == "metric" and any(task.judge for task in record.suite.tasks)
+    return (judge.api_key_env,) if asks and judge is not None and judge.api_key_env else ()
 
 
 def specs_of(state: State, site: Site, info: JobInfo) -> dict[str, Spec]:

@@ -48,7 +48,14 @@ from coordinator.evaluation.events import (
     RequestSetsFound,
     ResultsWritten,
 )
-from coordinator.evaluation.job_specs import Site, environment, metric_spec, specs_of, workers_stop_file
+from coordinator.evaluation.job_specs import (
+    Site,
+    environment,
+    metric_spec,
+    secrets_for,
+    specs_of,
+    workers_stop_file,
+)
 from coordinator.evaluation.records import EvaluationRecord
 from coordinator.evaluation.state import State
 from coordinator.intake import request_sets
@@ -200,7 +207,8 @@ class Performer:
             Path(workers_stop_file(paths)).unlink(missing_ok=True)
         try:
             env = environment(self.site, action.job.purpose)
-            job_id = self.cluster.submit(replace(action.job, env=env))
+            secrets = secrets_for(state.record, action.job.purpose)
+            job_id = self.cluster.submit(replace(action.job, env=env, secrets=secrets))
         except RefusedError as error:
             return [
                 JobNotSubmitted(

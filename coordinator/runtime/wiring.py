@@ -88,7 +88,10 @@ def cluster_of(config: Config) -> Cluster:
     if config.cluster.kind == "local":
         gpus = gpu_names()
         return LocalCluster(
-            work.cache / "jobs", slots=config.cluster.slots or len(gpus) or slots(config), gpus=gpus
+            work.cache / "jobs",
+            slots=config.cluster.slots or len(gpus) or slots(config),
+            gpus=gpus,
+            secrets=_secrets(config),
         )
     if shutil.which("sbatch") is None:
         raise OperatorError(
@@ -107,6 +110,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def _secrets(config: Config) -> tuple[str, ...]:
+    """The variable with the judge's key, which jobs that judge get by name (`job_specs.secrets_for`)."""
+    return (config.judge.api_key_env,) if config.judge.api_key_env else ()
+
+
 def slurm_options(config: Config) -> SlurmOptions:
     section = config.cluster
     extra = section.extra_args
@@ -121,6 +129,7 @@ def slurm_options(config: Config) -> SlurmOptions:
         reservation=section.reservation,
         wake=config.nodes.wake,
         extra_args=extra,
+        secrets=_secrets(config),
         chdir=str(config.work_dir),
         token=f"evalspan:{config.work_dir.name}:{_digest(str(config.work_dir.resolve()))}",
     )
