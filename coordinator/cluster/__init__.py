@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 JobPhase = Literal["pending", "running", "ended", "unknown"]
 Purpose = Literal["build", "convert", "stage", "trial", "metric", "host", "probe"]
+CPU_SLOT = "cpu-slot"  # the `gpu_type` of a local cluster without GPUs
 COORDINATOR_ENDED = "COORDINATOR_ENDED"
 """State of a local job that ended with its coordinator: neither the job nor the node is at fault."""
 

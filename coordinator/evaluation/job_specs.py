@@ -12,7 +12,7 @@ from functools import cached_property
 from math import ceil
 from typing import TypedDict
 
-from coordinator.cluster import Job, Purpose
+from coordinator.cluster import CPU_SLOT, Job, Purpose
 from coordinator.evaluation.events import JobIntended
 from coordinator.evaluation.records import EvaluationRecord, JobName, RunOptions, job_detail
 from coordinator.evaluation.state import EntryState, JobInfo, MetricState, NodeUse, Prefetch, State
@@ -82,7 +82,7 @@ def asked(purpose: Purpose, options: RunOptions, checkpoint_bytes: int, lanes: i
     """
     trial = options.trial_memory_mb
     seconds = options.trial_time_limit_seconds
-    precursor = int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512
+    precursor = max(int(checkpoint_bytes * PRECURSOR_SLACK / MIB) + 512, options.stage_memory_mb)
     match purpose:
         case "build":
             return Asked(gpus=0, cpus=options.trial_cpus, memory_mb=trial, time_limit_seconds=4 * 3600)
@@ -342,8 +342,15 @@ def _trial_spec(state: State, site: Site, info: JobInfo, *, path: str) -> TrialS
         redis_file=str(site.paths.redis_address),
         redis_patience_seconds=site.redis_patience_seconds,
         lanes=tuple(LaneSpec(lane=lane, trial=trial) for lane, trial in lanes),
+        gpus=_gpus_of_a_trial(state, info),
         idle_seconds=0.0,  # nothing unclaimed: a shard that comes back later gets a trial of its own
     )
+
+
+def _gpus_of_a_trial(state: State, info: JobInfo) -> int:
+    """GPUs that a trial must see: none where the local cluster's slots are shares of the CPU."""
+    node = state.nodes.by_name.get(info.job.node or "")
+    return 0 if node is None or node.gpu_type == CPU_SLOT else state.record.options.gpus_per_trial
 
 
 def workers_stop_file(paths: EvaluationPaths) -> str:

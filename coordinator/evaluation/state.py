@@ -97,6 +97,7 @@ class NodeUse:
     name: str
     lanes: int
     gpu_type: str = ""
+    memory_mb: int = 0  # in all; 0: unknown
     status: NodeStatus = "offered"
     path: str = ""
     rung: str = ""
@@ -111,6 +112,7 @@ class NodeUse:
     back_offs: int = 0  # how often it was in back-off
     back_off_until: float | None = None  # unix seconds; while status is "back-off"
     why: str = ""
+    at_fault: bool = False  # its back-off is for a fault of its own, certainly
 
     @property
     def lane_names(self) -> list[str]:
@@ -250,6 +252,7 @@ class Jobs:
     live: set[str] = field(default_factory=set)  # names of jobs not ended
     held: dict[str, HeldJob] = field(default_factory=dict)  # intended jobs that a limit on jobs keeps out
     attempts: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind, detail) -> jobs so named
+    doublings: dict[str, int] = field(default_factory=dict)  # option for memory -> times it was doubled
 
 
 @dataclass(slots=True, kw_only=True)

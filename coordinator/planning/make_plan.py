@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from coordinator.cluster import CPU_SLOT
 from coordinator.evaluation.actions import MakePlan
 from coordinator.evaluation.events import Planned, PlannedLane, PlannedLeaf
 from coordinator.evaluation.records import EvaluationRecord
@@ -69,7 +70,7 @@ def read_sets(
 def hardware_of(gpu_types: Iterable[str]) -> str:
     """The hardware key of priors: the first named GPU type, "cpu" where trials run on CPU slots."""
     named = next((t for t in gpu_types if t), "cpu")
-    return "cpu" if named == "cpu-slot" else named
+    return "cpu" if named == CPU_SLOT else named
 
 
 def _work_set(

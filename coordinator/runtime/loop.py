@@ -67,6 +67,8 @@ class Coordinator(Evaluations):
         self.limits = limits
         self.pace = pace
         self.nodes: list[NodeState] = []
+        # nodes with a fault that one evaluation found, which no evaluation is offered: until unix seconds
+        self._at_fault: dict[str, float] = {}
         self._throttle = Throttle()
 
     @contextmanager
@@ -202,8 +204,9 @@ class Coordinator(Evaluations):
         self._give_back(now)
         self._withdraw(self._unusable(now), now)
         states = self._states()  # without those that were parked just now
-        cordoned = self._cordoned(now)
-        free = [replace(n, usable=n.usable and n.name not in cordoned) for n in self.nodes]
+        self._at_fault |= demand.at_fault(states)
+        avoided = self._cordoned(now) | {node for node, until in self._at_fault.items() if until > now}
+        free = [replace(n, usable=n.usable and n.name not in avoided) for n in self.nodes]
         for evaluation_id, offers in demand.offers(states, free, demands, self.limits).items():
             if offers:
                 self._tell(evaluation_id, NodesOffered(at=now, offers=offers))

@@ -7,6 +7,7 @@ Rule: every default that depends on the machine is made here; nothing here decid
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -97,6 +98,8 @@ def cluster_of(config: Config) -> Cluster:
         raise OperatorError(
             "there is no sbatch on this machine: run this on a login node, or use --cluster local"
         )
+    if "," in (clusters := os.environ.get("SLURM_CLUSTERS", "")):
+        raise OperatorError(f"SLURM_CLUSTERS names several clusters ({clusters}): set it to one of them")
     if config.cluster.api == "pyslurm":
         try:
             return SlurmApi(slurm_options(config))
