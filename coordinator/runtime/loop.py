@@ -6,6 +6,7 @@ and run again, it resumes from the journals. `coordinator.runtime.registry` keep
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from coordinator.evaluation.events import MemoryOffered, NodesOffered, NodeWithd
 from coordinator.runtime.detect import Grace
 from coordinator.runtime.effects import Performer
 from coordinator.runtime.registry import Evaluations
+
+log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
@@ -69,6 +72,7 @@ class Coordinator(Evaluations):
         self.nodes: list[NodeState] = []
         # nodes with a fault that one evaluation found, which no evaluation is offered: until unix seconds
         self._at_fault: dict[str, float] = {}
+        self._unknown: set[str] = set()  # states of jobs that no table has, logged already
         self._throttle = Throttle()
 
     @contextmanager
@@ -178,7 +182,15 @@ class Coordinator(Evaluations):
             self._troubled(f"no news of jobs: {error}", error)
             return None
         self.trouble = ""
+        self._name_unknown(listing)
         return listing
+
+    def _name_unknown(self, listing: Iterable[JobState]) -> None:
+        """Log each state that is in no table, once: its jobs count as still there."""
+        for job in listing:
+            if job.phase == "unknown" and job.state not in self._unknown:
+                self._unknown.add(job.state)
+                log.warning("%s is %s, a state unknown here: it counts as still there", job.name, job.state)
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
